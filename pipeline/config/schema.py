@@ -1,0 +1,269 @@
+"""Every setting of a run, with its unit and where its default comes from.
+
+A run file (``configs/*.toml``) fills these sections; a fleet file fills ``[fleet]``. Unknown keys are refused. What one
+setting demands of another is checked in ``RunConfig``'s validators, so that a run that would fail late fails early.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, nothing unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSection(Section):
+    """What this run is."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder and ledger prefix.")
+    seed: int = Field(default=0, ge=0, description="Seeds data order, token sampling and the learner.")
+    dir: Path = Field(default=Path("runs"), description="Runs live in <dir>/<name>.")
+    num_updates: Positive = Field(default=100, description="Policy versions to reach; then the run finishes.")
+
+
+class ModelSection(Section):
+    """The policy to start from."""
+
+    path: Path = Field(description="Folder of a Hugging Face causal LM with its tokenizer.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Learner's compute type; weights stay fp32.")
+    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    reference_path: Path | None = Field(default=None, description="Frozen reference policy; the start policy when absent.")
+    gradient_checkpointing: bool = False
+
+
+class DataSection(Section):
+    """Prompts."""
+
+    train: tuple[Path, ...] = Field(description="JSONL or Parquet files: prompt or messages, answer, verifier, more columns kept.")
+    evaluation: tuple[Path, ...] = Field(default=(), description="Held-out prompts; never trained on.")
+    verifier: str = Field(default="arithmetic", description="For lines that name none.")
+    max_prompt_tokens: Positive = Field(default=2048, description="Longer prompts are reported and skipped.")
+    epochs: int | None = Field(default=None, ge=1, description="Passes over the training prompts; endless when absent.")
+    shuffle: bool = True
+    prompt_template: str = Field(default="{prompt}", description="Applied to `prompt` columns; messages use the chat template.")
+
+
+class AlgorithmSection(Section):
+    """The objective. Formulas: pipeline/algorithms/README.md."""
+
+    name: Literal["dapo"] = "dapo"
+    group_size: Positive = Field(default=16, description="G, responses a prompt. DAPO: 16.")
+    groups_per_update: Positive = Field(default=32, description="Prompts in one update's batch.")
+    num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
+    clip_low: float = Field(default=0.2, gt=0.0, lt=1.0, description="eps_low. DAPO eq. 8.")
+    clip_high: float = Field(default=0.28, gt=0.0, description="eps_high. DAPO eq. 8.")
+    dual_clip: float | None = Field(default=10.0, description="c > 1 bounds the loss where the advantage is negative; DAPO recipe 10.")
+    loss_aggregation: Literal[
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
+    ] = "token-mean"
+    normalize_std: bool = Field(default=True, description="Divide group advantages by the unbiased std + 1e-6.")
+    kl_coefficient: float = Field(default=0.0, ge=0.0, description="Weight of KL(policy || reference); 0 needs no reference.")
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
+    entropy_coefficient: float = 0.0
+    importance: Literal["none", "tis", "icepop", "decoupled"] = Field(
+        default="tis", description="Correction of behaviour against proximal policy; algorithms README, off-policy."
+    )
+    importance_cap: float = Field(default=2.0, gt=0.0, description="C of TIS; upper bound of IcePop.")
+    importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
+    dynamic_sampling: bool = Field(default=True, description="Drop groups without signal by raw accuracy. DAPO eq. 11.")
+    oversampling: float = Field(default=1.0, ge=1.0, description="Work in flight over what one update needs, for the filter.")
+
+
+class StalenessSection(Section):
+    """How far sampling may run ahead of learning."""
+
+    eta: int = Field(default=2, ge=0, description="Largest version lag; 0 is the synchronous baseline.")
+    late: Literal["wait", "drop"] = Field(default="wait", description="When running work would become too stale: wait or drop it.")
+
+
+class GenerationSection(Section):
+    """Sampling."""
+
+    engine: Literal["local"] = "local"
+    num_slots: Positive = Field(default=64, description="Sequences decoded at once by one generator.")
+    window_tokens: Positive = Field(default=512, description="W: a chunk is at most this long.")
+    max_response_tokens: Positive = Field(default=2048, description="L: the response is cut here and counts as finished.")
+    temperature: float = Field(default=1.0, gt=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0, description="0 is off.")
+    stop_token_ids: tuple[int, ...] = Field(default=(), description="Besides the tokenizer's end-of-sequence token.")
+    swap: Literal["token", "window"] = Field(default="token", description="Where new weights are taken in flight.")
+    kv_policy: Literal["keep", "recompute"] = Field(default="keep", description="The KV cache after a weight swap.")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    threads: Positive = Field(default=1, description="Torch threads on a CPU.")
+    steps_per_turn: Positive = Field(default=8, description="Decode steps between looks at mailboxes, weights and leases.")
+
+
+class RewardSection(Section):
+    """Scoring of finished trajectories."""
+
+    overlong: Literal["none", "soft", "filter", "soft+filter"] = Field(default="none", description="DAPO section 3.4.")
+    overlong_cache_tokens: int = Field(default=0, ge=0, description="L_cache of eq. 13.")
+    overlong_factor: float = Field(default=1.0, ge=0.0)
+    correct: float = Field(default=1.0, description="Reward of a right answer.")
+    wrong: float = Field(default=-1.0, description="Reward of a wrong one.")
+    timeout_s: float = Field(default=5.0, gt=0.0, description="Time limit of one verifier call; a hung call is killed.")
+    processes: Positive = Field(default=1, description="Verifier processes a reward worker.")
+    max_batch: Positive = Field(default=64, description="Responses scored at once.")
+
+
+class ReferenceSection(Section):
+    """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or `always` is set."""
+
+    always: bool = Field(default=False, description="Compute them for the KL metric even when no loss needs them.")
+    micro_batch_tokens: Positive = 8192
+    device: str = "auto"
+    threads: Positive = 1
+
+
+class LearnerSection(Section):
+    """The optimiser and its batches."""
+
+    learning_rate: float = Field(default=1e-6, gt=0.0, description="AdamW. DAPO: 1e-6.")
+    warmup_updates: int = Field(default=10, ge=0, description="Linear warm-up. DAPO: 20 rollout steps.")
+    weight_decay: float = Field(default=0.1, ge=0.0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = Field(default=1e-8, gt=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    micro_batch_tokens: Positive = Field(default=8192, description="Tokens (prompt and response) of one forward pass.")
+    threads: Positive = 1
+    max_bad_steps: Positive = Field(default=3, description="Non-finite steps in a row, each refused, before the learner gives up.")
+
+
+class CheckpointSection(Section):
+    """Durability of learning. A batch is settled by the checkpoint that holds its effect."""
+
+    every_updates: Positive = Field(default=10)
+    keep: Positive = Field(default=2, description="Older ones are removed after a newer one is complete.")
+
+
+class EvaluationSection(Section):
+    """Periodic evaluation, done by the generators in a lane of its own."""
+
+    every_updates: int = Field(default=0, ge=0, description="0: only before the first and after the last update.")
+    num_prompts: Positive = Field(default=256, description="Of the held-out prompts, from the first.")
+    samples_per_prompt: Positive = Field(default=1, description="k of avg@k.")
+    temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy. AIME practice: 1.0 with top_p 0.7.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    timeout_s: float = Field(default=600.0, gt=0.0)
+
+
+class LedgerSection(Section):
+    """Where the durable ledger is."""
+
+    url: str | None = Field(
+        default=None, description="redis:// or rediss:// or unix://; absent: REDIS_URL, else an embedded server of this run."
+    )
+    max_memory_mb: Positive = Field(default=1024, description="Embedded server's limit; it refuses writes above, it never evicts.")
+    watermark: float = Field(default=0.7, gt=0.0, lt=1.0, description="Admission stops above this share of the limit.")
+    lease_s: float = Field(default=15.0, gt=0.0, description="A silent generator loses its trajectories after this.")
+    scoring_deadline_s: float = Field(default=15.0, gt=0.0, description="An unscored chunk is handed out again after this.")
+    max_attempts: Positive = 3
+
+
+class WireSection(Section):
+    """Links between processes."""
+
+    transport: Literal["ipc", "tcp"] = Field(default="ipc", description="ipc on one host; tcp with CURVE keys across hosts.")
+    host: str = Field(default="127.0.0.1", description="Address that mailboxes bind when the transport is tcp.")
+    high_water_mark: Positive = Field(default=16, description="Messages a link may hold at each end: the back-pressure.")
+    send_timeout_s: float = Field(default=10.0, gt=0.0, description="Then the chunk is left to the ledger's overdue index.")
+    max_message_mb: Positive = Field(default=64)
+
+
+class WeightsSection(Section):
+    """How new weights reach the generators."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    keep: Positive = Field(default=2, description="Published versions kept on disk.")
+    max_generator_lag: Positive = Field(
+        default=2, description="Versions a live generator may lag before the learner waits for it."
+    )
+    ack_timeout_s: float = Field(default=30.0, gt=0.0, description="Then a generator that took no weights is fenced.")
+
+
+class SupervisorSection(Section):
+    """Restarts and shutdown."""
+
+    max_restarts: int = Field(default=5, ge=0, description="Of one worker within restart_window_s; then the run fails.")
+    restart_window_s: float = Field(default=60.0, gt=0.0)
+    backoff_s: float = Field(default=0.5, gt=0.0, description="Before the first restart; doubles up to 16 times this.")
+    drain_timeout_s: float = Field(default=20.0, gt=0.0, description="For two-phase stop; then workers are killed.")
+    stuck_after_s: float = Field(default=60.0, gt=0.0, description="A loop without progress that waits for nothing is replaced.")
+    metrics_port: int | None = Field(default=None, ge=1, le=65535, description="Prometheus on 127.0.0.1; absent: off.")
+
+
+class FleetSection(Section):
+    """How many workers of each role; usually from a fleet file of its own."""
+
+    generator: Positive = 1
+    reward: Positive = 1
+    reference: int = Field(default=1, ge=0, description="Started only when the algorithm needs it.")
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    data: DataSection
+    algorithm: AlgorithmSection = AlgorithmSection()
+    staleness: StalenessSection = StalenessSection()
+    generation: GenerationSection = GenerationSection()
+    reward: RewardSection = RewardSection()
+    reference: ReferenceSection = ReferenceSection()
+    learner: LearnerSection = LearnerSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    ledger: LedgerSection = LedgerSection()
+    wire: WireSection = WireSection()
+    weights: WeightsSection = WeightsSection()
+    supervisor: SupervisorSection = SupervisorSection()
+    fleet: FleetSection = FleetSection()
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return self.run.dir / self.run.name
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether chunks need reference log-probs."""
+        return self.algorithm.kl_coefficient > 0.0 or self.reference.always
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if self.generation.window_tokens > self.generation.max_response_tokens:
+            raise ValueError(
+                f"generation.window_tokens is {self.generation.window_tokens}, above max_response_tokens "
+                f"{self.generation.max_response_tokens}; a window is a part of a response: lower it"
+            )
+        algorithm = self.algorithm
+        if algorithm.group_size < 2:
+            raise ValueError(
+                f"algorithm.group_size is {algorithm.group_size}; a group baseline needs at least 2 responses a prompt"
+            )
+        if algorithm.dual_clip is not None and algorithm.dual_clip <= 1.0:
+            raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or absent to switch it off")
+        batch = algorithm.groups_per_update * algorithm.group_size
+        if batch % algorithm.num_minibatches:
+            raise ValueError(
+                f"algorithm.num_minibatches is {algorithm.num_minibatches}; it must divide the {batch} responses of an update"
+            )
+        if "soft" in self.reward.overlong and self.reward.overlong_cache_tokens == 0:
+            raise ValueError("reward.overlong is soft, but overlong_cache_tokens is 0; give the length of the soft interval")
+        if self.reward.overlong_cache_tokens > self.generation.max_response_tokens:
+            raise ValueError("reward.overlong_cache_tokens is above generation.max_response_tokens; it is a part of it")
+        if self.needs_reference and self.fleet.reference < 1:
+            raise ValueError("reference log-probs are needed (kl_coefficient > 0 or reference.always), but fleet.reference is 0")
+        return self

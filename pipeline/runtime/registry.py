@@ -1,0 +1,189 @@
+"""Who is there: incarnations and their epochs, endpoints, heartbeats, the desired fleet, published weights.
+
+Everything here is small, is about processes rather than about work, and lives beside the ledger under the same server.
+Two implementations: ``MemoryRegistry`` (in this process) and ``RedisRegistry``; one contract suite.
+
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from protocol.ids import Incarnation, Role
+
+
+class WaitingFor(StrEnum):
+    """What a worker's main loop is doing or waiting for, right now."""
+
+    STARTING = "starting"
+    INPUT = "input"
+    """its mailbox, or work from the ledger"""
+    ROOM = "room"
+    """room in a scorer's mailbox"""
+    CREDIT = "credit"
+    COMPUTE = "compute"
+    """not waiting: computing"""
+    LEDGER = "ledger"
+    """the server's answer"""
+    WEIGHTS = "weights"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One link as its owner sees it, for ``headrace queues``."""
+
+    name: str
+    """``generator-0>reward-0``"""
+    sent: int = 0
+    received: int = 0
+    done: int = 0
+    refused: int = 0
+    gaps: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's state, written every second by a thread of its own.
+
+    ``progress`` is counted by the main loop, so that a live heartbeat thread cannot hide a dead loop.
+    """
+
+    who: Incarnation
+    pid: int
+    host: str
+    at_s: float
+    """Wall-clock time of this heartbeat, seconds since 1970."""
+    started_s: float
+    progress: int
+    """Turns of the main loop that did something; only grows."""
+    progress_at_s: float
+    """When ``progress`` last grew."""
+    waiting_for: WaitingFor
+    detail: str = ""
+    """In words, for people: ``reward-0 has no room``."""
+    policy_version: int = -1
+    """The version that this worker serves or has published; -1 when it has none."""
+    rss_bytes: int = 0
+    counters: dict[str, float] = {}
+    """Role-specific, documented in each role's module."""
+    links: tuple[LinkReport, ...] = ()
+
+
+class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
+    """A published policy version."""
+
+    policy_version: int
+    digest: str
+    """Hex SHA-256 or xxh3-128 of the file, as ``algorithm:hex``."""
+    path: str
+    """A safetensors file on the learner's host."""
+    num_bytes: int
+    host: str
+    """Host of ``path``: generators on it map the file, others ask ``endpoint``."""
+    endpoint: str = ""
+    """Where the learner serves ranges of the file over ZeroMQ; empty when it serves none."""
+
+
+class RunState(StrEnum):
+    """Where the whole run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Drain and end: asked for by a person."""
+    FINISHED = "finished"
+    """The learner has all its updates; workers drain and end."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """State of the run and the sentence that explains it."""
+
+    state: RunState
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many workers of each role are wanted."""
+
+    counts: dict[Role, int] = field(default_factory=dict)
+
+
+class Registry(Protocol):
+    """Who is there. Every call returns at once; all raise LedgerUnavailable when no server answers."""
+
+    async def register(self, role: Role, worker: str) -> Incarnation:
+        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
+        ...
+
+    async def fence(self, worker: str) -> int:
+        """Make the present incarnation of a worker powerless (it is dead, frozen or replaced); return the new epoch."""
+        ...
+
+    async def epoch(self, worker: str) -> int:
+        """Return the newest epoch of a worker; 0 when it never registered."""
+        ...
+
+    async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
+        """Say where this worker's mailbox listens. Raises Fenced."""
+        ...
+
+    async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
+        """Return worker -> (endpoint, public CURVE key or "") for every worker of a role that has heartbeats or was just
+        registered, and is not departed."""
+        ...
+
+    async def depart(self, who: Incarnation) -> None:
+        """Leave in good order: endpoint and heartbeat are removed."""
+        ...
+
+    async def heartbeats(self) -> list[Heartbeat]:
+        """Return the last heartbeat of every worker that has not departed."""
+        ...
+
+    async def set_fleet(self, fleet: Fleet) -> None:
+        """Set the desired number of workers by role."""
+        ...
+
+    async def fleet(self) -> Fleet | None:
+        """Return the desired fleet; None when none was set."""
+        ...
+
+    async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
+        """Publish a version. Versions only grow: a smaller or equal one raises ValueError. Raises Fenced."""
+        ...
+
+    async def weights(self) -> WeightsAnnouncement | None:
+        """Return the newest published version."""
+        ...
+
+    async def set_run_status(self, status: RunStatus) -> None:
+        """Set the run's state."""
+        ...
+
+    async def run_status(self) -> RunStatus:
+        """Return the run's state; STARTING when none was set."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release connections. Repeated calls do nothing."""
+        ...
+
+
+class HeartbeatWriter(Protocol):
+    """The blocking side, called from the heartbeat thread alone."""
+
+    def beat(self, heartbeat: Heartbeat) -> bool:
+        """Write a heartbeat; False when the incarnation is fenced."""
+        ...
+
+    def close(self) -> None:
+        """Release the connection."""
+        ...

@@ -1,0 +1,120 @@
+"""The seam between actors: what a mailbox and a link promise, whoever carries the bytes.
+
+A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and counts what it carries.
+Two implementations, ``protocol.memory`` and ``protocol.zeromq``, pass one contract suite.
+
+A link is fast and may lose anything when a process dies; what must not be lost is in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """Counters of one link, as its owner sees them. They only grow."""
+
+    peer: str
+    """The other side: a worker name, or an endpoint before the peer has been heard."""
+    num_messages: int = 0
+    """Sent (at a sender) or received and decoded (at a mailbox)."""
+    num_bytes: int = 0
+    num_refused: int = 0
+    """At a mailbox: messages that could not be read, by any reason. At a sender: deliveries given up at the deadline."""
+    num_gaps: int = 0
+    """At a mailbox: sequence numbers that never arrived. Always 0 at a sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message out of a mailbox, with who sent it."""
+
+    message: Message
+    sender: str
+    sequence: int
+    sent_s: float
+    """Sender's wall-clock time in seconds since 1970."""
+
+
+class Sender(Protocol):
+    """The sending end of one link."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where the mailbox listens."""
+        ...
+
+    async def send(self, message: Message, *, timeout_s: float) -> bool:
+        """Hand the message to the link; wait at most ``timeout_s`` for room.
+
+        Returns False when there was no room in time: the mailbox is full or gone. That wait is the back-pressure.
+        Raises ChannelClosed after ``close``.
+        """
+        ...
+
+    def stats(self) -> LinkStats:
+        """Return this link's counters."""
+        ...
+
+    def close(self) -> None:
+        """Close at once, without lingering. Repeated calls do nothing."""
+        ...
+
+
+class Mailbox(Protocol):
+    """The receiving end: one per worker."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where senders connect; a mailbox bound to port 0 reports the port it got."""
+        ...
+
+    async def receive(self, *, timeout_s: float) -> Delivery | None:
+        """Return the next readable message, or None when none came within ``timeout_s``.
+
+        What cannot be read is counted in ``stats`` under the peer's name, logged and dropped. Cancelling this call loses no
+        message. Raises ChannelClosed after ``close``.
+        """
+        ...
+
+    def stats(self) -> list[LinkStats]:
+        """Return counters by sender."""
+        ...
+
+    def close(self) -> None:
+        """Close at once. Repeated calls do nothing."""
+        ...
+
+
+class Requester(Protocol):
+    """Asks one responder and waits for its answer; used for weights between hosts."""
+
+    async def request(self, message: Message, *, timeout_s: float) -> Message:
+        """Send ``message`` and return its answer. Raises DeadlineExceeded, ChannelClosed, or the WireError of a bad answer."""
+        ...
+
+    def close(self) -> None:
+        """Close at once. Repeated calls do nothing."""
+        ...
+
+
+class Responder(Protocol):
+    """Answers requesters."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where requesters connect."""
+        ...
+
+    async def serve_one(self, handler: Callable[[Message], Message], *, timeout_s: float) -> bool:
+        """Answer the next request with ``handler``; False when none came in time. An unreadable request is counted and dropped."""
+        ...
+
+    def close(self) -> None:
+        """Close at once. Repeated calls do nothing."""
+        ...

@@ -1,0 +1,39 @@
+"""Every message that goes over a link, and the envelope around it.
+
+Fields are only ever appended, with defaults; each message has a golden byte file in the tests. The codec writes envelope
+and body as MessagePack maps with named fields, so that the plain ``msgpack`` package reads any of them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from protocol.trajectory import TrajectoryChunk
+
+SCHEMA_VERSION = 1
+
+
+class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_request"):
+    """A generator on another host asks the learner for a range of a published weight file."""
+
+    version: int
+    offset: int
+    """First byte wanted."""
+    max_bytes: int
+    """Upper bound of the answer's data."""
+
+
+class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part"):
+    """A range of a published weight file. ``data`` is empty when the version is no longer held."""
+
+    version: int
+    offset: int
+    total_bytes: int
+    """Size of the whole file; 0 when the version is no longer held."""
+    data: np.ndarray
+    """uint8 [bytes of this part]"""
+
+
+Message = TrajectoryChunk | WeightsRequest | WeightsPart
+"""What a mailbox may deliver."""

@@ -1,0 +1,157 @@
+"""The nouns of the data path: what a generator writes, and what the scorers add to it.
+
+A prompt with all that is sampled after it is a *trajectory*. It is cut into *chunks*, each at most one window long; a
+chunk is what is sent and stored at once. Within a chunk, a run of tokens that one policy version sampled is a *segment*.
+
+Arrays are numpy, little-endian, one-dimensional; the codec carries each as a frame of its own.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from protocol.ids import ChunkId, TrajectoryId
+
+
+class FinishReason(StrEnum):
+    """Why a chunk ends where it ends."""
+
+    STOP = "stop"
+    """A stop token was sampled; the trajectory is finished."""
+    LENGTH = "length"
+    """The response reached its limit; the trajectory is finished."""
+    WINDOW = "window"
+    """The window is full or the generator is draining; the trajectory goes on in the next chunk."""
+    ABORT = "abort"
+    """The engine gave the trajectory up; it is handed to another generator, never scored."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the trajectory has ended and can be scored."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Field(StrEnum):
+    """What a scorer adds to a chunk. Each is written once; a repeat changes nothing."""
+
+    REWARD = "reward"
+    REFERENCE = "reference"
+    VALUE = "value"
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a prompt file, tokenised.
+
+    Example: ``Prompt(prompt_id="train:17", tokens=array([5, 9]), text="2+3=", answer="5", verifier="arithmetic")``.
+    """
+
+    prompt_id: str
+    """Source and line, stable over a run: ``train:17``."""
+    tokens: np.ndarray
+    """int32 [prompt tokens]"""
+    text: str
+    answer: str
+    verifier: str
+    """Name in the verifier registry, or ``package.module:function``."""
+    extra: dict[str, Any] = {}
+    """Every further column of the data file, handed to the verifier unchanged."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A run of consecutive response tokens that one policy version sampled."""
+
+    policy_version: int
+    num_tokens: int
+
+
+class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
+    """At most one window of a trajectory, with all the context that a scorer needs: scorers keep no state."""
+
+    id: ChunkId
+    prompt: Prompt
+    """``prompt.tokens`` starts the context."""
+    context_tokens: np.ndarray
+    """int32 [earlier response tokens]: what was sampled in the chunks before this one, without the prompt."""
+    tokens: np.ndarray
+    """int32 [tokens of this chunk], the stop token included when one was sampled."""
+    behavior_logprobs: np.ndarray
+    """float32 [tokens of this chunk]: log-probability under the distribution really sampled from."""
+    segments: tuple[Segment, ...]
+    """In order; their lengths sum to ``tokens.size``."""
+    finish_reason: FinishReason
+    response_text: str | None = None
+    """The whole response decoded without special tokens; present on final chunks only."""
+    worker: str = ""
+    """Who sampled it, for people: ``generator-0#3``."""
+    created_s: float = 0.0
+    """Wall-clock time at which the chunk was cut, in seconds since 1970."""
+
+    @property
+    def trajectory(self) -> TrajectoryId:
+        """The trajectory that this chunk belongs to."""
+        return self.id.trajectory
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled in this chunk."""
+        return int(self.tokens.size)
+
+    @property
+    def response_length(self) -> int:
+        """Response tokens so far, over all chunks up to and including this one."""
+        return int(self.context_tokens.size + self.tokens.size)
+
+    @property
+    def oldest_version(self) -> int:
+        """Smallest policy version among this chunk's tokens."""
+        return min(s.policy_version for s in self.segments)
+
+    @property
+    def newest_version(self) -> int:
+        """Largest policy version among this chunk's tokens."""
+        return max(s.policy_version for s in self.segments)
+
+
+class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
+    """What the reward worker adds to the final chunk of a trajectory."""
+
+    reward: float
+    """What the learner maximises: correctness plus shaping."""
+    accuracy: float
+    """Raw correctness in [0, 1], before any shaping; dynamic sampling filters by this."""
+    parts: dict[str, float] = {}
+    """Named summands of the reward, for metrics: ``{"correct": 1.0, "overlong": -0.25}``."""
+    masked: bool = False
+    """Over-long filtering: the response counts in the group's mean and std but its tokens carry no loss."""
+
+
+class ReferenceScore(msgspec.Struct, frozen=True, kw_only=True, tag="reference"):
+    """What the reference worker adds to a chunk."""
+
+    logprobs: np.ndarray
+    """float32 [tokens of the chunk] under the frozen reference policy."""
+
+
+class ValueScore(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
+    """What the value worker adds to a chunk."""
+
+    values: np.ndarray
+    """float32 [tokens of the chunk]: value of the state before each token."""
+    value_version: int
+    """Version of the value model that computed them."""
+
+
+Score = RewardScore | ReferenceScore | ValueScore
+
+
+def field_of(score: Score) -> Field:
+    """Return the ledger field that a score fills."""
+    if isinstance(score, RewardScore):
+        return Field.REWARD
+    if isinstance(score, ReferenceScore):
+        return Field.REFERENCE
+    return Field.VALUE

@@ -1,0 +1,116 @@
+"""The seam between the generator and whatever samples tokens: local torch today, vLLM behind the same words.
+
+*Consumes* requests and weights. *Produces* windows. *Waits for* nothing: ``advance`` computes and returns.
+
+An engine is blocking and single-threaded; the generator drives it from the one compute thread that it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from protocol.ids import TrajectoryId
+from protocol.trajectory import FinishReason, Segment
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The distribution to sample from."""
+
+    temperature: float
+    """0 is greedy; behaviour log-probs are then those of the temperature-1 distribution."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRequest:
+    """Extend one trajectory by at most one window."""
+
+    trajectory: TrajectoryId
+    prompt_tokens: np.ndarray
+    """int32 [prompt tokens]"""
+    response_tokens: np.ndarray
+    """int32 [earlier response tokens]; its size is the position of the first token to sample"""
+    window_tokens: int
+    """At most this many new tokens."""
+    max_response_tokens: int
+    """The response, earlier tokens included, is cut here."""
+    sampling: SamplingParams
+    seed: int
+    """The run's seed; token at response position p is drawn from the stream (seed, trajectory, p)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What an engine sampled for one request."""
+
+    trajectory: TrajectoryId
+    tokens: np.ndarray
+    """int32 [new tokens], the stop token included"""
+    behavior_logprobs: np.ndarray
+    """float32 [new tokens], of the distribution really sampled from (after temperature, top-k and top-p)"""
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters that only grow, but for ``num_live``."""
+
+    num_live: int
+    """Requests in slots or waiting."""
+    num_decode_steps: int
+    num_sampled_tokens: int
+    num_prefill_tokens: int
+
+
+class GenerationEngine(Protocol):
+    """Samples tokens for many trajectories at once (continuous batching)."""
+
+    @property
+    def num_slots(self) -> int:
+        """Requests decoded at once."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """Version that new tokens are sampled with; -1 before the first weights."""
+        ...
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Take new weights between two tokens; live requests go on under them, by the engine's KV policy.
+
+        Raises WeightsRejected when names or shapes do not fit; the old weights then stay in use.
+        """
+        ...
+
+    def submit(self, request: WindowRequest) -> None:
+        """Queue a request. An engine may keep the KV cache of a trajectory whose last window it sampled itself, and so spare
+        the prefill of the next one. Raises EngineError for a context that can never fit."""
+        ...
+
+    def advance(self, max_steps: int) -> list[Window]:
+        """Run up to ``max_steps`` decode steps; return what finished, early when anything does and slots are free."""
+        ...
+
+    def cut(self) -> list[Window]:
+        """End every live request at the present token: windows with what was sampled so far, FinishReason.WINDOW (requests
+        that have sampled nothing are forgotten). For draining."""
+        ...
+
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """Free whatever is kept of a trajectory; unknown ones are ignored."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return counters."""
+        ...

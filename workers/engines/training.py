@@ -1,0 +1,63 @@
+"""The seam between the learner and whatever computes gradients: plain torch today, DeepSpeed and FSDP2 behind the same words.
+
+*Consumes* training samples and a loss. *Produces* log-probs, optimiser steps, weights and checkpoints. Blocking; driven
+from the learner's one compute thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from pipeline.batching import TrainingSample
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.algorithms.objective import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimiser step did."""
+
+    applied: bool
+    """False when loss or gradient was not finite: weights and optimiser state are then exactly what they were."""
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    metrics: dict[str, float]
+    """Means over the loss mask of the whole batch: clip_fraction, approx_kl, entropy ..."""
+    num_tokens: int
+    """Prompt and response tokens that went through the model."""
+
+
+class TrainingBackend(Protocol):
+    """Owns the policy's weights and optimiser."""
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return, for each sample, float32 [response tokens] log-probs under the present weights, at the sampling
+        temperature. No gradients."""
+        ...
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. The denominator of the loss is
+        that of the whole batch, so micro-batching changes nothing."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights by their Hugging Face names, on the CPU, tied ones once."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the model in Hugging Face format under ``folder/model`` and optimiser, schedule and RNG state beside it
+        (safetensors and JSON, nothing pickled). The caller fsyncs and renames."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take back what ``save`` wrote. Raises DataError naming the file that is missing or damaged."""
+        ...
