@@ -24,7 +24,9 @@ class Section(BaseModel):
 class RunSection(Section):
     """What this run is."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder and ledger prefix.")
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder and ledger prefix."
+    )
     seed: int = Field(default=0, ge=0, description="Seeds data order, token sampling and the learner.")
     dir: Path = Field(default=Path("runs"), description="Runs live in <dir>/<name>.")
     num_updates: Positive = Field(default=100, description="Policy versions to reach; then the run finishes.")
@@ -34,22 +36,30 @@ class ModelSection(Section):
     """The policy to start from."""
 
     path: Path = Field(description="Folder of a Hugging Face causal LM with its tokenizer.")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Learner's compute type; weights stay fp32.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Learner's compute type; weights stay fp32."
+    )
     device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
-    reference_path: Path | None = Field(default=None, description="Frozen reference policy; the start policy when absent.")
+    reference_path: Path | None = Field(
+        default=None, description="Frozen reference policy; the start policy when absent."
+    )
     gradient_checkpointing: bool = False
 
 
 class DataSection(Section):
     """Prompts."""
 
-    train: tuple[Path, ...] = Field(description="JSONL or Parquet files: prompt or messages, answer, verifier, more columns kept.")
+    train: tuple[Path, ...] = Field(
+        description="JSONL or Parquet files: prompt or messages, answer, verifier, more columns kept."
+    )
     evaluation: tuple[Path, ...] = Field(default=(), description="Held-out prompts; never trained on.")
     verifier: str = Field(default="arithmetic", description="For lines that name none.")
     max_prompt_tokens: Positive = Field(default=2048, description="Longer prompts are reported and skipped.")
     epochs: int | None = Field(default=None, ge=1, description="Passes over the training prompts; endless when absent.")
     shuffle: bool = True
-    prompt_template: str = Field(default="{prompt}", description="Applied to `prompt` columns; messages use the chat template.")
+    prompt_template: str = Field(
+        default="{prompt}", description="Applied to `prompt` columns; messages use the chat template."
+    )
 
 
 class AlgorithmSection(Section):
@@ -61,12 +71,16 @@ class AlgorithmSection(Section):
     num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
     clip_low: float = Field(default=0.2, gt=0.0, lt=1.0, description="eps_low. DAPO eq. 8.")
     clip_high: float = Field(default=0.28, gt=0.0, description="eps_high. DAPO eq. 8.")
-    dual_clip: float | None = Field(default=10.0, description="c > 1 bounds the loss where the advantage is negative; DAPO recipe 10.")
+    dual_clip: float | None = Field(
+        default=10.0, description="c > 1 bounds the loss where the advantage is negative; DAPO recipe 10."
+    )
     loss_aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
     ] = "token-mean"
     normalize_std: bool = Field(default=True, description="Divide group advantages by the unbiased std + 1e-6.")
-    kl_coefficient: float = Field(default=0.0, ge=0.0, description="Weight of KL(policy || reference); 0 needs no reference.")
+    kl_coefficient: float = Field(
+        default=0.0, ge=0.0, description="Weight of KL(policy || reference); 0 needs no reference."
+    )
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
     entropy_coefficient: float = 0.0
     importance: Literal["none", "tis", "icepop", "decoupled"] = Field(
@@ -75,14 +89,18 @@ class AlgorithmSection(Section):
     importance_cap: float = Field(default=2.0, gt=0.0, description="C of TIS; upper bound of IcePop.")
     importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
     dynamic_sampling: bool = Field(default=True, description="Drop groups without signal by raw accuracy. DAPO eq. 11.")
-    oversampling: float = Field(default=1.0, ge=1.0, description="Work in flight over what one update needs, for the filter.")
+    oversampling: float = Field(
+        default=1.0, ge=1.0, description="Work in flight over what one update needs, for the filter."
+    )
 
 
 class StalenessSection(Section):
     """How far sampling may run ahead of learning."""
 
     eta: int = Field(default=2, ge=0, description="Largest version lag; 0 is the synchronous baseline.")
-    late: Literal["wait", "drop"] = Field(default="wait", description="When running work would become too stale: wait or drop it.")
+    late: Literal["wait", "drop"] = Field(
+        default="wait", description="When running work would become too stale: wait or drop it."
+    )
 
 
 class GenerationSection(Section):
@@ -91,7 +109,9 @@ class GenerationSection(Section):
     engine: Literal["local"] = "local"
     num_slots: Positive = Field(default=64, description="Sequences decoded at once by one generator.")
     window_tokens: Positive = Field(default=512, description="W: a chunk is at most this long.")
-    max_response_tokens: Positive = Field(default=2048, description="L: the response is cut here and counts as finished.")
+    max_response_tokens: Positive = Field(
+        default=2048, description="L: the response is cut here and counts as finished."
+    )
     temperature: float = Field(default=1.0, gt=0.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0, description="0 is off.")
@@ -101,7 +121,9 @@ class GenerationSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
-    steps_per_turn: Positive = Field(default=8, description="Decode steps between looks at mailboxes, weights and leases.")
+    steps_per_turn: Positive = Field(
+        default=8, description="Decode steps between looks at mailboxes, weights and leases."
+    )
 
 
 class RewardSection(Section):
@@ -137,7 +159,9 @@ class LearnerSection(Section):
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     micro_batch_tokens: Positive = Field(default=8192, description="Tokens (prompt and response) of one forward pass.")
     threads: Positive = 1
-    max_bad_steps: Positive = Field(default=3, description="Non-finite steps in a row, each refused, before the learner gives up.")
+    max_bad_steps: Positive = Field(
+        default=3, description="Non-finite steps in a row, each refused, before the learner gives up."
+    )
 
 
 class CheckpointSection(Section):
@@ -162,22 +186,33 @@ class LedgerSection(Section):
     """Where the durable ledger is."""
 
     url: str | None = Field(
-        default=None, description="redis:// or rediss:// or unix://; absent: REDIS_URL, else an embedded server of this run."
+        default=None,
+        description="redis:// or rediss:// or unix://; absent: REDIS_URL, else an embedded server of this run.",
     )
-    max_memory_mb: Positive = Field(default=1024, description="Embedded server's limit; it refuses writes above, it never evicts.")
+    max_memory_mb: Positive = Field(
+        default=1024, description="Embedded server's limit; it refuses writes above, it never evicts."
+    )
     watermark: float = Field(default=0.7, gt=0.0, lt=1.0, description="Admission stops above this share of the limit.")
     lease_s: float = Field(default=15.0, gt=0.0, description="A silent generator loses its trajectories after this.")
-    scoring_deadline_s: float = Field(default=15.0, gt=0.0, description="An unscored chunk is handed out again after this.")
+    scoring_deadline_s: float = Field(
+        default=15.0, gt=0.0, description="An unscored chunk is handed out again after this."
+    )
     max_attempts: Positive = 3
 
 
 class WireSection(Section):
     """Links between processes."""
 
-    transport: Literal["ipc", "tcp"] = Field(default="ipc", description="ipc on one host; tcp with CURVE keys across hosts.")
+    transport: Literal["ipc", "tcp"] = Field(
+        default="ipc", description="ipc on one host; tcp with CURVE keys across hosts."
+    )
     host: str = Field(default="127.0.0.1", description="Address that mailboxes bind when the transport is tcp.")
-    high_water_mark: Positive = Field(default=16, description="Messages a link may hold at each end: the back-pressure.")
-    send_timeout_s: float = Field(default=10.0, gt=0.0, description="Then the chunk is left to the ledger's overdue index.")
+    high_water_mark: Positive = Field(
+        default=16, description="Messages a link may hold at each end: the back-pressure."
+    )
+    send_timeout_s: float = Field(
+        default=10.0, gt=0.0, description="Then the chunk is left to the ledger's overdue index."
+    )
     max_message_mb: Positive = Field(default=64)
 
 
@@ -199,7 +234,9 @@ class SupervisorSection(Section):
     restart_window_s: float = Field(default=60.0, gt=0.0)
     backoff_s: float = Field(default=0.5, gt=0.0, description="Before the first restart; doubles up to 16 times this.")
     drain_timeout_s: float = Field(default=20.0, gt=0.0, description="For two-phase stop; then workers are killed.")
-    stuck_after_s: float = Field(default=60.0, gt=0.0, description="A loop without progress that waits for nothing is replaced.")
+    stuck_after_s: float = Field(
+        default=60.0, gt=0.0, description="A loop without progress that waits for nothing is replaced."
+    )
     metrics_port: int | None = Field(default=None, ge=1, le=65535, description="Prometheus on 127.0.0.1; absent: off.")
 
 
@@ -254,16 +291,22 @@ class RunConfig(Section):
                 f"algorithm.group_size is {algorithm.group_size}; a group baseline needs at least 2 responses a prompt"
             )
         if algorithm.dual_clip is not None and algorithm.dual_clip <= 1.0:
-            raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or absent to switch it off")
+            raise ValueError(
+                f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or absent to switch it off"
+            )
         batch = algorithm.groups_per_update * algorithm.group_size
         if batch % algorithm.num_minibatches:
             raise ValueError(
                 f"algorithm.num_minibatches is {algorithm.num_minibatches}; it must divide the {batch} responses of an update"
             )
         if "soft" in self.reward.overlong and self.reward.overlong_cache_tokens == 0:
-            raise ValueError("reward.overlong is soft, but overlong_cache_tokens is 0; give the length of the soft interval")
+            raise ValueError(
+                "reward.overlong is soft, but overlong_cache_tokens is 0; give the length of the soft interval"
+            )
         if self.reward.overlong_cache_tokens > self.generation.max_response_tokens:
             raise ValueError("reward.overlong_cache_tokens is above generation.max_response_tokens; it is a part of it")
         if self.needs_reference and self.fleet.reference < 1:
-            raise ValueError("reference log-probs are needed (kl_coefficient > 0 or reference.always), but fleet.reference is 0")
+            raise ValueError(
+                "reference log-probs are needed (kl_coefficient > 0 or reference.always), but fleet.reference is 0"
+            )
         return self
