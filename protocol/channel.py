@@ -112,7 +112,8 @@ class Responder(Protocol):
         ...
 
     async def serve_one(self, handler: Callable[[Message], Message], *, timeout_s: float) -> bool:
-        """Answer the next request with ``handler``; False when none came in time. An unreadable request is counted and dropped."""
+        """Answer the next request with ``handler``; False when none came in time. An unreadable
+        request is counted and dropped."""
         ...
 
     def close(self) -> None:

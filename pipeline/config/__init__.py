@@ -1,0 +1,1 @@
+"""Settings: ``schema`` says what they are, ``load`` reads, merges and refuses them. The only door to pydantic."""

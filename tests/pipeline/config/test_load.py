@@ -1,0 +1,109 @@
+"""Claims about how settings are read, merged and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import known_keys, load_config, read_resolved, resolve_paths, write_resolved
+from protocol.errors import ConfigError
+
+MINIMAL = """
+[model]
+path = "a-model"
+[data]
+train = ["train.jsonl"]
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_a_later_file_wins_and_overrides_come_last(run_file: Path, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text("[fleet]\ngenerator = 3\nreward = 2\n")
+    config = load_config([run_file, fleet], ["fleet.reward=5", "run.name=abc", "algorithm.dynamic_sampling=false"])
+    assert config.fleet.generator == 3
+    assert config.fleet.reward == 5
+    assert config.run.name == "abc"
+    assert config.algorithm.dynamic_sampling is False
+
+
+def test_a_typo_names_the_key_the_file_and_the_nearest_valid_key(run_file: Path) -> None:
+    run_file.write_text(MINIMAL + "\n[learner]\nlearning_rat = 1.0\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([run_file])
+    message = str(caught.value)
+    assert "learner.learning_rat" in message
+    assert str(run_file) in message
+    assert "did you mean `learner.learning_rate`?" in message
+
+
+def test_a_misspelt_section_is_suggested_too(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean `staleness"):
+        load_config([run_file], ["stalenes.eta=1"])
+
+
+def test_a_wrong_value_says_what_was_got_and_where_it_was_set(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--set staleness\.eta=-1: `staleness\.eta` is -1: .*greater than or equal to 0"):
+        load_config([run_file], ["staleness.eta=-1"])
+
+
+def test_a_missing_setting_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npath = "m"\n')
+    with pytest.raises(ConfigError, match="`data` is missing"):
+        load_config([path])
+
+
+@pytest.mark.parametrize("text", ["eta=1", "staleness.eta", "=3", "staleness..eta=3"])
+def test_an_override_of_the_wrong_form_is_refused_with_an_example(run_file: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected section\.key=value"):
+        load_config([run_file], [text])
+
+
+def test_a_missing_file_and_a_file_that_is_not_toml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config([tmp_path / "none.toml"])
+    bad = tmp_path / "bad.toml"
+    bad.write_text("a = = b")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_config([bad])
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("generation.window_tokens=4096", "above max_response_tokens"),
+        ("algorithm.group_size=1", "at least 2 responses"),
+        ("algorithm.dual_clip=0.5", "must be above 1"),
+        ("algorithm.num_minibatches=7", "must divide"),
+        ("reward.overlong=soft", "overlong_cache_tokens is 0"),
+        ("algorithm.kl_coefficient=0.1", "fleet.reference is 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_with_the_reason(run_file: Path, override: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_config([run_file], ["fleet.reference=0", override])
+
+
+def test_the_resolved_file_reads_back_as_the_same_configuration(run_file: Path, tmp_path: Path) -> None:
+    config = resolve_paths(load_config([run_file], ["data.epochs=3", "model.reference_path=ref"]))
+    write_resolved(config, tmp_path)
+    assert read_resolved(tmp_path) == config
+    assert config.model.path.is_absolute()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run"):
+        read_resolved(tmp_path)
+
+
+def test_every_section_and_key_is_known() -> None:
+    keys = set(known_keys())
+    assert {"run", "run.name", "staleness.eta", "ledger.url", "fleet.generator"} <= keys
