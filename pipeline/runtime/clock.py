@@ -1,0 +1,109 @@
+"""Time as a dependency, so that tests drive it by hand.
+
+*Consumes* durations in seconds. *Produces* readings and wake-ups. ``RealClock`` *waits for* the operating system,
+``ManualClock`` for whoever calls ``advance``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the runtime asks of time."""
+
+    def monotonic(self) -> float:
+        """Return seconds since an arbitrary moment; never goes back. For durations and deadlines."""
+        ...
+
+    def time(self) -> float:
+        """Return wall-clock seconds since 1970. For what other hosts or people read."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``; at the next turn of the loop when they are not positive."""
+        ...
+
+
+class RealClock:
+    """The operating system's time."""
+
+    def monotonic(self) -> float:
+        """Return seconds since an arbitrary moment."""
+        return time.monotonic()
+
+    def time(self) -> float:
+        """Return wall-clock seconds since 1970."""
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        await asyncio.sleep(max(0.0, seconds))
+
+
+class ManualClock:
+    """Time that stands still until a test moves it.
+
+    Example::
+
+        clock = ManualClock()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(poll_every_second(clock))
+            await clock.advance(10.0)  # ten polls, no waiting
+    """
+
+    def __init__(self, *, start_s: float = 1_000.0) -> None:
+        self._now = start_s
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Event]] = []
+
+    @property
+    def num_sleepers(self) -> int:
+        """How many tasks are asleep on this clock."""
+        return len(self._sleepers)
+
+    def monotonic(self) -> float:
+        """Return the present moment."""
+        return self._now
+
+    def time(self) -> float:
+        """Return the present moment; the same as ``monotonic``."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once ``advance`` has moved time this far."""
+        if seconds <= 0.0:
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.Event()
+        entry = (self._now + seconds, next(self._order), woken)
+        heapq.heappush(self._sleepers, entry)
+        try:
+            await woken.wait()
+        finally:
+            if entry in self._sleepers:  # cancelled before its time
+                self._sleepers.remove(entry)
+                heapq.heapify(self._sleepers)
+
+    async def advance(self, seconds: float) -> None:
+        """Move time on, waking sleepers in order at their own moments and letting each run until it waits again."""
+        if seconds < 0.0:
+            raise ValueError(f"time was told to move by {seconds} s; it never goes back: give a positive duration")
+        await settle()
+        until = self._now + seconds
+        while self._sleepers and self._sleepers[0][0] <= until:
+            self._now, _, woken = heapq.heappop(self._sleepers)
+            woken.set()
+            await settle()
+        self._now = until
+        await settle()
+
+
+async def settle(turns: int = 20) -> None:
+    """Let every runnable task run until it waits for something that is not the loop itself."""
+    for _ in range(turns):
+        await asyncio.sleep(0)

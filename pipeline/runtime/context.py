@@ -1,0 +1,218 @@
+"""What the runtime gives to an actor.
+
+*Consumes* marks from the actor: progress, waits, counters, links. *Produces* what the actor works with: its configuration,
+its name in the fleet, the ledger, the registry, the transport, time, one thread for blocking work, tasks. *Waits for* the
+compute thread, in ``compute``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from structlog.typing import FilteringBoundLogger
+
+from pipeline.config.schema import RunConfig
+from pipeline.replay.buffer import ReplayBuffer
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.pulse import Pulse
+from pipeline.runtime.registry import LinkReport, Registry, WaitingFor
+from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
+from protocol.ids import Incarnation
+
+T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """What makes mailboxes and links: ``protocol.zeromq.ZmqTransport``, or memory in tests."""
+
+    @property
+    def public_key(self) -> str:
+        """This worker's public CURVE key; "" when the transport has none."""
+        ...
+
+    def mailbox(self, endpoint: str) -> Mailbox:
+        """Bind a mailbox."""
+        ...
+
+    def sender(self, endpoint: str, *, server_key: str = "") -> Sender:
+        """Connect a link to a mailbox."""
+        ...
+
+    def responder(self, endpoint: str) -> Responder:
+        """Bind a responder."""
+        ...
+
+    def requester(self, endpoint: str, *, server_key: str = "") -> Requester:
+        """Connect to a responder."""
+        ...
+
+
+class ActorContext:
+    """One actor's surroundings. Everything but ``compute``'s function runs on the event loop.
+
+    Attributes:
+        config: the resolved configuration of the run.
+        run_dir: the run's folder.
+        who: this incarnation; every write to the ledger carries it.
+        replay: the durable ledger.
+        registry: the fleet.
+        transport: mailboxes and links.
+        log: structlog logger with role, worker, run and policy version bound.
+        clock: time.
+        draining: set when the main loop should come to its end.
+        tasks: the actor's TaskGroup; prefer ``spawn``, which names the task and watches its end.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        run_dir: Path,
+        who: Incarnation,
+        replay: ReplayBuffer,
+        registry: Registry,
+        transport: Transport,
+        log: FilteringBoundLogger,
+        clock: Clock,
+        tasks: asyncio.TaskGroup,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.who = who
+        self.replay = replay
+        self.registry = registry
+        self.transport = transport
+        self.log = log
+        self.clock = clock
+        self.tasks = tasks
+        self.draining = asyncio.Event()
+        self.pulse = pulse or Pulse(who, clock)
+        self.finished: tuple[ExitCode, str] | None = None
+        self._compute_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{who.worker}")
+        self._num_computing = 0
+        self._spawned: list[asyncio.Task[None]] = []
+        self._links: list[Callable[[], list[LinkReport]]] = []
+
+    # -- what the heartbeat says ---------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Role-specific numbers in the heartbeat; each role's module documents its own."""
+        return self.pulse.counters
+
+    @property
+    def policy_version(self) -> int:
+        """The version that this worker serves or has published; -1 when it has none. Setting it binds it to the log."""
+        return self.pulse.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self.pulse.policy_version = version
+        self.log = self.log.bind(policy_version=version)
+
+    def progress(self, n: int = 1) -> None:
+        """Count ``n`` turns of the main loop that did something."""
+        self.pulse.progress(n)
+
+    def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
+        """Say what the main loop waits for from now on; ``detail`` in words, for people."""
+        self.pulse.waiting_for(kind, detail)
+
+    def waiting(self, kind: WaitingFor, detail: str = "") -> AbstractContextManager[None]:
+        """Say what is waited for while a ``with`` block runs."""
+        return self.pulse.waiting(kind, detail)
+
+    def watch_mailbox(self, mailbox: Mailbox) -> None:
+        """Put a mailbox's counters into the heartbeat, one link a sender."""
+        self.watch_links(lambda: _received(mailbox.stats(), self.who.worker))
+
+    def watch_links(self, report: Callable[[], list[LinkReport]]) -> None:
+        """Put what ``report`` returns into the heartbeat; it is called on the loop, at most twice a second."""
+        self._links.append(report)
+
+    def refresh_links(self) -> None:
+        """Read the counters of all links for the next heartbeat. Called by the runtime."""
+        self.pulse.links = tuple(link for report in self._links for link in report())
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
+        """Run blocking work on the one thread that the actor owns, in order of arrival, and return its result.
+
+        Counts as progress when it ends. Cancelling the wait does not stop the function: the thread is busy until it ends.
+        """
+        with self._computing():
+            result = await asyncio.get_running_loop().run_in_executor(self._compute_thread, self._run, function, args)
+        self.progress()
+        return result
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the compute thread is inside a function."""
+        return self._num_computing > 0
+
+    def spawn(self, name: str, coroutine: Coroutine[Any, Any, None], *, endless: bool = True) -> asyncio.Task[None]:
+        """Run a coroutine beside the main loop until the drain is over, when it is cancelled.
+
+        An exception in it ends the worker; so does a return of an ``endless`` one before the drain.
+        """
+        task = self.tasks.create_task(self._watched(name, coroutine, endless), name=name)
+        self._spawned = [task, *(other for other in self._spawned if not other.done())]
+        return task
+
+    def finish(self, code: ExitCode = ExitCode.OK, reason: str = "") -> None:
+        """Say that this worker's work is done: ``run`` may return, and the process ends with ``code`` after its drain."""
+        if self.finished is None:
+            self.finished = (code, reason)
+
+    async def cancel_spawned(self) -> None:
+        """Cancel what was spawned and wait until it has ended. Called by the runtime after the drain."""
+        running = [task for task in self._spawned if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    def close(self) -> None:
+        """Let the compute thread end after what it does now. Called by the runtime."""
+        self._compute_thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _watched(self, name: str, coroutine: Coroutine[Any, Any, None], endless: bool) -> None:
+        await coroutine
+        if endless and not self.draining.is_set():
+            raise RuntimeError(
+                f"task {name} of {self.who} returned; it was expected to run until the drain: return only when ctx.draining is "
+                f"set, or spawn it with endless=False"
+            )
+
+    def _run(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+        self._num_computing += 1  # on the compute thread alone
+        try:
+            return function(*args)
+        finally:
+            self._num_computing -= 1
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with self.pulse.waiting(WaitingFor.COMPUTE):
+            yield
+
+
+def _received(stats: list[LinkStats], mine: str) -> list[LinkReport]:
+    """One report a sending worker: its incarnations add up."""
+    totals: dict[str, list[int]] = {}
+    for link in stats:
+        sums = totals.setdefault(link.peer.partition("#")[0], [0, 0, 0])
+        for index, value in enumerate((link.num_messages, link.num_refused, link.num_gaps)):
+            sums[index] += value
+    return [
+        LinkReport(name=f"{peer}>{mine}", received=received, refused=refused, gaps=gaps)
+        for peer, (received, refused, gaps) in sorted(totals.items())
+    ]

@@ -1,0 +1,68 @@
+"""How a process of Headrace ends, for the supervisor, for scripts and for people.
+
+*Consumes* an exception. *Produces* one number of ``ExitCode``. The numbers are stable: scripts may rely on them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from protocol.errors import ConfigError, DeadlineExceeded, Fenced, LedgerFull, LedgerMismatch, LedgerUnavailable
+
+
+class ExitCode(IntEnum):
+    """Exit status of ``headrace`` and of every worker."""
+
+    OK = 0
+    """Finished, or drained in good order when asked to stop."""
+    FAILURE = 1
+    """An error that nobody expected; the log holds its traceback. The supervisor restarts the worker."""
+    CONFIG = 2
+    """A setting, a file or the data is wrong; nothing was started. A restart cannot help."""
+    LEDGER_UNAVAILABLE = 3
+    """No ledger server answered, or it refused writes, for longer than the configured outage."""
+    FENCED = 4
+    """A newer incarnation of this worker exists; this one stopped at once and wrote nothing more."""
+    DRAIN_TIMEOUT = 5
+    """Asked to stop, but not drained by the deadline; what was unfinished is leased to others."""
+    STARVED = 6
+    """The data is exhausted and an update can never fill again. What was accepted is kept."""
+    BAD_STEPS = 7
+    """Too many non-finite optimiser steps in a row; none of them was committed."""
+    RESTART_BUDGET = 8
+    """The supervisor gave up on a worker that kept failing."""
+    INTERRUPTED = 130
+    """Told twice to stop: ended at once."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether starting the same worker again would only end the same way."""
+        return self in {ExitCode.CONFIG, ExitCode.STARVED, ExitCode.BAD_STEPS, ExitCode.RESTART_BUDGET}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return how a process ends that was ended by ``error``.
+
+    Of an exception group, the most telling member decides: fencing over configuration over the ledger over the rest.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        codes = {exit_code_of(member) for member in error.exceptions}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        for code in (ExitCode.FENCED, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.LEDGER_UNAVAILABLE):
+            if code in codes:
+                return code
+        return ExitCode.FAILURE
+    if isinstance(error, Fenced):
+        return ExitCode.FENCED
+    if isinstance(error, ConfigError | LedgerMismatch):
+        return ExitCode.CONFIG
+    if isinstance(error, LedgerUnavailable | LedgerFull):
+        return ExitCode.LEDGER_UNAVAILABLE
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, DrainTimeout):
+        return ExitCode.DRAIN_TIMEOUT
+    return ExitCode.FAILURE
+
+
+class DrainTimeout(DeadlineExceeded):
+    """A worker that was asked to stop had not drained by its deadline."""

@@ -1,0 +1,95 @@
+"""What the main loop says of itself, read by the heartbeat thread.
+
+*Consumes* marks of the main loop: progress, what it waits for, counters, links. *Produces* heartbeats. *Waits for* nothing.
+The loop's thread alone writes; the heartbeat thread alone reads, and every read is of one reference or one dict copy, which
+the interpreter makes whole. The thread invents nothing: if the loop is dead, ``progress`` stands still in every heartbeat.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.registry import Heartbeat, LinkReport, WaitingFor
+from protocol.ids import Incarnation
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wait:
+    """What the loop waits for. Compared by identity, so that a wait ends only itself."""
+
+    kind: WaitingFor
+    detail: str
+
+
+class Pulse:
+    """The state behind a worker's heartbeats."""
+
+    def __init__(self, who: Incarnation, clock: Clock) -> None:
+        self.who = who
+        self.policy_version = -1
+        self.counters: dict[str, float] = {}
+        self.links: tuple[LinkReport, ...] = ()
+        self._clock = clock
+        self._started_s = clock.time()
+        self._progress = 0
+        self._progress_at_s = self._started_s
+        self._wait = _Wait(WaitingFor.STARTING, "")
+        self._host = socket.gethostname()
+
+    def progress(self, n: int = 1) -> None:
+        """Count ``n`` turns of the main loop that did something."""
+        self._progress += n
+        self._progress_at_s = self._clock.time()
+
+    def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
+        """Say what the loop waits for from now on."""
+        self._wait = _Wait(kind, detail)
+
+    @contextmanager
+    def waiting(self, kind: WaitingFor, detail: str = "") -> Iterator[None]:
+        """Say what the loop waits for while the block runs; afterwards what it was before, unless that has changed."""
+        previous, mine = self._wait, _Wait(kind, detail)
+        self._wait = mine
+        try:
+            yield
+        finally:
+            if self._wait is mine:
+                self._wait = previous
+
+    def heartbeat(self) -> Heartbeat:
+        """Return the state at this moment. Called from the heartbeat thread."""
+        wait = self._wait
+        return Heartbeat(
+            who=self.who,
+            pid=os.getpid(),
+            host=self._host,
+            at_s=self._clock.time(),
+            started_s=self._started_s,
+            progress=self._progress,
+            progress_at_s=self._progress_at_s,
+            waiting_for=wait.kind,
+            detail=wait.detail,
+            policy_version=self.policy_version,
+            rss_bytes=resident_bytes(),
+            counters=dict(self.counters),
+            links=self.links,
+        )
+
+
+def resident_bytes() -> int:
+    """Return this process's resident memory; where the system does not tell, its peak."""
+    try:
+        return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
