@@ -1,0 +1,259 @@
+"""From messages to bytes and back: typed MessagePack, checked before, while and after decoding.
+
+*Consumes* messages, or frames that anybody may have written. *Produces* frames, or messages whose every field has its
+declared type; else one of the WireErrors, and nothing but a WireError. *Waits for* nothing.
+
+On a link a message is frames: the envelope, the body (a MessagePack map with named fields), then one frame for every large
+array. In the ledger it is one blob: a map of the same version, type and checksum, with the body nested in it and every array
+inline. The plain ``msgpack`` package reads either; ``protocol.peek`` does. ``protocol/README.md`` is the specification.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar, cast, get_args
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from protocol.arrays import Buffer, pack_array, unpack_array
+from protocol.errors import ChecksumMismatch, MalformedMessage, UnknownMessage, UnknownVersion
+from protocol.limits import MAX_ENVELOPE_BYTES, MAX_FRAMES, check_size, check_structure
+from protocol.messages import SCHEMA_VERSION, Message
+from protocol.trajectory import Score
+from protocol.validate import check_consistency
+
+T = TypeVar("T")
+
+MAX_BLOB_BYTES = 512 * 1024 * 1024
+"""Redis stores no longer value."""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """Frame 0 of every message."""
+
+    version: int
+    """SCHEMA_VERSION of the writer."""
+    type: str
+    """Tag of the body's type."""
+    sender: str
+    """Name of the worker that sent it."""
+    sequence: int
+    """Position on this link, from 0, without holes."""
+    checksum: int
+    """xxh3-64 over the body, then over each array frame, each hash seeding the next."""
+    sent_s: float
+    """Sender's wall-clock time, seconds since 1970."""
+
+
+class Blob(msgspec.Struct, frozen=True, kw_only=True):
+    """The one-piece form, for the ledger."""
+
+    version: int
+    type: str
+    checksum: int
+    """xxh3-64 over the bytes of ``body``."""
+    body: msgspec.Raw
+
+
+class _VersionOnly(msgspec.Struct):
+    """What every version of the envelope and of the blob has in common."""
+
+    version: int
+
+
+_ANY_VERSION = msgspec.msgpack.Decoder(_VersionOnly)
+
+
+def _tag_of(cls: type) -> str:
+    return cast("str", cast("Any", cls).__struct_config__.tag)
+
+
+Storable: TypeAlias = Message | Score
+_MESSAGE_TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in get_args(Message)}
+_TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in (*get_args(Message), *get_args(Score))}
+_TYPES: dict[str, type] = {tag: cls for cls, tag in _TAGS.items()}
+
+
+class _Codec(threading.local):
+    """One thread's encoders and decoders, with the array frames of the message at hand."""
+
+    frames: list[Buffer] | None
+    received: Sequence[Buffer]
+
+    def __init__(self) -> None:
+        self.frames = None
+        self.received = ()
+        encoder = msgspec.msgpack.Encoder(enc_hook=self._pack)
+        self.encode_body = encoder.encode
+        self.encode_head = msgspec.msgpack.Encoder().encode
+        self.decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+        self.decode_blob = msgspec.msgpack.Decoder(Blob).decode
+        self.decode_body = {
+            tag: msgspec.msgpack.Decoder(cls, dec_hook=self._unpack).decode for tag, cls in _TYPES.items()
+        }
+
+    def _pack(self, obj: object) -> object:
+        if isinstance(obj, np.ndarray):
+            return pack_array(obj, self.frames)
+        raise TypeError(f"a {type(obj).__name__} cannot travel; use numbers, text, lists, maps or numpy arrays")
+
+    def _unpack(self, declared: type, wire: object) -> object:
+        if declared is np.ndarray:
+            return unpack_array(wire, self.received)
+        raise TypeError(f"no wire form for {declared.__name__}")
+
+
+_codec = _Codec()
+
+
+def encode(message: Message, *, sender: str, sequence: int, sent_s: float) -> list[Buffer]:
+    """Return the frames of ``message``: envelope, body, large arrays. Arrays are not copied: leave them unchanged.
+
+    Raises MalformedMessage when the message contradicts itself or holds something that cannot travel.
+    """
+    tag = _MESSAGE_TAGS.get(type(message))
+    if tag is None:
+        raise UnknownMessage(f"a {type(message).__name__} is not a message; expected one of {_names(_MESSAGE_TAGS)}")
+    check_consistency(message)
+    codec = _codec
+    arrays: list[Buffer] = []
+    codec.frames = arrays
+    body = _encode_body(codec, message)
+    checksum = xxh3_64_intdigest(body)
+    for array in arrays:
+        checksum = xxh3_64_intdigest(array, checksum)
+    envelope = Envelope(
+        version=SCHEMA_VERSION, type=tag, sender=sender, sequence=sequence, checksum=checksum, sent_s=sent_s
+    )
+    return [codec.encode_head(envelope), body, *arrays]
+
+
+def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
+    """Return the message in ``frames`` and its envelope. Its arrays are read-only views of the frames.
+
+    Raises a WireError, and nothing else, whatever the frames hold.
+    """
+    check_size(sum(map(_size, frames)), max_bytes)
+    if not 2 <= len(frames) <= MAX_FRAMES:
+        raise MalformedMessage(
+            f"message of {len(frames)} frames, expected envelope, body and up to {MAX_FRAMES - 2} arrays"
+        )
+    codec = _codec
+    envelope = read_envelope(frames[0])
+    arrays = frames[2:]
+    body = bytes(frames[1])
+    checksum = xxh3_64_intdigest(body)
+    for array in arrays:
+        checksum = xxh3_64_intdigest(array, checksum)
+    _check_sum(checksum, envelope.checksum)
+    if envelope.type not in _TYPES or _TYPES[envelope.type] not in _MESSAGE_TAGS:
+        raise _unknown_type(envelope.type, _MESSAGE_TAGS)
+    return cast("Message", _decode_body(codec, envelope.type, body, arrays)), envelope
+
+
+def read_envelope(frame: Buffer) -> Envelope:
+    """Return frame 0, of our version. Raises UnknownVersion, MalformedMessage."""
+    if _size(frame) > MAX_ENVELOPE_BYTES:
+        raise MalformedMessage(f"envelope of {_size(frame)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
+    try:
+        envelope = _codec.decode_envelope(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        _refuse_other_version(frame)
+        raise MalformedMessage(f"the envelope cannot be read: {error}; is the peer a Headrace worker?") from error
+    if envelope.version != SCHEMA_VERSION:
+        _refuse_other_version(frame)
+    return envelope
+
+
+def to_blob(obj: Storable) -> bytes:
+    """Return ``obj``, a message or a score, as one blob for the ledger.
+
+    Raises MalformedMessage when it contradicts itself or holds something that cannot travel.
+    """
+    tag = _TAGS.get(type(obj))
+    if tag is None:
+        raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {_names(_TAGS)}")
+    check_consistency(obj)
+    codec = _codec
+    codec.frames = None
+    body = _encode_body(codec, obj)
+    return codec.encode_head(
+        Blob(version=SCHEMA_VERSION, type=tag, checksum=xxh3_64_intdigest(body), body=msgspec.Raw(body))
+    )
+
+
+def from_blob(data: Buffer, type_: type[T]) -> T:
+    """Return what ``to_blob`` wrote. ``type_`` is a message or score type, or a union of them.
+
+    Raises a WireError: UnknownMessage when the blob holds another type.
+    """
+    check_size(_size(data), MAX_BLOB_BYTES)
+    codec = _codec
+    try:
+        blob = codec.decode_blob(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        _refuse_other_version(data)
+        raise MalformedMessage(f"the blob cannot be read: {error}; was it written by to_blob?") from error
+    if blob.version != SCHEMA_VERSION:
+        _refuse_other_version(data)
+    body = bytes(blob.body)
+    _check_sum(xxh3_64_intdigest(body), blob.checksum)
+    wanted = dict.fromkeys(get_args(type_) or (type_,), "")
+    cls = _TYPES.get(blob.type)
+    if cls is None or cls not in wanted:
+        raise _unknown_type(blob.type, wanted)
+    return cast("T", _decode_body(codec, blob.type, body, ()))
+
+
+def _encode_body(codec: _Codec, obj: Storable) -> bytes:
+    try:
+        return codec.encode_body(obj)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {error}") from error
+
+
+def _decode_body(codec: _Codec, tag: str, body: bytes, arrays: Sequence[Buffer]) -> object:
+    check_structure(body)
+    codec.received = arrays
+    try:
+        obj = codec.decode_body[tag](body)
+    except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise MalformedMessage(f"the body of a {tag} cannot be read: {error}") from error
+    finally:
+        codec.received = ()
+    check_consistency(cast("Storable", obj))
+    return obj
+
+
+def _size(frame: Buffer) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+def _check_sum(computed: int, declared: int) -> None:
+    if computed != declared:
+        raise ChecksumMismatch(
+            f"checksum of the body is {computed:#018x}, the envelope says {declared:#018x}; bytes changed"
+        )
+
+
+def _refuse_other_version(data: Buffer) -> None:
+    """Raise UnknownVersion when ``data`` is a map that names another version."""
+    try:
+        version = _ANY_VERSION.decode(data).version
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return
+    if version != SCHEMA_VERSION:
+        raise UnknownVersion(
+            f"message of schema version {version}, this worker reads {SCHEMA_VERSION}; run the same release everywhere"
+        )
+
+
+def _unknown_type(tag: str, known: dict[type, str]) -> UnknownMessage:
+    return UnknownMessage(f"message type {tag!r:.60} is not one of {_names(known)}")
+
+
+def _names(types: dict[type, str]) -> str:
+    return ", ".join(_TAGS.get(cls, cls.__name__) for cls in types)
