@@ -1,0 +1,129 @@
+"""Models and tokenizers from a folder, for every engine alike: one way to load, one way to refuse.
+
+*Consumes* the folder of a Hugging Face causal language model. *Produces* a model in evaluation mode, its tokenizer, and the
+tokens that end a response. *Waits for* the disk only: nothing is ever fetched from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from protocol.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""Names that a configuration may use."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that a configuration names; ``auto`` takes CUDA when torch sees one, else the CPU.
+
+    Raises:
+        ConfigError: The name is not a device, or torch does not see that device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}, expected auto, cpu, cuda or cuda:N; correct it") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {name!r}, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; "
+            "use auto or cpu, or install a CUDA build of torch"
+        )
+    return device
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """Return the torch type of a configured name. Raises ConfigError for an unknown one."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise ConfigError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}") from None
+
+
+def load_model(
+    path: Path, dtype: torch.dtype, device: torch.device, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """Load a causal language model from a folder, in evaluation mode.
+
+    Args:
+        path: Folder with ``config.json`` and safetensors weights.
+        dtype: Type that the weights are cast to.
+        device: Where they go.
+        attn_implementation: Name of an attention function known to transformers; its own choice when absent.
+
+    Raises:
+        DataError: The folder is missing, or does not hold a causal language model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _check_folder(path, "config.json", "a model")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{path} does not load as a causal language model of transformers: {error}; "
+            "give a folder written by save_pretrained"
+        ) from error
+    return model.to(device).eval()
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that lies beside a model.
+
+    Raises:
+        DataError: The folder is missing or holds no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    _check_folder(path, "tokenizer_config.json", "a tokenizer")
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path} holds no tokenizer that transformers can read: {error}; save one beside the model"
+        ) from error
+
+
+def stop_token_ids(
+    tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel | None = None, extra: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """Collect the tokens that end a response: the tokenizer's, those of the model's generation settings, and ``extra``.
+
+    Args:
+        tokenizer: Its end-of-sequence token counts, when it has one.
+        model: Its generation config may name further ones, as chat models do.
+        extra: Configured ones.
+
+    Returns:
+        Sorted ids, each once. Empty when nothing ends a response but its limit.
+    """
+    found = set(extra)
+    if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
+        found.add(tokenizer.eos_token_id)
+    if model is not None:
+        settings = getattr(model, "generation_config", None) or model.config
+        named = getattr(settings, "eos_token_id", None)
+        found.update([named] if isinstance(named, int) else named or ())
+    return tuple(sorted(found))
+
+
+def _check_folder(path: Path, file: str, what: str) -> None:
+    if not path.is_dir():
+        raise DataError(
+            f"{path} is not a folder, expected one that holds {what}; correct the path in the configuration"
+        )
+    if not (path / file).is_file():
+        raise DataError(
+            f"{path} has no {file}, so it holds no {what.removeprefix('a ')}; give a folder written by save_pretrained"
+        )
