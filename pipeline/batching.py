@@ -1,14 +1,21 @@
 """From claimed units to what a training step reads: samples, and packing plans without padding.
 
-*Consumes* training samples made by an algorithm. *Produces* micro-batches under a token budget. Pure functions on numpy
-arrays; no torch.
+*Consumes* training samples made by an algorithm. *Produces* mini-batches (one optimiser step each), micro-batches under a
+token budget (one forward each), and the arrays of a micro-batch laid end to end. *Waits for* nothing: pure functions on
+numpy arrays; no torch.
+
+Nothing here decides what a token is worth. Loss weights are made from the lengths of a whole mini-batch
+(``pipeline.algorithms.aggregation``) before it is cut, so every plan that uses each sample once gives the same gradient.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +47,174 @@ class TrainingSample:
     def response_length(self) -> int:
         """R."""
         return int(self.tokens.size - self.prompt_length)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Samples laid end to end, without padding: N tokens, of which M are response tokens, of ``num_rows`` samples."""
+
+    tokens: np.ndarray
+    """int32 [N]"""
+    position_ids: np.ndarray
+    """int32 [N]: restarts at 0 with each sample."""
+    cumulative_lengths: np.ndarray
+    """int32 [num_rows + 1]: sample r is ``tokens[cumulative_lengths[r]:cumulative_lengths[r + 1]]``."""
+    predictors: np.ndarray
+    """int64 [M]: place in ``tokens`` of the token before each response token, whose logits predict it."""
+    targets: np.ndarray
+    """int32 [M]: the response tokens."""
+    row_ids: np.ndarray
+    """int64 [M]: the sample of each response token, 0 .. num_rows - 1, ascending."""
+    loss_mask: np.ndarray
+    """bool [M]"""
+    advantages: np.ndarray
+    """float32 [M]"""
+    behavior_logprobs: np.ndarray
+    """float32 [M]"""
+    old_logprobs: np.ndarray | None
+    """float32 [M]; None unless every sample has them."""
+    reference_logprobs: np.ndarray | None
+    """float32 [M]; None unless every sample has them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Samples in the batch."""
+        return int(self.cumulative_lengths.size - 1)
+
+    @property
+    def num_tokens(self) -> int:
+        """N: prompt and response tokens."""
+        return int(self.tokens.size)
+
+    def split(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut an array [M] of response-token values into one [R] array for each sample, in the batch's order."""
+        counts = np.bincount(self.row_ids, minlength=self.num_rows)
+        return np.split(values, np.cumsum(counts)[:-1])
+
+
+def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
+    """Lay samples end to end, in the order given.
+
+    Raises:
+        ValueError: There is no sample, a sample has no token before its first response token, or an array of a sample
+            does not have one entry a response token; the sample is named.
+    """
+    if not samples:
+        raise ValueError("a packed batch was asked for of 0 samples; expected at least 1: skip the step instead")
+    for sample in samples:
+        _check(sample)
+    lengths = np.array([sample.tokens.size for sample in samples], dtype=np.int64)
+    response_lengths = np.array([sample.response_length for sample in samples], dtype=np.int64)
+    ends = np.cumsum(lengths)
+    row_ids = np.repeat(np.arange(len(samples), dtype=np.int64), response_lengths)
+    # place of every response token: the last `response_lengths[r]` places of each row
+    places = np.arange(row_ids.size) + np.repeat(ends - np.cumsum(response_lengths), response_lengths)
+    tokens = np.concatenate([sample.tokens for sample in samples]).astype(np.int32, copy=False)
+    return PackedBatch(
+        tokens=tokens,
+        position_ids=(np.arange(tokens.size) - np.repeat(ends - lengths, lengths)).astype(np.int32),
+        cumulative_lengths=np.concatenate([[0], ends]).astype(np.int32),
+        predictors=places - 1,
+        targets=tokens[places],
+        row_ids=row_ids,
+        loss_mask=_join([sample.loss_mask for sample in samples], np.bool_),
+        advantages=_join([sample.advantages for sample in samples], np.float32),
+        behavior_logprobs=_join([sample.behavior_logprobs for sample in samples], np.float32),
+        old_logprobs=_join_all([sample.old_logprobs for sample in samples]),
+        reference_logprobs=_join_all([sample.reference_logprobs for sample in samples]),
+    )
+
+
+def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group samples into micro-batches of at most ``max_tokens`` tokens, every sample whole.
+
+    Best-fit decreasing: the longest samples first, each into the fullest micro-batch that still has room (at most 11/9 of
+    the fewest possible, plus one). A sample above the budget is alone in its micro-batch, since it cannot be cut. The same
+    lengths give the same plan.
+
+    Args:
+        lengths: Tokens of each sample.
+        max_tokens: Budget of one micro-batch.
+
+    Returns:
+        Indices into ``lengths``: each exactly once, ascending within a micro-batch, micro-batches by their first index.
+
+    Raises:
+        ValueError: ``max_tokens`` is not positive.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a micro-batch")
+    batches: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # (tokens still free, micro-batch), ascending
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        length = lengths[index]
+        place = bisect_left(rooms, (length, -1))
+        if place < len(rooms):
+            room, batch = rooms.pop(place)
+        else:
+            room, batch = max_tokens, len(batches)
+            batches.append([])
+        batches[batch].append(index)
+        if room > length:
+            insort(rooms, (room - length, batch))
+    return sorted(sorted(batch) for batch in batches)
+
+
+def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
+    """Cut samples, in their order, into at most ``num`` mini-batches whose sizes differ by at most one; none is empty.
+
+    Raises:
+        ValueError: ``num`` is not positive.
+    """
+    if num < 1:
+        raise ValueError(f"num is {num}; expected at least 1 mini-batch")
+    num = min(num, len(samples))
+    cuts = [len(samples) * i // num for i in range(num + 1)] if num else [0]
+    return [list(samples[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+
+
+def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Share samples among ranks so that their token counts are nearly equal: longest first, each to the emptiest rank.
+
+    The fullest rank holds at most 4/3 of the best possible. The same lengths give the same shares; a rank may get none when
+    there are fewer samples than ranks.
+
+    Returns:
+        For each rank its indices into ``lengths``, ascending.
+
+    Raises:
+        ValueError: ``num_ranks`` is not positive.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks is {num_ranks}; expected at least 1")
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    totals = [0] * num_ranks
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        rank = min(range(num_ranks), key=lambda r: (totals[r], len(shares[r]), r))
+        shares[rank].append(index)
+        totals[rank] += lengths[index]
+    return [sorted(share) for share in shares]
+
+
+def _check(sample: TrainingSample) -> None:
+    length = sample.response_length
+    if not 1 <= sample.prompt_length < sample.tokens.size:
+        raise ValueError(
+            f"sample {sample.name} has {sample.tokens.size} tokens, of which {sample.prompt_length} are prompt; expected at "
+            "least 1 prompt and 1 response token"
+        )
+    for name in ("loss_mask", "advantages", "behavior_logprobs", "versions", "old_logprobs", "reference_logprobs"):
+        values: np.ndarray | None = getattr(sample, name)
+        if values is not None and values.shape != (length,):
+            raise ValueError(
+                f"sample {sample.name} has {name} of shape {values.shape}; expected ({length},), one entry a response token"
+            )
+
+
+def _join(arrays: Sequence[np.ndarray], dtype: DTypeLike) -> np.ndarray:
+    return np.concatenate(arrays).astype(dtype, copy=False)
+
+
+def _join_all(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    present = [array for array in arrays if array is not None]
+    return _join(present, np.float32) if len(present) == len(arrays) else None
