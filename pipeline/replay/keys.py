@@ -1,0 +1,129 @@
+"""Every key that a run keeps in Redis: name, type, meaning, lifetime.
+
+*Consumes* a run's name. *Produces* key names. *Waits for* nothing.
+
+All keys of a run begin with the same hash tag, ``{run}:``, so that a cluster keeps the whole run in one slot, on one shard.
+A script is routed by the one key it is given (``counters``) and derives every other key from that key's tag; a derived key
+has the same tag, therefore the same slot, and a slot is only ever served whole by one node. That is why derived keys are
+safe in a cluster.
+
+Names of a worker's incarnation are ``generator-0#3``; of trajectories and chunks, ``t.12.3`` and ``t.12.3.0``; a *unit* is a
+group number, a trajectory id or a chunk id, by the run's unit. *Order* is the order of admission as one number: the group's
+number; ``group * group_size + member``; and for chunks that times 65,536 plus the chunk's index.
+
+| key | type | meaning | lifetime |
+|---|---|---|---|
+| ``{run}:spec`` | hash | what the ledger was made with, setting -> text | the run |
+| ``{run}:counters`` | hash | version, credit, stored bytes, admitted/trained/dropped by reason | the run |
+| ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
+| ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
+| ``{run}:group:<n>`` | hash | finals, missing, oldest, scored, accuracy, mixed, live, trained, reason | until settled |
+| ``{run}:trajectory:<id>`` | hash | next, final, holder, began, tokens, oldest, newest, missing, live | until settled |
+| ``{run}:chunk:<id>`` | hash | blob, one field per score, tokens, oldest, final, missing, attempts by role | until settled |
+| ``{run}:open`` | zset | trajectories with credit that nobody holds, by order | while so |
+| ``{run}:parked`` | zset | (unit chunk) trajectories whose next window waits for a credit, by order | while so |
+| ``{run}:running`` | zset | units with credit that are not ready, by order | while so |
+| ``{run}:running_age`` | zset | those of them that have begun, by the oldest version they may hold | while so |
+| ``{run}:ready`` | zset | units that the learner may claim, by order | while so |
+| ``{run}:ready_age`` | zset | the same units, by the version of their oldest token | while so |
+| ``{run}:holders`` | zset | incarnations that hold trajectories, by the time their lease ends | while so |
+| ``{run}:held:<incarnation>`` | set | trajectories that an incarnation holds | while so |
+| ``{run}:grant:<incarnation>`` | hash | the last lease request and its answer, so that a repeat gets the same | one hour |
+| ``{run}:due:<field>`` | zset | chunks that lack a field, by the time at which they are handed out again | until scored |
+| ``{run}:claims`` | hash | claims that are not settled, id -> policy version | until settled |
+| ``{run}:claim:<id>`` | zset | units of a claim, by order | until settled |
+| ``{run}:dead`` | list | dead letters, newest first, at most 1,000 | the run |
+| ``{run}:evaluation_open`` | zset | evaluation trajectories that nobody holds, by evaluation, prompt and sample | while so |
+| ``{run}:evaluation:<n>`` | hash | request, number of failed responses | the run |
+| ``{run}:evaluation:<n>:samples`` | hash | ``prompt.sample`` -> accuracy, reward, tokens, oldest and newest version | the run |
+| ``{run}:endpoints`` | hash | registry: worker -> role, endpoint, public key | the run |
+| ``{run}:heartbeats`` | hash | registry: worker -> its last heartbeat | until it departs |
+| ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
+| ``{run}:weights`` | string | registry: the newest published weights | the run |
+| ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_CHUNKS_PER_TRAJECTORY: Final = 65_536
+"""A chunk's order is its trajectory's order times this, plus its index."""
+
+
+def prefix(run: str) -> str:
+    """Return what every key of a run begins with. Raises ValueError for a name that would break the hash tag."""
+    if not run or "{" in run or "}" in run:
+        raise ValueError(f"run name is {run!r}; expected text without braces, since it becomes the keys' hash tag")
+    return f"{{{run}}}:"
+
+
+# -- the ledger (the scripts derive their own; these are what Python reads or names) --------------------------------------
+
+
+def counters(run: str) -> str:
+    """Hash of the ledger's counters; also the key by which every script is routed."""
+    return prefix(run) + "counters"
+
+
+def spec(run: str) -> str:
+    """Hash of the settings that the ledger was made with."""
+    return prefix(run) + "spec"
+
+
+def trajectory(run: str, trajectory_id: str) -> str:
+    """Hash of one trajectory."""
+    return f"{prefix(run)}trajectory:{trajectory_id}"
+
+
+def chunk(run: str, chunk_id: str) -> str:
+    """Hash of one chunk: its blob and its scores."""
+    return f"{prefix(run)}chunk:{chunk_id}"
+
+
+def dead(run: str) -> str:
+    """List of dead letters, newest first."""
+    return prefix(run) + "dead"
+
+
+def evaluation(run: str, number: int) -> str:
+    """Hash of one evaluation's request and failures."""
+    return f"{prefix(run)}evaluation:{number}"
+
+
+def evaluation_samples(run: str, number: int) -> str:
+    """Hash of one evaluation's scored responses."""
+    return f"{prefix(run)}evaluation:{number}:samples"
+
+
+# -- the registry ---------------------------------------------------------------------------------------------------------
+
+
+def epochs(run: str) -> str:
+    """Hash worker -> newest epoch (an integer). The registry raises it with HINCRBY; the ledger's scripts fence by it."""
+    return prefix(run) + "epochs"
+
+
+def endpoints(run: str) -> str:
+    """Hash worker -> role, endpoint and public key of its mailbox."""
+    return prefix(run) + "endpoints"
+
+
+def heartbeats(run: str) -> str:
+    """Hash worker -> last heartbeat."""
+    return prefix(run) + "heartbeats"
+
+
+def fleet(run: str) -> str:
+    """String: the desired number of workers by role."""
+    return prefix(run) + "fleet"
+
+
+def weights(run: str) -> str:
+    """String: the newest published weights."""
+    return prefix(run) + "weights"
+
+
+def run_status(run: str) -> str:
+    """String: the run's state and the sentence that explains it."""
+    return prefix(run) + "run_status"

