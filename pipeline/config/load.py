@@ -49,7 +49,9 @@ def read_resolved(run_dir: Path) -> RunConfig:
     """Read the configuration that a run was started with. Raises ConfigError when the folder holds no run."""
     path = run_dir / RESOLVED_NAME
     if not path.is_file():
-        raise ConfigError(f"{run_dir} is not a run: it has no {RESOLVED_NAME}; give the folder that `headrace up` printed")
+        raise ConfigError(
+            f"{run_dir} is not a run: it has no {RESOLVED_NAME}; give the folder that `headrace up` printed"
+        )
     return load_config([path])
 
 

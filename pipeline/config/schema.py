@@ -71,8 +71,8 @@ class AlgorithmSection(Section):
     num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
     clip_low: float = Field(default=0.2, gt=0.0, lt=1.0, description="eps_low. DAPO eq. 8.")
     clip_high: float = Field(default=0.28, gt=0.0, description="eps_high. DAPO eq. 8.")
-    dual_clip: float | None = Field(
-        default=10.0, description="c > 1 bounds the loss where the advantage is negative; DAPO recipe 10."
+    dual_clip: float = Field(
+        default=10.0, ge=0.0, description="c > 1 bounds the loss where the advantage is negative; 0 is off. DAPO recipe 10."
     )
     loss_aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
@@ -197,7 +197,8 @@ class LedgerSection(Section):
     scoring_deadline_s: float = Field(
         default=15.0, gt=0.0, description="An unscored chunk is handed out again after this."
     )
-    max_attempts: Positive = 3
+    max_attempts: Positive = Field(default=3, description="Failures of one role on one chunk before it is a dead letter.")
+    outage_timeout_s: float = Field(default=300.0, gt=0.0, description="How long workers ride out a ledger that is away or full.")
 
 
 class WireSection(Section):
@@ -220,7 +221,11 @@ class WeightsSection(Section):
     """How new weights reach the generators."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    keep: Positive = Field(default=2, description="Published versions kept on disk.")
+    keep: Positive = Field(default=2, description="Published versions kept.")
+    shared_memory: bool = Field(default=True, description="Publish into memory-backed storage where the host has some.")
+    poll_s: float = Field(default=0.05, gt=0.0, description="How often a generator looks for a newer version.")
+    max_part_mb: Positive = Field(default=4, description="One part of a version sent to another host.")
+    fetch_timeout_s: float = Field(default=30.0, gt=0.0, description="For one part.")
     max_generator_lag: Positive = Field(
         default=2, description="Versions a live generator may lag before the learner waits for it."
     )
@@ -290,9 +295,9 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.group_size is {algorithm.group_size}; a group baseline needs at least 2 responses a prompt"
             )
-        if algorithm.dual_clip is not None and algorithm.dual_clip <= 1.0:
+        if 0.0 < algorithm.dual_clip <= 1.0:
             raise ValueError(
-                f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or absent to switch it off"
+                f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off"
             )
         batch = algorithm.groups_per_update * algorithm.group_size
         if batch % algorithm.num_minibatches:

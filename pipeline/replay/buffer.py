@@ -315,6 +315,8 @@ class Totals:
     num_ready_units: int
     num_running: int
     num_groups_admitted: int
+    num_groups_dropped: dict[str, int]
+    """By reason."""
     num_tokens_generated: int
     num_tokens_trained: int
     is_closed: bool
@@ -340,8 +342,8 @@ class ReplayBuffer(Protocol):
         admitted whole while there is credit (members over the limit stay open for the next caller)."""
         ...
 
-    async def renew(self, who: Incarnation) -> None:
-        """Say that ``who`` still works on all that it holds."""
+    async def renew(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...]) -> None:
+        """Say that ``who`` still works on these. What it holds but does not name (the reply to a lease was lost) expires."""
         ...
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:

@@ -65,7 +65,9 @@ class PackedLayout:
         """Lay sequences of these lengths (each at least 1) end to end. Raises ValueError for an empty list or sequence."""
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size == 0 or sizes.min() < 1:
-            raise ValueError(f"a packed row was asked for with sequence lengths {sizes.tolist()}; each must be at least 1")
+            raise ValueError(
+                f"a packed row was asked for with sequence lengths {sizes.tolist()}; each must be at least 1"
+            )
         ends = np.cumsum(sizes)
         starts = ends - sizes
         position_ids = np.arange(ends[-1]) - np.repeat(starts, sizes)

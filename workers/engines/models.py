@@ -75,7 +75,7 @@ def load_model(
             f"{path} does not load as a causal language model of transformers: {error}; "
             "give a folder written by save_pretrained"
         ) from error
-    return model.to(device).eval()
+    return torch.nn.Module.to(model, device).eval()
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

@@ -1,0 +1,187 @@
+"""Which worker processes should be there, and what to do about the difference: a pure state machine, owning no process.
+
+*Consumes* the desired number of workers by role, exits with their codes, and the time. *Produces* actions: start, drain, kill.
+*Waits for* nothing. The supervisor carries the actions out and reports what happened.
+
+    absent ──start──> running ──exit──> backoff ──start──> running ...
+                        │  └─drain──> draining ──exit──> (forgotten)
+                        └── exit over the restart budget ──> the fleet has failed
+
+Each worker has a restart budget over a sliding period, so that one that dies once a day is restarted for ever and one that
+dies at once is not. An exit that another start cannot mend (a wrong setting) fails the fleet at the first time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pipeline.runtime.exit_codes import ExitCode
+from protocol.ids import Role
+
+_MAX_BACKOFF_FACTOR = 16
+_ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
+_HOPELESS = frozenset(code for code in ExitCode if code.is_hopeless)
+
+
+class Phase(StrEnum):
+    """Where one worker is."""
+
+    ABSENT = "absent"
+    RUNNING = "running"
+    BACKOFF = "backoff"
+    DRAINING = "draining"
+    ENDED = "ended"
+    """Exited as it should and is not wanted again (a learner that is done)."""
+
+
+class Verb(StrEnum):
+    """What the supervisor is to do."""
+
+    START = "start"
+    DRAIN = "drain"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do to one worker."""
+
+    verb: Verb
+    worker: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFailure:
+    """Why the fleet cannot go on."""
+
+    worker: str
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often and how fast a worker is restarted."""
+
+    max_restarts: int
+    window_s: float
+    backoff_s: float
+    drain_timeout_s: float
+
+
+@dataclass(slots=True)
+class Worker:
+    """One named worker as the plan sees it."""
+
+    name: str
+    role: Role
+    phase: Phase = Phase.ABSENT
+    start_at_s: float = 0.0
+    """Earliest time of the next start, in backoff."""
+    kill_at_s: float = 0.0
+    """Deadline of a drain."""
+    num_restarts: int = 0
+    """Over the whole run, for people."""
+    deaths: deque[float] = field(default_factory=deque)
+    """Times of unexpected exits within the period."""
+
+
+class FleetPlan:
+    """The desired fleet against the present one."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._workers: dict[str, Worker] = {}
+        self._is_stopping = False
+        self.failure: FleetFailure | None = None
+
+    @property
+    def workers(self) -> Iterable[Worker]:
+        """Every worker that is wanted or still there."""
+        return self._workers.values()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no process is left."""
+        return not any(w.phase in (Phase.RUNNING, Phase.DRAINING) for w in self._workers.values())
+
+    def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
+        """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained."""
+        actions: list[Action] = []
+        for role, count in counts.items():
+            for number in range(count):
+                name = worker_name(role, number)
+                if name not in self._workers:
+                    self._workers[name] = Worker(name, role)
+        for worker in list(self._workers.values()):
+            if _number(worker.name) >= counts.get(worker.role, 0):
+                actions += self._retire(worker, now_s)
+        return actions
+
+    def stop(self, now_s: float) -> list[Action]:
+        """Drain everything; nothing is started any more."""
+        self._is_stopping = True
+        return [action for worker in list(self._workers.values()) for action in self._retire(worker, now_s)]
+
+    def due(self, now_s: float) -> list[Action]:
+        """Return what is to be done now: starts whose time has come, kills of drains past their deadline."""
+        actions: list[Action] = []
+        for worker in self._workers.values():
+            if worker.phase is Phase.DRAINING and now_s >= worker.kill_at_s:
+                worker.kill_at_s = now_s + self._policy.drain_timeout_s
+                actions.append(Action(Verb.KILL, worker.name, worker.role))
+            startable = worker.phase is Phase.ABSENT or (worker.phase is Phase.BACKOFF and now_s >= worker.start_at_s)
+            if startable and not self._is_stopping and self.failure is None:
+                worker.phase = Phase.RUNNING
+                actions.append(Action(Verb.START, worker.name, worker.role))
+        return actions
+
+    def exited(self, name: str, exit_code: int, now_s: float) -> None:
+        """Take note that a worker's process has ended."""
+        worker = self._workers[name]
+        if worker.phase is Phase.DRAINING:
+            del self._workers[name]
+            return
+        if exit_code in _ENDED_WELL:
+            worker.phase = Phase.ENDED
+            return
+        if exit_code in _HOPELESS:
+            self._fail(worker, exit_code, "a restart cannot mend this")
+            return
+        worker.deaths.append(now_s)
+        while worker.deaths and worker.deaths[0] <= now_s - self._policy.window_s:
+            worker.deaths.popleft()
+        if len(worker.deaths) > self._policy.max_restarts:
+            self._fail(worker, exit_code, f"died {len(worker.deaths)} times within {self._policy.window_s:g} s")
+            return
+        factor = min(2 ** (len(worker.deaths) - 1), _MAX_BACKOFF_FACTOR)
+        worker.phase = Phase.BACKOFF
+        worker.start_at_s = now_s + factor * self._policy.backoff_s
+        worker.num_restarts += 1
+
+    def _fail(self, worker: Worker, exit_code: int, reason: str) -> None:
+        worker.phase = Phase.ENDED
+        if self.failure is None:
+            self.failure = FleetFailure(worker.name, exit_code, reason)
+
+    def _retire(self, worker: Worker, now_s: float) -> list[Action]:
+        if worker.phase is Phase.RUNNING:
+            worker.phase = Phase.DRAINING
+            worker.kill_at_s = now_s + self._policy.drain_timeout_s
+            return [Action(Verb.DRAIN, worker.name, worker.role)]
+        if worker.phase is not Phase.DRAINING:
+            del self._workers[worker.name]
+        return []
+
+
+def worker_name(role: Role, number: int) -> str:
+    """Return ``generator-0``; the learner and the value process are alone and so have no number."""
+    return str(role) if role in (Role.LEARNER, Role.VALUE) and number == 0 else f"{role}-{number}"
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2]) if "-" in name else 0

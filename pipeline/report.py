@@ -1,0 +1,171 @@
+"""The page that a run leaves behind: ``<run_dir>/report.html`` and the same figures in ``report.json``.
+
+*Consumes* the run's history, its resolved configuration and the last audit. *Produces* one self-contained page (no scripts, no
+links to anywhere) with figures and charts. Nothing here is needed for training; ``headrace report`` makes it again at any time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.load import RESOLVED_NAME
+from pipeline.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
+from pipeline.replay.buffer import Audit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+_COLOURS = ("#0b6e99", "#d9730d", "#6940a5")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures that people ask for first."""
+
+    num_updates: int
+    num_trained_tokens: int
+    train_s: float
+    """From the first claim to the last update, by the wall clock."""
+    accuracy_before: float | None
+    """Held-out accuracy of the first and the last evaluation; None when there was none."""
+    accuracy_after: float | None
+    num_held_out: int
+    max_staleness: int
+    learner_wait_share: float
+    """Share of the training time in which the learner waited for ready units."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    label: str
+    value: str
+    note: str = ""
+
+
+def summarize(run_dir: Path) -> Summary:
+    """Read the history and return its summary. An empty history gives zeros."""
+    updates, evaluations = _rows(run_dir)
+    train_s = sum(r.wait_s + r.logprob_s + r.step_s + r.publish_s for r in updates)
+    return Summary(
+        num_updates=len(updates),
+        num_trained_tokens=sum(r.num_trained_tokens for r in updates),
+        train_s=train_s,
+        accuracy_before=evaluations[0].accuracy if evaluations else None,
+        accuracy_after=evaluations[-1].accuracy if len(evaluations) > 1 else None,
+        num_held_out=evaluations[-1].num_responses if evaluations else 0,
+        max_staleness=max((r.staleness_max for r in updates), default=0),
+        learner_wait_share=sum(r.wait_s for r in updates) / train_s if train_s else 0.0,
+    )
+
+
+def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None) -> Path:
+    """Write ``report.html`` and ``report.json`` into the run's folder; return the page's path."""
+    import jinja2  # deferred: only a finished run needs it
+
+    updates, evaluations = _rows(run_dir)
+    summary = summarize(run_dir)
+    balances = [("groups", audit.groups), ("trajectories", audit.trajectories), ("tokens", audit.tokens)] if audit else []
+    config = run_dir / RESOLVED_NAME
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        title=title,
+        detail=detail,
+        cards=_cards(summary),
+        charts=_charts(updates, evaluations) if updates else [],
+        evaluations=evaluations,
+        audit=audit,
+        balances=balances,
+        reasons=sorted({reason for _, balance in balances for reason in balance.dropped}),
+        config=config.read_text(encoding="utf-8") if config.exists() else "",
+    )
+    (run_dir / "report.json").write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+    path = run_dir / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _rows(run_dir: Path) -> tuple[list[UpdateRow], list[EvaluationRow]]:
+    rows = list(read_history(run_dir / HISTORY_NAME))
+    updates = [row for row in rows if isinstance(row, UpdateRow)]
+    return updates, [row for row in rows if isinstance(row, EvaluationRow)]
+
+
+def _cards(summary: Summary) -> list[_Card]:
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f} %"
+
+    return [
+        _Card("accuracy before", percent(summary.accuracy_before), f"{summary.num_held_out} held-out responses"),
+        _Card("accuracy after", percent(summary.accuracy_after), f"{summary.num_held_out} held-out responses"),
+        _Card("updates", f"{summary.num_updates}", f"{summary.num_trained_tokens:,} tokens trained on"),
+        _Card("training time", f"{summary.train_s:.0f} s", f"learner waited {100 * summary.learner_wait_share:.0f} % of it"),
+        _Card("staleness", f"≤ {summary.max_staleness}", "versions behind, at most"),
+    ]
+
+
+def _charts(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) -> list[str]:
+    numbers = [row.update for row in updates]
+    first_update = {row.policy_version: row.update for row in updates}
+
+    def accuracy(axes: Axes) -> None:
+        axes.plot(numbers, [100 * r.accuracy for r in updates], color=_COLOURS[0], lw=1.2, label="training batch")
+        at = [first_update.get(row.policy_version, 0) for row in evaluations]
+        axes.plot(at, [100 * r.accuracy for r in evaluations], "o-", color=_COLOURS[1], label="held-out")
+        axes.set_ylim(0, 100)
+        axes.set_ylabel("accuracy, %")
+        axes.legend(frameon=False)
+
+    def length(axes: Axes) -> None:
+        axes.plot(numbers, [r.response_length for r in updates], color=_COLOURS[0])
+        axes.set_ylabel("mean response, tokens")
+        axes.set_ylim(bottom=0)
+
+    def staleness(axes: Axes) -> None:
+        axes.plot(numbers, [r.staleness_max for r in updates], color=_COLOURS[1], drawstyle="steps-mid", label="oldest token")
+        axes.plot(numbers, [r.staleness_mean for r in updates], color=_COLOURS[0], label="mean")
+        axes.set_ylabel("staleness, versions")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+
+    def seconds(axes: Axes) -> None:
+        parts = {
+            "waiting for units": [r.wait_s for r in updates],
+            "log-probs": [r.logprob_s for r in updates],
+            "steps and publishing": [r.step_s + r.publish_s for r in updates],
+        }
+        axes.stackplot(numbers, *parts.values(), labels=parts, colors=_COLOURS, alpha=0.85)
+        ceiling = statistics.quantiles([sum(column) for column in zip(*parts.values(), strict=True)], n=50)[-1]
+        axes.set_ylim(0, 1.3 * ceiling)
+        axes.set_ylabel("seconds an update")
+        axes.legend(frameon=False, loc="upper right", fontsize=8)
+
+    if len(updates) < 2:
+        return [_svg(accuracy)]
+    return [_svg(draw) for draw in (accuracy, length, staleness, seconds)]
+
+
+def _svg(draw: Callable[[Axes], None]) -> str:
+    """Render one chart as an inline SVG element, with text as text."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "font.size": 10, "font.family": "sans-serif"}):
+        figure = Figure(figsize=(6, 3.2), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        draw(axes)
+        axes.set_xlabel("update")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e6ecef")
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

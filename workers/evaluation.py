@@ -1,0 +1,95 @@
+"""Evaluations as the learner keeps them: asked for, waited for, recorded.
+
+*Consumes* the ledger's evaluation lane. *Produces* one EvaluationRow an evaluation. *Waits for* generators and the reward
+worker, with a deadline: an evaluation that is not complete by then is recorded with the responses that are there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pipeline.history import EvaluationRow
+from pipeline.replay.buffer import EvaluationRequest, EvaluationState
+from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.registry import WaitingFor
+
+_POLL_S = 0.1
+
+
+@dataclass(slots=True)
+class _Pending:
+    number: int
+    policy_version: int
+    deadline_s: float
+
+
+class Evaluations:
+    """Requests evaluations one after another and collects them."""
+
+    def __init__(self, ctx: ActorContext, *, num_prompts: int, next_number: int = 0) -> None:
+        self._ctx = ctx
+        self._num_prompts = min(num_prompts, ctx.config.evaluation.num_prompts)
+        self.next_number = next_number
+        self._pending: list[_Pending] = []
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self._num_prompts > 0
+
+    async def request(self, policy_version: int) -> None:
+        """Open an evaluation of ``policy_version``."""
+        settings = self._ctx.config.evaluation
+        request = EvaluationRequest(
+            number=self.next_number,
+            policy_version=policy_version,
+            num_prompts=self._num_prompts,
+            samples_per_prompt=settings.samples_per_prompt,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+        )
+        await self._ctx.replay.request_evaluation(self._ctx.who, request)
+        deadline_s = self._ctx.clock.monotonic() + settings.timeout_s
+        self._pending.append(_Pending(self.next_number, policy_version, deadline_s))
+        self.next_number += 1
+
+    async def collect(self) -> list[EvaluationRow]:
+        """Return those that are complete by now, or past their deadline."""
+        rows: list[EvaluationRow] = []
+        for pending in list(self._pending):
+            state = await self._ctx.replay.evaluation(pending.number)
+            is_late = self._ctx.clock.monotonic() >= pending.deadline_s
+            if state is None or not (state.is_complete or is_late):
+                continue
+            if not state.is_complete:
+                self._ctx.log.warning("evaluation_incomplete", number=pending.number, num_responses=len(state.samples))
+            self._pending.remove(pending)
+            if state.samples:
+                rows.append(_row(pending, state))
+        return rows
+
+    async def wait(self) -> list[EvaluationRow]:
+        """Wait for all that was requested, each until its deadline or until the worker drains."""
+        rows: list[EvaluationRow] = []
+        while self._pending and not self._ctx.draining.is_set():
+            self._ctx.waiting_for(WaitingFor.INPUT, f"evaluation {self._pending[0].number}")
+            rows += await self.collect()
+            if self._pending:
+                await self._ctx.clock.sleep(_POLL_S)
+        return rows
+
+
+def _row(pending: _Pending, state: EvaluationState) -> EvaluationRow:
+    samples = state.samples
+    return EvaluationRow(
+        number=pending.number,
+        policy_version=pending.policy_version,
+        at_s=time.time(),
+        num_responses=len(samples),
+        num_failed=state.num_failed,
+        accuracy=sum(s.accuracy for s in samples) / len(samples),
+        response_length=sum(s.num_tokens for s in samples) / len(samples),
+        oldest_version=min(s.oldest_version for s in samples),
+        newest_version=max(s.newest_version for s in samples),
+    )

@@ -1,0 +1,324 @@
+"""The generator: prompts with credit in, chunks out.
+
+*Consumes* leases from the ledger (new groups, or trajectories that nobody holds) and published weights. *Produces* chunks:
+each is written to the ledger once, and from then on nothing can lose it; then it goes to the scorers' mailboxes. *Waits for*
+credit (the learner settles or drops) and for room in a scorer's mailbox (the scorer reads): that wait is the back-pressure.
+
+Two loops share the process. The *decode* loop leases, feeds the engine and takes weights; it alone touches the engine, on
+the compute thread. The *writers* carry finished windows to the ledger and the wire while the engine goes on, and hand back
+those that may be extended. Between them are two bounded queues.
+
+Counters in the heartbeat: ``sampled_tokens``, ``prefill_tokens``, ``decode_steps``, ``live``, ``chunks``, ``duplicates``,
+``undelivered`` (left to the ledger's overdue index), ``weight_swaps``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.replay.buffer import ChunkWrite, Lease, Refusal, WriteStatus
+from pipeline.replay.spec import ledger_spec
+from pipeline.runtime.actor import Actor
+from pipeline.runtime.outbox import Outbox
+from pipeline.runtime.registry import WaitingFor, WeightsAnnouncement
+from pipeline.runtime.retry import ride_out
+from pipeline.weights import fetch_file, local_file
+from protocol.errors import WeightsRejected
+from protocol.ids import ChunkId, Role, TrajectoryId
+from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
+from workers.engines.build import build_generation_engine, read_weights
+from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
+
+_NUM_WRITERS = 4
+_IDLE_S = 0.02
+_DRAIN_SEND_S = 0.2
+"""While draining nobody is kept waiting for a scorer that may be draining too."""
+
+_REFUSALS = {
+    Refusal.NO_CREDIT: "the learner to settle or drop work: sampling is as far ahead as staleness allows",
+    Refusal.EXHAUSTED: "nothing: every prompt is admitted",
+    Refusal.MEMORY: "the ledger to shrink below its watermark",
+    Refusal.CLOSED: "nothing: admission is closed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A leased trajectory: what the next chunk needs to know."""
+
+    lease: Lease
+    prompt: Prompt
+    response_tokens: np.ndarray
+    """int32 [tokens of the chunks before the next one]"""
+    next_index: int
+
+
+class Generator(Actor):
+    """Samples trajectories window by window."""
+
+    role: ClassVar[Role] = Role.GENERATOR
+
+    async def setup(self) -> None:
+        """Read prompts, join the ledger, build the engine and take the first weights."""
+        config = self.ctx.config
+        self._tokenizer = load_text_tokenizer(config.model.path)
+        self._source = await self.ctx.compute(PromptSource.load, config, self._tokenizer)
+        await self.ctx.replay.open(ledger_spec(config, self._source))
+        self._engine: GenerationEngine = await self.ctx.compute(build_generation_engine, config)
+        self._held: dict[TrajectoryId, _Held] = {}
+        self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
+        self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
+        self._writing = 0
+        self._next_weights_look = 0.0
+        self._next_renewal = 0.0
+        self._outboxes = [Outbox(self.ctx, Role.REWARD)]
+        if config.needs_reference:
+            self._outboxes.append(Outbox(self.ctx, Role.REFERENCE))
+        for outbox in self._outboxes:
+            self.ctx.spawn(f"outbox-{outbox.role}", outbox.discover())
+        self.ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")
+        while self._engine.policy_version < 0 and not self.ctx.draining.is_set():
+            if not await self._take_weights():
+                await self.ctx.clock.sleep(config.weights.poll_s)
+
+    async def run(self) -> None:
+        """Decode until told to drain, while writers carry what is finished."""
+        for number in range(_NUM_WRITERS):
+            self.ctx.spawn(f"writer-{number}", self._write_windows())
+        while not self.ctx.draining.is_set():
+            await self._look_for_weights()
+            await self._renew()
+            await self._lease_and_resume()
+            if self._engine.stats().num_live == 0:
+                await self.ctx.clock.sleep(_IDLE_S)
+                continue
+            self.ctx.waiting_for(WaitingFor.COMPUTE)
+            for window in await self.ctx.compute(self._engine.advance, self.ctx.config.generation.steps_per_turn):
+                await self._pass_on(window)
+            self._count()
+            self.ctx.progress()
+
+    async def drain(self) -> None:
+        """Cut every live window, write it, and open what is unfinished for others."""
+        for window in await self.ctx.compute(self._engine.cut):
+            await self._pass_on(window)
+        await self._finished.join()
+        await self.ctx.replay.give_back(self.ctx.who)
+
+    # -- the decode loop -----------------------------------------------------------------------------------------------
+
+    async def _pass_on(self, window: Window) -> None:
+        if self._finished.full():
+            self.ctx.waiting_for(WaitingFor.ROOM, "the writers")
+        await self._finished.put(window)
+
+    async def _lease_and_resume(self) -> None:
+        while not self._resumed.empty():
+            self._submit(self._held[self._resumed.get_nowait()])
+        wanted = self._engine.num_slots - len(self._held)
+        if wanted <= 0 or self._is_swapping():
+            return
+        grant = await self.ctx.replay.lease(self.ctx.who, max_trajectories=wanted)
+        for lease in grant.leases:
+            await self._serve_at_least(lease)
+            held = self._hold(lease)
+            self._held[lease.trajectory] = held
+            self._submit(held)
+        if grant.refusal is not None and not self._held:
+            self.ctx.waiting_for(WaitingFor.CREDIT, _REFUSALS[grant.refusal])
+
+    async def _serve_at_least(self, lease: Lease) -> None:
+        """An evaluation begins under its version or a later one."""
+        while lease.evaluation is not None and self._engine.policy_version < lease.evaluation.policy_version:
+            self.ctx.waiting_for(WaitingFor.WEIGHTS, f"version {lease.evaluation.policy_version} for an evaluation")
+            if not await self._take_weights():
+                await self.ctx.clock.sleep(self.ctx.config.weights.poll_s)
+
+    def _hold(self, lease: Lease) -> _Held:
+        last = lease.last_chunk
+        if last is not None:
+            tokens = np.concatenate([last.context_tokens, last.tokens])
+            return _Held(lease, last.prompt, tokens, lease.next_index)
+        group = lease.trajectory.group
+        prompt = self._source.at(group) if lease.evaluation is None else self._source.evaluation_at(group)
+        return _Held(lease, prompt, np.empty(0, np.int32), lease.next_index)
+
+    def _submit(self, held: _Held) -> None:
+        generation = self.ctx.config.generation
+        evaluation = held.lease.evaluation
+        if evaluation is None:
+            sampling = SamplingParams(generation.temperature, generation.top_p, generation.top_k)
+        else:
+            sampling = SamplingParams(evaluation.temperature, evaluation.top_p)
+        self._engine.submit(
+            WindowRequest(
+                trajectory=held.lease.trajectory,
+                prompt_tokens=held.prompt.tokens,
+                response_tokens=held.response_tokens,
+                window_tokens=generation.window_tokens,
+                max_response_tokens=generation.max_response_tokens,
+                sampling=sampling,
+                seed=self.ctx.config.run.seed,
+            )
+        )
+
+    async def _renew(self) -> None:
+        now = self.ctx.clock.monotonic()
+        if self._held and now >= self._next_renewal:
+            self._next_renewal = now + self.ctx.config.ledger.lease_s / 4
+            await self.ctx.replay.renew(self.ctx.who, tuple(self._held))
+
+    def _count(self) -> None:
+        stats = self._engine.stats()
+        self.ctx.counters.update(
+            sampled_tokens=stats.num_sampled_tokens,
+            prefill_tokens=stats.num_prefill_tokens,
+            decode_steps=stats.num_decode_steps,
+            live=stats.num_live,
+        )
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def _is_swapping(self) -> bool:
+        """With ``swap = window``, a newer version waits until every live window has ended, and nothing new begins."""
+        return self.ctx.config.generation.swap == "window" and self._newer is not None
+
+    async def _look_for_weights(self) -> None:
+        now = self.ctx.clock.monotonic()
+        if now < self._next_weights_look:
+            return
+        self._next_weights_look = now + self.ctx.config.weights.poll_s
+        await self._take_weights()
+
+    _newer: WeightsAnnouncement | None = None
+
+    async def _take_weights(self) -> bool:
+        """Serve the newest announced version if it is newer than ours; return whether the version changed.
+
+        Raises WeightsRejected when verified weights do not fit the model: this worker cannot go on.
+        """
+        announcement = await self.ctx.registry.weights()
+        if announcement is None or announcement.policy_version <= self._engine.policy_version:
+            return False
+        self._newer = announcement
+        if self._is_swapping() and self._engine.stats().num_live:
+            return False
+        path = await self.ctx.compute(local_file, announcement)
+        fetched = None
+        try:
+            if path is None:
+                path = fetched = await self._fetch(announcement)
+            tensors = await self.ctx.compute(read_weights, path)
+            await self.ctx.compute(self._engine.load_weights, tensors, announcement.policy_version)
+        except (FileNotFoundError, TimeoutError, ConnectionError) as error:
+            self.ctx.log.warning("weights_not_taken", policy_version=announcement.policy_version, reason=str(error))
+            return False
+        finally:
+            if fetched is not None:
+                fetched.unlink(missing_ok=True)
+        self._newer = None
+        self.ctx.policy_version = announcement.policy_version
+        self.ctx.counters["weight_swaps"] = self.ctx.counters.get("weight_swaps", 0) + 1
+        self.ctx.progress()
+        return True
+
+    async def _fetch(self, announcement: WeightsAnnouncement) -> Path:
+        """Ask the learner for the file in parts. Raises FileNotFoundError when it serves none."""
+        if not announcement.endpoint:
+            raise FileNotFoundError(f"{announcement.path} is gone and the learner serves no endpoint")
+        keys = {endpoint: key for endpoint, key in (await self.ctx.registry.endpoints(Role.LEARNER)).values()}
+        requester = self.ctx.transport.requester(announcement.endpoint, server_key=keys.get(announcement.endpoint, ""))
+        weights = self.ctx.config.weights
+        try:
+            return await fetch_file(
+                announcement,
+                requester,
+                self.ctx.run_dir / "fetched" / self.ctx.who.worker,
+                max_part_bytes=weights.max_part_mb << 20,
+                timeout_s=weights.fetch_timeout_s,
+            )
+        except WeightsRejected as error:  # replaced while it travelled: the next look finds the newer one
+            raise FileNotFoundError(str(error)) from error
+        finally:
+            requester.close()
+
+    # -- the writers ---------------------------------------------------------------------------------------------------
+
+    async def _write_windows(self) -> None:
+        while True:
+            window = await self._finished.get()
+            await self._write(window)
+            self._finished.task_done()
+
+    async def _write(self, window: Window) -> None:
+        held = self._held[window.trajectory]
+        if window.finish_reason is FinishReason.ABORT:
+            await self._let_go(window.trajectory)
+            return
+        chunk = self._chunk(held, window)
+        outcome = await self._store(chunk)
+        if outcome.status is WriteStatus.STORED:
+            self.ctx.counters["chunks"] = self.ctx.counters.get("chunks", 0) + 1
+            await self._deliver(chunk)
+        else:
+            self.ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
+        if outcome.keeps_lease and not self.ctx.draining.is_set():
+            tokens = np.concatenate([held.response_tokens, window.tokens])
+            self._held[window.trajectory] = _Held(held.lease, held.prompt, tokens, held.next_index + 1)
+            await self._resumed.put(window.trajectory)
+            return
+        del self._held[window.trajectory]
+
+    async def _let_go(self, trajectory: TrajectoryId) -> None:
+        """Hand a trajectory that the engine gave up to whoever leases it next; it is never scored as wrong."""
+        del self._held[trajectory]
+        await self.ctx.replay.give_back(self.ctx.who, (trajectory,))
+
+    async def _store(self, chunk: TrajectoryChunk) -> ChunkWrite:
+        """Write the chunk, however long the ledger is away or full: it is held here until then, so nothing is lost."""
+
+        def say(error: Exception) -> None:
+            self.ctx.waiting_for(WaitingFor.LEDGER, str(error))
+
+        return await ride_out(
+            lambda: self.ctx.replay.write_chunk(self.ctx.who, chunk),
+            clock=self.ctx.clock,
+            timeout_s=self.ctx.config.ledger.outage_timeout_s,
+            on_wait=say,
+        )
+
+    async def _deliver(self, chunk: TrajectoryChunk) -> None:
+        """Send the chunk to the mailboxes that need it; what finds no room in time is left to the overdue index."""
+        for outbox in self._outboxes:
+            if outbox.role is Role.REWARD and not chunk.finish_reason.is_final:
+                continue
+            if outbox.role is not Role.REWARD and chunk.trajectory.is_evaluation:
+                continue
+            timeout_s = _DRAIN_SEND_S if self.ctx.draining.is_set() else self.ctx.config.wire.send_timeout_s
+            if not await outbox.send(chunk, timeout_s=timeout_s):
+                self.ctx.counters["undelivered"] = self.ctx.counters.get("undelivered", 0) + 1
+
+    def _chunk(self, held: _Held, window: Window) -> TrajectoryChunk:
+        text = None
+        if window.finish_reason.is_final:
+            text = self._tokenizer.decode(np.concatenate([held.response_tokens, window.tokens]).tolist())
+        return TrajectoryChunk(
+            id=ChunkId(window.trajectory, held.next_index),
+            prompt=held.prompt,
+            context_tokens=held.response_tokens,
+            tokens=window.tokens,
+            behavior_logprobs=window.behavior_logprobs,
+            segments=window.segments,
+            finish_reason=window.finish_reason,
+            response_text=text,
+            worker=str(self.ctx.who),
+            created_s=time.time(),
+        )

@@ -1,0 +1,294 @@
+"""The learner: claimed units in, policy versions and checkpoints out.
+
+*Consumes* claims of ready units. *Produces* one policy version an update, published to the generators, and checkpoints. *Waits
+for* enough ready units (the scorers make them ready), and for generators that lag too far behind to take new weights.
+
+One update: claim, fetch, advantages and masks, proximal log-probs, one or more optimiser steps, publish version + 1. A batch
+is settled, that is counted as trained for good, only together with the checkpoint that holds its effect; until then it is
+leased to this incarnation, and comes back whole if this process dies.
+
+Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``, ``trained_tokens``, ``accuracy``,
+``reward``, ``evaluation_accuracy``, ``refused_steps``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.algorithms import Algorithm, build
+from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.batching import TrainingSample, split_minibatches
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
+from pipeline.replay.buffer import Claim, ClaimedUnit, ClaimRefused, ClaimWait, DropReason
+from pipeline.replay.spec import ledger_spec
+from pipeline.runtime.actor import Actor
+from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from protocol.ids import Role
+from workers.checkpoint import latest_checkpoint, write_checkpoint
+from workers.engines.build import build_training_backend
+from workers.engines.training import StepResult, TrainingBackend
+from workers.evaluation import Evaluations
+from workers.publishing import Publisher
+
+_POLL_S = 0.02
+
+
+class Learner(Actor):
+    """Trains the policy on what the ledger has ready."""
+
+    role: ClassVar[Role] = Role.LEARNER
+
+    async def setup(self) -> None:
+        """Join the ledger, restore the newest good checkpoint, publish its weights."""
+        config = self.ctx.config
+        source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
+        await self.ctx.replay.open(ledger_spec(config, source))
+        self._algorithm: Algorithm = build(config)
+        checkpoint = await self.ctx.compute(latest_checkpoint, self._checkpoints)
+        state = checkpoint.state if checkpoint else {}
+        self._backend: TrainingBackend = await self.ctx.compute(build_training_backend, config)
+        if checkpoint is not None:
+            await self.ctx.compute(self._backend.load, checkpoint.path)
+        self._num_updates = int(state.get("num_updates", 0))
+        self._applied: list[str] = []
+        returned = await self.ctx.replay.recover(self.ctx.who, tuple(state.get("claims", ())))
+        self._publisher = Publisher(self.ctx)
+        await self._publisher.start()
+        self._version = await self._publisher.next_version(int(state.get("policy_version", 0)), restored=bool(state))
+        self._history = History.resume(self.ctx.run_dir / HISTORY_NAME, last_version=int(state.get("policy_version", 0)))
+        self._evaluations = Evaluations(
+            self.ctx, num_prompts=source.num_evaluation_prompts, next_number=int(state.get("next_evaluation", 0))
+        )
+        self._is_resumed = checkpoint is not None
+        self._num_bad_steps = 0
+        self._dropped_at_update = await self._num_without_signal()
+        self.ctx.log.info("learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned)
+        await self._publish()
+
+    async def run(self) -> None:
+        """Update until there are enough updates, the data is exhausted or hopeless, or a stop is asked for."""
+        config = self.ctx.config
+        if self._evaluations.is_enabled and not self._is_resumed:
+            await self._evaluations.request(self._version)
+            self._record(await self._evaluations.wait())
+        ending = None
+        while self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
+            started = time.monotonic()
+            outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
+            while isinstance(outcome, ClaimRefused) and not self.ctx.draining.is_set():
+                if ending := await self._is_over(outcome):
+                    break
+                self._say_waiting(outcome)
+                self._record(await self._evaluations.collect())
+                await self.ctx.clock.sleep(_POLL_S)
+                outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
+            if isinstance(outcome, ClaimRefused):
+                break
+            await self._update(outcome, wait_s=time.monotonic() - started)
+        if self.ctx.draining.is_set():
+            return
+        await self._finish(ending)
+
+    async def drain(self) -> None:
+        """Keep what was learned: checkpoint and settle."""
+        await self._checkpoint()
+
+    async def teardown(self) -> None:
+        """Close files and endpoints."""
+        self._history.close()
+        self._publisher.close()
+
+    # -- one update ----------------------------------------------------------------------------------------------------
+
+    async def _update(self, claim: Claim, *, wait_s: float) -> None:
+        self.ctx.waiting_for(WaitingFor.COMPUTE)
+        units = await self.ctx.replay.fetch(claim)
+        samples = await self._prepare(claim, units)
+        started = time.monotonic()
+        if samples:
+            logprobs = await self.ctx.compute(self._backend.response_logprobs, samples)
+            samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
+        logprob_s = time.monotonic() - started
+        started = time.monotonic()
+        results = await self._steps(samples)
+        step_s = time.monotonic() - started
+        self._num_updates += 1
+        self._version += 1
+        self._applied.append(claim.claim_id)
+        started = time.monotonic()
+        await self._publish()
+        publish_s = time.monotonic() - started
+        self._dropped_at_update = await self._num_without_signal()
+        if samples:
+            row = _row(self._num_updates, self._version, samples, results)
+            self._history.append(replace(row, wait_s=wait_s, logprob_s=logprob_s, step_s=step_s, publish_s=publish_s))
+            self._show(row)
+        every = self.ctx.config.evaluation.every_updates
+        if self._evaluations.is_enabled and every and self._num_updates % every == 0:
+            await self._evaluations.request(self._version)
+        if self._num_updates % self.ctx.config.checkpoint.every_updates == 0:
+            await self._checkpoint()
+        self.ctx.progress()
+
+    async def _prepare(self, claim: Claim, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
+        """Make samples, dropping units whose arrays hold NaN or infinity: never trained on, counted, named in the log."""
+        kept = list(units)
+        while kept:
+            try:
+                return self._algorithm.prepare(kept)
+            except NonFiniteUnit as error:
+                self.ctx.log.error("non_finite_unit", unit=error.unit, error=str(error))
+                await self.ctx.replay.drop(self.ctx.who, claim, error.unit, DropReason.NON_FINITE)
+                kept = [unit for unit in kept if unit.name != error.unit]
+        return []
+
+    async def _steps(self, samples: list[TrainingSample]) -> list[StepResult]:
+        """Run the optimiser steps of one update. A step that is not finite is refused by the backend and changes nothing.
+
+        Raises FloatingPointError after too many refused steps in a row.
+        """
+        results: list[StepResult] = []
+        if not samples:
+            return results
+        for minibatch in split_minibatches(samples, self.ctx.config.algorithm.num_minibatches):
+            result = await self.ctx.compute(self._backend.step, minibatch, self._algorithm.objective)
+            results.append(result)
+            self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
+            if not result.applied:
+                self.ctx.log.error("step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps)
+            if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
+                raise FloatingPointError(
+                    f"{self._num_bad_steps} optimiser steps in a row were not finite (loss {result.loss}, gradient norm "
+                    f"{result.grad_norm}); lower learner.learning_rate or look at the samples of claim {self._applied[-1:]}"
+                )
+        return results
+
+    async def _publish(self) -> None:
+        await self._publisher.publish(self._version, self._backend)
+        await self.ctx.replay.advance(self.ctx.who, self._version)
+        self.ctx.policy_version = self._version
+
+    async def _checkpoint(self) -> None:
+        """Write a checkpoint, then settle the claims whose effect it holds."""
+        claims = tuple(self._applied)
+        self._history.sync()
+        state = {
+            "policy_version": self._version,
+            "num_updates": self._num_updates,
+            "claims": claims,
+            "next_evaluation": self._evaluations.next_number,
+        }
+        await self.ctx.compute(self._write_checkpoint, state)
+        await self.ctx.replay.settle(self.ctx.who, claims)
+        self._applied = self._applied[len(claims) :]
+
+    def _write_checkpoint(self, state: dict[str, object]) -> None:
+        keep = self.ctx.config.checkpoint.keep
+        write_checkpoint(self._checkpoints, self._version, self._backend.save, state, keep=keep)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.ctx.run_dir / "checkpoints"
+
+    # -- waiting and ending --------------------------------------------------------------------------------------------
+
+    def _say_waiting(self, refused: ClaimRefused) -> None:
+        self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
+        what = f"{refused.num_ready} of {refused.num_needed} ready"
+        if refused.wait is ClaimWait.LATE_WORK:
+            what = f"{refused.oldest_running}, which would be too stale after this update"
+        elif refused.oldest_running:
+            what += f"; the oldest that is not is {refused.oldest_running}"
+        self.ctx.waiting_for(WaitingFor.INPUT, what)
+
+    async def _is_over(self, refused: ClaimRefused) -> str | None:
+        """Return why no update can fill any more, in words, or None."""
+        audit_hint = "see `headrace audit` for what became of every prompt"
+        if refused.wait is ClaimWait.STARVED:
+            return (
+                f"the prompts are exhausted after {self._num_updates} updates: {refused.num_ready} of {refused.num_needed} "
+                f"units are ready and nothing is on the way; set data.epochs higher or add prompts ({audit_hint})"
+            )
+        limit = self.ctx.config.algorithm.max_generation_batches * self.ctx.config.algorithm.groups_per_update
+        without_signal = await self._num_without_signal() - self._dropped_at_update
+        if limit and without_signal >= limit:
+            return (
+                f"{without_signal} groups in a row were all right or all wrong, so none had anything to learn from, after "
+                f"{self._num_updates} updates: the data is too easy or too hard for this policy; change the data or "
+                f"algorithm.max_generation_batches ({audit_hint})"
+            )
+        return None
+
+    async def _num_without_signal(self) -> int:
+        return (await self.ctx.replay.totals()).num_groups_dropped.get(DropReason.NO_SIGNAL, 0)
+
+    async def _finish(self, ending: str | None) -> None:
+        """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the run is finished."""
+        await self.ctx.replay.close_admission(self.ctx.who)
+        await self._checkpoint()
+        await self.ctx.replay.cancel_in_flight(self.ctx.who)
+        if self._evaluations.is_enabled:
+            await self._evaluations.request(self._version)
+            self._record(await self._evaluations.wait())
+        detail = ending or f"{self._num_updates} updates done"
+        state = RunState.FINISHED
+        self.ctx.log.info("run_finished", detail=detail, policy_version=self._version)
+        await self.ctx.registry.set_run_status(RunStatus(state, detail))
+        self.ctx.finish(ExitCode.STARVED if ending else ExitCode.OK)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def _record(self, rows: list[EvaluationRow]) -> None:
+        for row in rows:
+            self._history.append(row)
+            self.ctx.counters["evaluation_accuracy"] = row.accuracy
+            self.ctx.log.info("evaluation", **{name: getattr(row, name) for name in ("number", "policy_version", "accuracy")})
+
+    def _show(self, row: UpdateRow) -> None:
+        counters = self.ctx.counters
+        counters.update(updates=row.update, num_updates=self.ctx.config.run.num_updates)
+        counters.update(accuracy=row.accuracy, reward=row.reward)
+        counters["trained_tokens"] = counters.get("trained_tokens", 0) + row.num_trained_tokens
+        counters["refused_steps"] = counters.get("refused_steps", 0) + row.num_refused_steps
+        self.ctx.log.info("update", update=row.update, accuracy=row.accuracy, loss=row.loss, staleness_max=row.staleness_max)
+
+
+def _row(update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult]) -> UpdateRow:
+    """Summarise an update; ``version`` is the one that it published, so the learner was at ``version - 1``."""
+    ages = np.concatenate([version - 1 - s.versions for s in samples])
+    sums: Counter[str] = Counter()
+    for result in results:
+        sums.update(result.metrics)
+    return UpdateRow(
+        update=update,
+        policy_version=version,
+        at_s=time.time(),
+        num_trajectories=len(samples),
+        num_response_tokens=sum(s.response_length for s in samples),
+        num_trained_tokens=sum(int(s.loss_mask.sum()) for s in samples),
+        reward=float(np.mean([s.reward for s in samples])),
+        accuracy=float(np.mean([s.accuracy for s in samples])),
+        response_length=float(np.mean([s.response_length for s in samples])),
+        staleness_mean=float(ages.mean()),
+        staleness_max=int(ages.max()),
+        num_segments_mean=float(np.mean([np.unique(s.versions).size for s in samples])),
+        loss=float(np.mean([r.loss for r in results])),
+        grad_norm=float(np.mean([r.grad_norm for r in results])),
+        learning_rate=results[-1].learning_rate,
+        num_refused_steps=sum(not r.applied for r in results),
+        wait_s=0.0,
+        logprob_s=0.0,
+        step_s=0.0,
+        publish_s=0.0,
+        metrics={name: value / len(results) for name, value in sums.items()},
+    )

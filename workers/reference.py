@@ -1,0 +1,53 @@
+"""The reference worker: chunks in, log-probs under the frozen policy out.
+
+*Consumes* chunks from its mailbox, and from the ledger those that no reference worker has scored in time. *Produces* the
+reference field of each, once. *Waits for* its mailbox (generators fill it). Each chunk carries its whole context, so that
+this worker keeps no state and any number of them may come and go.
+
+Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import ClassVar
+
+import numpy as np
+
+from workers.scorer import Scorer
+from protocol.errors import EngineError
+from protocol.ids import Role
+from protocol.trajectory import Field, ReferenceScore, TrajectoryChunk
+from workers.engines.build import build_scoring_engine
+from workers.engines.scoring import ScoringEngine, ScoringRequest
+
+
+class Reference(Scorer):
+    """Adds frozen-policy log-probs to every chunk."""
+
+    role: ClassVar[Role] = Role.REFERENCE
+    field: ClassVar[Field] = Field.REFERENCE
+
+    async def setup(self) -> None:
+        """Load the frozen policy and open the mailbox."""
+        self._engine: ScoringEngine = await self.ctx.compute(build_scoring_engine, self.ctx.config)
+        await super().setup()
+
+    def wants(self, chunk: TrajectoryChunk) -> bool:
+        """Evaluation is never trained on, so it needs no reference."""
+        return not chunk.trajectory.is_evaluation
+
+    async def score(self, chunks: list[TrajectoryChunk]) -> None:
+        """Score and write a batch. An engine that fails on it fails every chunk of it, to be retried elsewhere."""
+        requests = [
+            ScoringRequest(np.concatenate([c.prompt.tokens, c.context_tokens, c.tokens]), c.num_tokens) for c in chunks
+        ]
+        try:
+            scored = await self.ctx.compute(self._engine.logprobs, requests)
+        except EngineError:
+            for chunk in chunks:
+                await self.fail(chunk, traceback.format_exc())
+            return
+        for chunk, logprobs in zip(chunks, scored, strict=True):
+            await self.write(chunk, ReferenceScore(logprobs=logprobs))
+            self.count("scored_tokens", chunk.num_tokens)

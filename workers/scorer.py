@@ -1,0 +1,107 @@
+"""What reward, reference and value workers share: a mailbox, the overdue index, keyed writes.
+
+*Consumes* chunks from the mailbox, and from the ledger the chunks whose deadline has passed (their message was lost with a
+dead process, or a mailbox was full for too long). *Produces* one field of each. *Waits for* its mailbox. Nothing depends on a
+message arriving: the wire is fast, the ledger is durable.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+from pipeline.replay.buffer import WriteStatus
+from pipeline.runtime.actor import Actor
+from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.retry import ride_out
+from protocol.endpoints import mailbox_endpoint
+from protocol.trajectory import Field, Score, TrajectoryChunk
+
+_RECEIVE_TIMEOUT_S = 0.25
+_OVERDUE_EVERY_S = 1.0
+
+
+class Scorer(Actor):
+    """An actor that adds one field to chunks."""
+
+    field: ClassVar[Field]
+    max_batch: int = 64
+
+    @abc.abstractmethod
+    async def score(self, chunks: list[TrajectoryChunk]) -> None:
+        """Compute the field for a batch; end each chunk with ``write`` or ``fail``."""
+
+    def wants(self, chunk: TrajectoryChunk) -> bool:
+        """Whether this role adds anything to ``chunk``."""
+        return True
+
+    async def setup(self) -> None:
+        """Bind the mailbox and tell the registry where it is."""
+        endpoint = mailbox_endpoint(self.ctx.config.wire, self.ctx.run_dir, self.ctx.who)
+        self._mailbox = self.ctx.transport.mailbox(endpoint)
+        self.ctx.watch_mailbox(self._mailbox)
+        await self.ctx.registry.set_endpoint(
+            self.ctx.who, self._mailbox.endpoint, public_key=self.ctx.transport.public_key
+        )
+
+    async def run(self) -> None:
+        """Score what arrives and what is overdue until told to drain."""
+        next_overdue = 0.0
+        while not self.ctx.draining.is_set():
+            batch = await self._receive()
+            now = self.ctx.clock.monotonic()
+            if len(batch) < self.max_batch and now >= next_overdue:
+                next_overdue = now + _OVERDUE_EVERY_S
+                batch += await self._overdue(self.max_batch - len(batch))
+            if batch:
+                self.ctx.waiting_for(WaitingFor.COMPUTE)
+                await self.score(batch)
+                self.ctx.progress(len(batch))
+
+    async def drain(self) -> None:
+        """Score what is in the mailbox already; the rest is overdue later and goes to others."""
+        while batch := await self._receive(timeout_s=0.0):
+            await self.score(batch)
+
+    async def teardown(self) -> None:
+        """Close the mailbox."""
+        self._mailbox.close()
+
+    async def write(self, chunk: TrajectoryChunk, score: Score) -> None:
+        """Fill this role's field of a chunk; a repeat changes nothing."""
+        status = await ride_out(
+            lambda: self.ctx.replay.write_score(self.ctx.who, chunk.id, score),
+            clock=self.ctx.clock,
+            timeout_s=self.ctx.config.ledger.outage_timeout_s,
+            on_wait=lambda error: self.ctx.waiting_for(WaitingFor.LEDGER, str(error)),
+        )
+        self.count("scored" if status is WriteStatus.STORED else "duplicates")
+
+    async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
+        """Report that this chunk could not be scored, with a traceback."""
+        is_dead = await self.ctx.replay.fail_score(self.ctx.who, chunk.id, self.field, error)
+        self.count("failed")
+        self.ctx.log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter in the heartbeat."""
+        self.ctx.counters[name] = self.ctx.counters.get(name, 0) + amount
+
+    async def _receive(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> list[TrajectoryChunk]:
+        """Wait for one message, then take what else is there, up to a batch."""
+        self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
+        batch: list[TrajectoryChunk] = []
+        while len(batch) < self.max_batch:
+            delivery = await self._mailbox.receive(timeout_s=timeout_s)
+            if delivery is None:
+                break
+            timeout_s = 0.0
+            if isinstance(delivery.message, TrajectoryChunk) and self.wants(delivery.message):
+                batch.append(delivery.message)
+        return batch
+
+    async def _overdue(self, room: int) -> list[TrajectoryChunk]:
+        chunks = await self.ctx.replay.overdue(self.ctx.who, self.field, max_chunks=room)
+        if chunks:
+            self.count("overdue", len(chunks))
+        return chunks
