@@ -18,6 +18,7 @@
     │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
     ├── EngineError                       an engine cannot go on
     │   └── WeightsRejected (ValueError)  the digest, names or shapes of published weights do not match
+    ├── StorageFailed (OSError)           the disk refused a checkpoint; the one before is untouched
     └── VerifierError                     a reward function raised or ran out of time; never scored as wrong
 
 Each class also inherits the standard error that it refines, so a caller may catch either. A message says what failed,
@@ -97,6 +98,10 @@ class EngineError(HeadraceError):
 
 class WeightsRejected(EngineError, ValueError):
     """Published weights do not match their digest, or do not fit the model."""
+
+
+class StorageFailed(HeadraceError, OSError):
+    """The disk refused to hold a checkpoint; the one before is untouched."""
 
 
 class VerifierError(HeadraceError):
