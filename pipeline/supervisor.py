@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import LedgerServer, open_server
+from pipeline.runtime.server import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.weights import remove_weights
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Role
@@ -104,11 +105,14 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     """Hold the run's lock: one supervisor a run. Raises ConfigError when another holds it."""
-    with (run_dir / "supervisor.lock").open("w") as file:
+    with (run_dir / "supervisor.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another supervisor runs {run_dir}; look at it with `headrace status {run_dir}`") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
 
 
@@ -133,8 +137,11 @@ class Supervisor:
 
     async def run(self, watch: Callable[[View], object] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
         """Start the ledger and the fleet, keep them, and return once the run has ended and every process is gone."""
-        server = await asyncio.to_thread(open_server, self._config, self._run_dir)
-        client = connect(server.url)
+        settings = self._config.ledger
+        server = await asyncio.to_thread(
+            open_ledger, self._run_dir, configured_url=settings.url, max_memory_mb=settings.max_memory_mb
+        )
+        client = connect(read_ledger_url(self._run_dir))
         registry = RedisRegistry(client, self._config.run.name)
         replay = RedisReplay(client, self._config.run.name)
         loop = asyncio.get_running_loop()
@@ -149,7 +156,8 @@ class Supervisor:
         finally:
             self._kill_all()
             await registry.aclose()
-            await asyncio.to_thread(server.stop)
+            if server is not None:
+                await asyncio.to_thread(server.stop)
             remove_weights(self._run_dir)
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -161,7 +169,7 @@ class Supervisor:
         self,
         registry: Registry,
         replay: RedisReplay,
-        server: LedgerServer,
+        server: EmbeddedServer | None,
         watch: Callable[[View], object] | None,
         watch_every_s: float,
     ) -> RunStatus:
@@ -171,7 +179,7 @@ class Supervisor:
         while True:
             now = time.monotonic()
             self._reap(now)
-            if not server.is_alive():
+            if server is not None and not await asyncio.to_thread(server.is_alive):
                 log.error("ledger_server_died", action="restarting it on its append-only file")
                 await asyncio.to_thread(server.start)
             with contextlib.suppress(LedgerUnavailable):  # it is being restarted; the workers ride it out as well

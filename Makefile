@@ -1,0 +1,54 @@
+# Everything a person does with Headrace, behind a plain virtual environment. `make help` lists the targets.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+SEED   ?= 0
+RUN    ?= demo-$(shell date +%Y%m%d-%H%M%S)
+
+# One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test check format bench clean
+help:
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Headrace needs Python 3.11 or later; $$($(PYTHON) --version) was found. Say which: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run ## train the small model with DAPO on this machine's CPU (SEED=0)
+	$(BIN)/python -m ops.demo_task --out runs/demo-data
+	$(BIN)/headrace up configs/demo.toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED)
+	$(BIN)/headrace audit runs/$(RUN)
+
+test: $(VENV)/.dev ## every test, integration included
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.dev ## format, lint, types, floors, fast tests: before every commit
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -m "not integration"
+
+format: $(VENV)/.dev ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and spread
+	$(BIN)/python -m ops.bench.codec --json bench-results/codec.json
+	$(BIN)/python -m ops.bench.startup --json bench-results/startup.json
+	$(BIN)/python -m ops.bench.engine --json bench-results/engine.json
+	$(BIN)/python -m ops.bench.learner --json bench-results/learner.json
+
+clean: ## remove the environment and caches, never runs
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

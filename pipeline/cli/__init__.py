@@ -1,0 +1,82 @@
+"""The ``headrace`` command.
+
+Each command is a module that is imported only when it is called, and none imports torch: ``headrace --help`` starts in a
+fraction of a second. Errors are one sentence on standard error and a documented exit code (``pipeline.runtime.exit_codes``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+
+import click
+
+from protocol.errors import HeadraceError
+
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "up": ("pipeline.cli.up", "Start a run and stay with it until it ends."),
+    "down": ("pipeline.cli.change", "Ask a run to drain and end."),
+    "scale": ("pipeline.cli.change", "Change how many workers of a role a run has, while it runs."),
+    "status": ("pipeline.cli.look", "Show workers, progress and what each waits for."),
+    "queues": ("pipeline.cli.look", "Show every link and ledger queue: depth, limit, oldest age, consumer."),
+    "audit": ("pipeline.cli.look", "Check the conservation law: admitted = trained + dropped + in flight."),
+    "peek": ("pipeline.cli.look", "Show a stored chunk and its scores, as any MessagePack reader would."),
+    "score": ("pipeline.rewards.cli", "Score a file of responses offline, to check a verifier before training."),
+    "report": ("pipeline.cli.look", "Write the page of a run again."),
+    "config": ("pipeline.cli.config", "Check or show the configuration that files and --set make."),
+}
+
+_EPILOG = """\b
+Examples:
+  headrace up configs/demo.toml --fleet configs/fleets/demo.toml
+  headrace status                 # the newest run under ./runs
+  headrace queues runs/demo --json
+  headrace scale generator=4
+  headrace audit
+"""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and summaries, and imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order of a run's life."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        return getattr(module, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List commands from the table, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="headrace")
+def headrace() -> None:
+    """Post-train reasoning language models with reinforcement learning, asynchronously."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with a documented code."""
+    try:
+        code = headrace.main(arguments, standalone_mode=False)
+    except click.exceptions.Exit as ending:
+        sys.exit(ending.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except HeadraceError as error:
+        from pipeline.runtime.exit_codes import exit_code_of
+
+        click.echo(f"headrace: {error}", err=True)
+        sys.exit(exit_code_of(error))
+    sys.exit(code if isinstance(code, int) else 0)

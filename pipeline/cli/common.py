@@ -1,0 +1,99 @@
+"""What the commands share: finding a run, attaching to its ledger, printing as JSON.
+
+Attaching to a run whose embedded server is down (the run has ended, or the machine was restarted) starts the server on the
+run's own append-only file for as long as the command looks, and stops it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from pipeline.config.load import RESOLVED_NAME, read_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.replay.buffer import ReplayBuffer
+from pipeline.runtime.registry import Registry
+from protocol.errors import ConfigError
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+run_argument = click.argument("run", required=False, type=click.Path(path_type=Path))
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A run that a command looks at."""
+
+    run_dir: Path
+    config: RunConfig
+    replay: ReplayBuffer
+    registry: Registry
+
+
+def find_run(run: Path | None) -> Path:
+    """Return the run's folder: the given one, or the one changed last under ./runs. Raises ConfigError."""
+    if run is not None:
+        if not (run / RESOLVED_NAME).is_file():
+            raise ConfigError(f"{run} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made")
+        return run
+    found = sorted(Path("runs").glob(f"*/{RESOLVED_NAME}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ConfigError("no run under ./runs; give the run's folder, for example `headrace status runs/demo`")
+    return found[-1].parent
+
+
+@asynccontextmanager
+async def attach(run: Path | None) -> AsyncIterator[Attached]:
+    """Connect to a run's ledger, starting its embedded server for the time being when it is down."""
+    from pipeline.replay.connect import connect
+    from pipeline.replay.redis import RedisReplay
+    from pipeline.runtime.ledger_file import read_address
+    from pipeline.runtime.registry_redis import RedisRegistry
+    from pipeline.runtime.server import EmbeddedServer, read_ledger_url
+
+    run_dir = find_run(run)
+    config = read_resolved(run_dir)
+    url = read_ledger_url(run_dir)
+    address = read_address(run_dir)
+    temporary = None
+    if address is not None and address.is_embedded:
+        server = EmbeddedServer(run_dir, max_memory_mb=config.ledger.max_memory_mb)
+        if not server.start():
+            temporary = server
+    client = connect(url)
+    replay = RedisReplay(client, config.run.name)
+    registry = RedisRegistry(client, config.run.name)
+    try:
+        yield Attached(run_dir, config, replay, registry)
+    finally:
+        await registry.aclose()
+        await replay.aclose()
+        if temporary is not None:
+            temporary.stop()
+
+
+def echo_json(value: Any) -> None:
+    """Print a dataclass, struct or plain value as indented JSON."""
+    click.echo(json.dumps(_plain(value), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return _plain(msgspec.structs.asdict(value))
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
