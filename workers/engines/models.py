@@ -75,7 +75,8 @@ def load_model(
             f"{path} does not load as a causal language model of transformers: {error}; "
             "give a folder written by save_pretrained"
         ) from error
-    return torch.nn.Module.to(model, device).eval()
+    torch.nn.Module.to(model, device)  # moves in place
+    return model.eval()
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
