@@ -153,11 +153,11 @@ def packed_attention(
         query, key = query.to(value.dtype), key.to(value.dtype)
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.max_length else None
     # [N, heads, head dim]: one row of memory per token, so that gathering a token copies one piece
-    rows = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
+    query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _varlen_kernel() is not None:
-        output = _attend_varlen(*rows, packed_layout, scaling, window)
+        output = _attend_varlen(query, key, value, packed_layout, scaling, window)
     else:
-        output = _attend_buckets(*rows, packed_layout, scaling, window)
+        output = _attend_buckets(query, key, value, packed_layout, scaling, window)
     return output.unsqueeze(0), None
 
 

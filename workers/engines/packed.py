@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.batching import PackedBatch
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION, PackedLayout
 
@@ -31,6 +32,7 @@ MAX_LOGITS = 1 << 26
 """Logits alive at once: 64 Mi, or 256 MiB in fp32 (a row of 150,000 words: 447 tokens at once)."""
 
 _PACKABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
+_Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 _LOGIT_SCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -80,6 +82,16 @@ class PackedTokens:
             layout=PackedLayout.of(lengths, device),
             positions=torch.from_numpy(places - 1).to(device),
             targets=torch.from_numpy(row[places]).to(device),
+        )
+
+    @classmethod
+    def from_batch(cls, batch: PackedBatch, device: torch.device) -> PackedTokens:
+        """Take the tokens of a training batch, whose scored tokens are its response tokens."""
+        return cls(
+            tokens=torch.from_numpy(batch.tokens.astype(np.int64)).to(device),
+            layout=PackedLayout.of(np.diff(batch.cumulative_lengths), device),
+            positions=torch.from_numpy(batch.predictors.astype(np.int64)).to(device),
+            targets=torch.from_numpy(batch.targets.astype(np.int64)).to(device),
         )
 
 
@@ -149,23 +161,26 @@ def score_packed(
         packed_layout=batch.layout,
     ).last_hidden_state.squeeze(0)
     head = model.get_output_embeddings()
+    assert head is not None, "a causal language model has a head"
 
-    def score_part(states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def score_part(states: torch.Tensor, targets: torch.Tensor) -> _Scores:
         return _score_logits(head(states), targets, temperature, entropy)
 
-    parts = [
-        checkpoint(score_part, hidden.index_select(0, positions), targets, use_reentrant=False)
-        if torch.is_grad_enabled()
-        else score_part(hidden.index_select(0, positions), targets)
-        for positions, targets in zip(batch.positions.split(rows), batch.targets.split(rows), strict=True)
-    ]
-    entropies = [part[1] for part in parts if part[1] is not None]
-    return TokenScores(torch.cat([part[0] for part in parts]), torch.cat(entropies) if entropies else None)
+    logprobs: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
+    for positions, targets in zip(batch.positions.split(rows), batch.targets.split(rows), strict=True):
+        states = hidden.index_select(0, positions)
+        if torch.is_grad_enabled():
+            part = cast("_Scores", checkpoint(score_part, states, targets, use_reentrant=False))
+        else:
+            part = score_part(states, targets)
+        logprobs.append(part[0])
+        if part[1] is not None:
+            entropies.append(part[1])
+    return TokenScores(torch.cat(logprobs), torch.cat(entropies) if entropies else None)
 
 
-def _score_logits(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:
     """Return log-probs [M] of ``targets`` and entropies [M] of ``logits`` [M, vocabulary] at ``temperature``."""
     if logits.dtype != torch.float64:
         logits = logits.float()
