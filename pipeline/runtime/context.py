@@ -8,7 +8,7 @@ compute thread, in ``compute``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -200,7 +200,7 @@ class ActorContext:
             self._num_computing -= 1
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
+    def _computing(self) -> Generator[None]:
         with self.pulse.waiting(WaitingFor.COMPUTE):
             yield
 

@@ -46,7 +46,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
     Of an exception group, the most telling member decides: fencing over configuration over the ledger over the rest.
     """
     if isinstance(error, BaseExceptionGroup):
-        codes = {exit_code_of(member) for member in error.exceptions}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
+        codes = {exit_code_of(member) for member in members}
         for code in (ExitCode.FENCED, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.LEDGER_UNAVAILABLE):
             if code in codes:
                 return code

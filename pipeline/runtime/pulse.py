@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ class Pulse:
         self._wait = _Wait(kind, detail)
 
     @contextmanager
-    def waiting(self, kind: WaitingFor, detail: str = "") -> Iterator[None]:
+    def waiting(self, kind: WaitingFor, detail: str = "") -> Generator[None]:
         """Say what the loop waits for while the block runs; afterwards what it was before, unless that has changed."""
         previous, mine = self._wait, _Wait(kind, detail)
         self._wait = mine

@@ -113,7 +113,7 @@ class RunStatus:
 class Fleet:
     """How many workers of each role are wanted."""
 
-    counts: dict[Role, int] = field(default_factory=dict)
+    counts: dict[Role, int] = field(default_factory=dict[Role, int])
 
 
 class Registry(Protocol):

@@ -37,7 +37,7 @@ def limit_threads(num_threads: int) -> None:
 
 def thread_environment(num_threads: int) -> dict[str, str]:
     """Return the variables that bound the numeric threads of a child process."""
-    values = dict.fromkeys(_VARIABLES, str(num_threads))
+    values: dict[str, str] = {name: str(num_threads) for name in _VARIABLES}
     values["OMP_WAIT_POLICY"] = "PASSIVE"  # an idle thread sleeps instead of spinning on its neighbour's core
     values["TOKENIZERS_PARALLELISM"] = "false"
     return values

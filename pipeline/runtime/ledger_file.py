@@ -1,0 +1,61 @@
+"""``<run_dir>/ledger.json``: where a run's ledger is, for every later command and worker.
+
+*Consumes* the address that the supervisor settled on. *Produces* a file of mode 0600, since the address holds a password.
+*Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pipeline.runtime.private_files import write_private
+from protocol.errors import ConfigError
+
+LEDGER_FILE = "ledger.json"
+
+
+class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ledger is and, when it is embedded, which process serves it."""
+
+    url: str
+    """``redis://``, ``rediss://`` or ``unix://``, with the password."""
+    is_embedded: bool = False
+    socket: str = ""
+    """Path of the embedded server's socket."""
+    server: str = ""
+    """Path of the embedded server's program."""
+    server_version: str = ""
+
+
+def write_address(run_dir: Path, address: LedgerAddress) -> None:
+    """Say where the ledger of this run is."""
+    write_private(run_dir / LEDGER_FILE, msgspec.json.format(msgspec.json.encode(address)) + b"\n")
+
+
+def read_address(run_dir: Path) -> LedgerAddress | None:
+    """Return where the ledger of this run is; None when none was ever started.
+
+    Raises:
+        ConfigError: the file is not what was written.
+    """
+    path = run_dir / LEDGER_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LedgerAddress)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: not a ledger address: {error}; remove it, and start the run again") from error
+
+
+def read_ledger_url(run_dir: Path) -> str:
+    """Return the URL of this run's ledger.
+
+    Raises:
+        ConfigError: no ledger was ever started for this run.
+    """
+    address = read_address(run_dir)
+    if address is None:
+        raise ConfigError(f"{run_dir} has no {LEDGER_FILE}: its ledger was never started; run `headrace up` first")
+    return address.url

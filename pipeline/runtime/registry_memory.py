@@ -1,0 +1,162 @@
+"""The registry in this process: for tests of actors, and the plain statement of what the contract means.
+
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pipeline.runtime.clock import Clock, RealClock
+from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, WeightsAnnouncement
+from protocol.errors import Fenced
+from protocol.ids import Incarnation, Role
+
+SILENT_AFTER_S = 10.0
+"""A worker that gave no sign of life for this long is offered no messages; it may come back."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    epoch: int = 0
+    role: Role | None = None
+    endpoint: tuple[str, str] | None = None
+    heartbeat: Heartbeat | None = None
+    seen_s: float = float("-inf")
+
+    def forget(self) -> None:
+        self.role = self.endpoint = self.heartbeat = None
+        self.seen_s = float("-inf")
+
+
+@dataclass(slots=True)
+class MemoryRegistry:
+    """A Registry in plain dictionaries."""
+
+    clock: Clock = field(default_factory=RealClock)
+    silent_after_s: float = SILENT_AFTER_S
+    _workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
+    _fleet: Fleet | None = None
+    _weights: WeightsAnnouncement | None = None
+    _status: RunStatus = field(default_factory=lambda: RunStatus(RunState.STARTING))
+
+    async def register(self, role: Role, worker: str) -> Incarnation:
+        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
+        epoch = await self.fence(worker)
+        self._workers[worker].seen_s = self.clock.monotonic()
+        return Incarnation(role=role, worker=worker, epoch=epoch)
+
+    async def fence(self, worker: str) -> int:
+        """Make the present incarnation of a worker powerless; return the new epoch."""
+        known = self._workers.setdefault(worker, _Worker())
+        known.forget()
+        known.epoch += 1
+        return known.epoch
+
+    async def epoch(self, worker: str) -> int:
+        """Return the newest epoch of a worker; 0 when it never registered."""
+        return self._workers[worker].epoch if worker in self._workers else 0
+
+    async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
+        """Say where this worker's mailbox listens. Raises Fenced."""
+        known = self._newest(who)
+        known.role, known.endpoint = who.role, (endpoint, public_key)
+
+    async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
+        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of life lately."""
+        since = self.clock.monotonic() - self.silent_after_s
+        return {
+            name: known.endpoint
+            for name, known in self._workers.items()
+            if known.role is role and known.endpoint is not None and known.seen_s >= since
+        }
+
+    async def depart(self, who: Incarnation) -> None:
+        """Leave in good order; nothing when a newer incarnation exists."""
+        known = self._workers.get(who.worker)
+        if known is not None and known.epoch == who.epoch:
+            known.forget()
+
+    async def heartbeats(self) -> list[Heartbeat]:
+        """Return the last heartbeat of every worker that has not departed, by name."""
+        beats = (known.heartbeat for _, known in sorted(self._workers.items()))
+        return [beat for beat in beats if beat is not None]
+
+    async def set_fleet(self, fleet: Fleet) -> None:
+        """Set the desired number of workers by role."""
+        self._fleet = fleet
+
+    async def fleet(self) -> Fleet | None:
+        """Return the desired fleet; None when none was set."""
+        return self._fleet
+
+    async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
+        """Publish a version. Raises ValueError when it is not newer than the published one. Raises Fenced."""
+        self._newest(who)
+        check_grows(weights, self._weights.policy_version if self._weights else -1)
+        self._weights = weights
+
+    async def weights(self) -> WeightsAnnouncement | None:
+        """Return the newest published version."""
+        return self._weights
+
+    async def set_run_status(self, status: RunStatus) -> None:
+        """Set the run's state."""
+        self._status = status
+
+    async def run_status(self) -> RunStatus:
+        """Return the run's state; STARTING when none was set."""
+        return self._status
+
+    async def aclose(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def writer(self) -> MemoryHeartbeatWriter:
+        """Return the blocking side."""
+        return MemoryHeartbeatWriter(self)
+
+    def beat(self, heartbeat: Heartbeat) -> bool:
+        """Write a heartbeat; False when the incarnation is fenced."""
+        known = self._workers.get(heartbeat.who.worker)
+        if known is None or known.epoch != heartbeat.who.epoch:
+            return False
+        known.heartbeat = heartbeat
+        known.seen_s = self.clock.monotonic()
+        return True
+
+    def _newest(self, who: Incarnation) -> _Worker:
+        known = self._workers.get(who.worker, _Worker())
+        check_newest(who, known.epoch)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHeartbeatWriter:
+    """The blocking side of a MemoryRegistry."""
+
+    registry: MemoryRegistry
+
+    def beat(self, heartbeat: Heartbeat) -> bool:
+        """Write a heartbeat; False when the incarnation is fenced."""
+        return self.registry.beat(heartbeat)
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+def check_newest(who: Incarnation, newest: int) -> None:
+    """Raise Fenced unless ``who`` is its worker's newest incarnation."""
+    if who.epoch != newest:
+        raise Fenced(
+            f"{who} is fenced: the newest epoch of {who.worker} is {newest}, so another incarnation has taken its place; "
+            "stop this process"
+        )
+
+
+def check_grows(weights: WeightsAnnouncement, published: int) -> None:
+    """Raise ValueError unless the announced version is newer than the published one."""
+    if weights.policy_version <= published:
+        raise ValueError(
+            f"announced policy version {weights.policy_version}, but {published} is published; versions only grow: "
+            f"publish {published + 1} or later"
+        )

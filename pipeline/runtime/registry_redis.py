@@ -1,0 +1,193 @@
+"""The registry beside the ledger, under the same server. Key names: ``pipeline.replay.keys``.
+
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* the server's answer, as long as
+the client's time limit says; then LedgerUnavailable.
+
+What must hold together is one Lua script each (``scripts/``); the epoch is compared inside the script, so that a fenced
+incarnation can change nothing, however late its request arrives. All of it works at the server's memory limit too. Values are
+JSON: a person with ``redis-cli`` can read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import redis
+import redis.asyncio
+import redis.exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from pipeline.replay import keys
+from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, WeightsAnnouncement
+from pipeline.runtime.registry_memory import SILENT_AFTER_S, check_grows, check_newest
+from protocol.errors import LedgerFull, LedgerUnavailable
+from protocol.ids import Incarnation, Role
+
+_SCRIPTS: Final = Path(__file__).parent / "scripts"
+
+
+class _Endpoint(msgspec.Struct, frozen=True):
+    role: Role
+    endpoint: str
+    public_key: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    state: RunState
+    detail: str = ""
+
+
+class RedisRegistry:
+    """A Registry in Redis >= 6.2 or Valkey."""
+
+    def __init__(self, client: redis.asyncio.Redis, run: str, *, silent_after_s: float = SILENT_AFTER_S) -> None:
+        self._client = client
+        self._keys = _Keys(run)
+        self._silent_after_s = silent_after_s
+        self._scripts = {path.stem: client.register_script(path.read_text("utf-8")) for path in _SCRIPTS.glob("*.lua")}
+
+    async def register(self, role: Role, worker: str) -> Incarnation:
+        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
+        return Incarnation(role=role, worker=worker, epoch=await self._raise_epoch(worker, begins="1"))
+
+    async def fence(self, worker: str) -> int:
+        """Make the present incarnation of a worker powerless; return the new epoch."""
+        return await self._raise_epoch(worker, begins="0")
+
+    async def epoch(self, worker: str) -> int:
+        """Return the newest epoch of a worker; 0 when it never registered."""
+        return int(await self._command("HGET", self._keys.epochs, worker) or 0)
+
+    async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
+        """Say where this worker's mailbox listens. Raises Fenced."""
+        entry = msgspec.json.encode(_Endpoint(who.role, endpoint, public_key))
+        newest = await self._run(
+            "set_endpoint", [self._keys.epochs, self._keys.endpoints], [who.worker, who.epoch, entry]
+        )
+        check_newest(who, newest)
+
+    async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
+        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of life lately."""
+        flat: list[bytes] = await self._run(
+            "live_endpoints", [self._keys.endpoints, self._keys.seen], [self._silent_after_s]
+        )
+        entries = {
+            name.decode(): msgspec.json.decode(entry, type=_Endpoint)
+            for name, entry in zip(flat[::2], flat[1::2], strict=True)
+        }
+        return {name: (entry.endpoint, entry.public_key) for name, entry in entries.items() if entry.role is role}
+
+    async def depart(self, who: Incarnation) -> None:
+        """Leave in good order; nothing when a newer incarnation exists."""
+        await self._run("depart", self._keys.of_workers, [who.worker, who.epoch])
+
+    async def heartbeats(self) -> list[Heartbeat]:
+        """Return the last heartbeat of every worker that has not departed, by name."""
+        blobs: list[bytes] = await self._command("HVALS", self._keys.heartbeats)
+        beats = [msgspec.json.decode(blob, type=Heartbeat) for blob in blobs]
+        return sorted(beats, key=lambda beat: beat.who.worker)
+
+    async def set_fleet(self, fleet: Fleet) -> None:
+        """Set the desired number of workers by role."""
+        await self._run("replace", [self._keys.fleet], [msgspec.json.encode(fleet.counts)])
+
+    async def fleet(self) -> Fleet | None:
+        """Return the desired fleet; None when none was set."""
+        blob = await self._command("GET", self._keys.fleet)
+        return None if blob is None else Fleet(msgspec.json.decode(blob, type=dict[Role, int]))
+
+    async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
+        """Publish a version. Raises ValueError when it is not newer than the published one. Raises Fenced."""
+        arguments = [who.worker, who.epoch, weights.policy_version, msgspec.json.encode(weights)]
+        newest, published, is_done = await self._run(
+            "announce_weights", [self._keys.epochs, self._keys.weights], arguments
+        )
+        if not is_done:
+            check_newest(who, newest)
+            check_grows(weights, published)
+
+    async def weights(self) -> WeightsAnnouncement | None:
+        """Return the newest published version."""
+        blob = await self._command("GET", self._keys.weights)
+        return None if blob is None else msgspec.json.decode(blob, type=WeightsAnnouncement)
+
+    async def set_run_status(self, status: RunStatus) -> None:
+        """Set the run's state."""
+        blob = msgspec.json.encode(_Status(status.state, status.detail))
+        await self._run("replace", [self._keys.run_status], [blob])
+
+    async def run_status(self) -> RunStatus:
+        """Return the run's state; STARTING when none was set."""
+        blob = await self._command("GET", self._keys.run_status)
+        if blob is None:
+            return RunStatus(RunState.STARTING)
+        status = msgspec.json.decode(blob, type=_Status)
+        return RunStatus(status.state, status.detail)
+
+    async def aclose(self) -> None:
+        """Close the client."""
+        await self._client.aclose()
+
+    async def _raise_epoch(self, worker: str, *, begins: str) -> int:
+        return await self._run("register", self._keys.of_workers, [worker, begins])
+
+    async def _command(self, *arguments: Any) -> Any:
+        with translated():
+            return await self._client.execute_command(*arguments)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    async def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        with translated():
+            return await self._scripts[script](keys=script_keys, args=arguments)  # pyright: ignore[reportUnknownVariableType]
+
+
+class RedisHeartbeatWriter:
+    """The blocking side, with a connection of its own. Used by one thread."""
+
+    def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
+        keys_ = _Keys(run)
+        self._keys = [keys_.epochs, keys_.heartbeats, keys_.seen]
+        once = Retry(NoBackoff(), 0)  # the next heartbeat is the retry
+        self._client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=once)  # pyright: ignore[reportUnknownMemberType]
+        self._script = self._client.register_script((_SCRIPTS / "beat.lua").read_text("utf-8"))
+
+    def beat(self, heartbeat: Heartbeat) -> bool:
+        """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable."""
+        who = heartbeat.who
+        with translated():
+            return bool(self._script(keys=self._keys, args=[who.worker, who.epoch, msgspec.json.encode(heartbeat)]))
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._client.close()
+
+
+class _Keys:
+    """The registry's keys of one run."""
+
+    def __init__(self, run: str) -> None:
+        self.epochs = keys.epochs(run)
+        self.endpoints = keys.endpoints(run)
+        self.heartbeats = keys.heartbeats(run)
+        self.seen = keys.prefix(run) + "seen"
+        self.fleet = keys.fleet(run)
+        self.weights = keys.weights(run)
+        self.run_status = keys.run_status(run)
+        self.of_workers = [self.epochs, self.endpoints, self.heartbeats, self.seen]
+
+
+@contextmanager
+def translated() -> Generator[None]:
+    """Raise the client's errors as LedgerUnavailable and LedgerFull."""
+    try:
+        yield
+    except redis.exceptions.OutOfMemoryError as error:
+        raise LedgerFull(
+            f"the ledger server is at its memory limit: {error}; wait, or raise ledger.max_memory_mb"
+        ) from error
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+        raise LedgerUnavailable(f"the ledger server does not answer: {error}; is it running?") from error

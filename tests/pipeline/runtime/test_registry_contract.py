@@ -1,0 +1,255 @@
+"""What every registry promises; each test runs on the memory and on the Redis implementation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import redis.asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.runtime.registry import (
+    Fleet,
+    Heartbeat,
+    HeartbeatWriter,
+    LinkReport,
+    Registry,
+    RunState,
+    RunStatus,
+    WaitingFor,
+    WeightsAnnouncement,
+)
+from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from protocol.errors import Fenced, LedgerUnavailable
+from protocol.ids import Incarnation, Role
+
+
+@dataclass
+class Subject:
+    registry: Registry
+    writer: HeartbeatWriter
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def subject(request: pytest.FixtureRequest, redis_server: str) -> AsyncIterator[Subject]:
+    if request.param == "memory":
+        registry = MemoryRegistry()
+        yield Subject(registry, registry.writer())
+        return
+    client = redis.asyncio.Redis.from_url(redis_server)
+    await client.flushall()
+    writer = RedisHeartbeatWriter(redis_server, "contract")
+    registry = RedisRegistry(client, "contract")
+    yield Subject(registry, writer)
+    writer.close()
+    await registry.aclose()
+    await registry.aclose()
+
+
+def beat_of(who: Incarnation, **changes: object) -> Heartbeat:
+    fields = {
+        "who": who,
+        "pid": 42,
+        "host": "somewhere",
+        "at_s": 1_000.5,
+        "started_s": 900.0,
+        "progress": 7,
+        "progress_at_s": 1_000.0,
+        "waiting_for": WaitingFor.ROOM,
+        "detail": "reward-0 has no room",
+        "policy_version": 3,
+        "rss_bytes": 123,
+        "counters": {"chunks": 5.0},
+        "links": (LinkReport(name="generator-0>reward-0", sent=9, refused=1),),
+    }
+    return Heartbeat(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def announcement(version: int) -> WeightsAnnouncement:
+    return WeightsAnnouncement(policy_version=version, digest="xxh3-128:0", path="/w", num_bytes=1, host="h")
+
+
+async def test_epochs_of_a_worker_only_grow_and_are_its_own(subject: Subject):
+    registry = subject.registry
+    assert await registry.epoch("generator-0") == 0
+    first = await registry.register(Role.GENERATOR, "generator-0")
+    second = await registry.register(Role.GENERATOR, "generator-0")
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert await registry.fence("generator-0") == 3
+    assert await registry.epoch("generator-0") == 3
+    assert (await registry.register(Role.GENERATOR, "generator-1")).epoch == 1
+
+
+async def test_a_heartbeat_comes_back_as_it_was_written(subject: Subject):
+    who = await subject.registry.register(Role.GENERATOR, "generator-0")
+    assert subject.writer.beat(beat_of(who))
+    assert await subject.registry.heartbeats() == [beat_of(who)]
+    assert subject.writer.beat(beat_of(who, progress=8))
+    assert [beat.progress for beat in await subject.registry.heartbeats()] == [8]
+
+
+async def test_a_fenced_incarnation_can_neither_beat_nor_bind_nor_publish_nor_remove_its_successor(subject: Subject):
+    registry = subject.registry
+    old = await registry.register(Role.LEARNER, "learner-0")
+    new = await registry.register(Role.LEARNER, "learner-0")
+    await registry.set_endpoint(new, "ipc://new")
+    assert subject.writer.beat(beat_of(new))
+
+    assert not subject.writer.beat(beat_of(old, progress=99))
+    with pytest.raises(Fenced, match="learner-0#1 is fenced: the newest epoch of learner-0 is 2"):
+        await registry.set_endpoint(old, "ipc://old")
+    with pytest.raises(Fenced):
+        await registry.announce_weights(old, announcement(1))
+    await registry.depart(old)
+
+    assert await registry.heartbeats() == [beat_of(new)]
+    assert await registry.endpoints(Role.LEARNER) == {"learner-0": ("ipc://new", "")}
+    assert await registry.weights() is None
+
+
+async def test_one_that_never_registered_is_fenced(subject: Subject):
+    stranger = Incarnation(role=Role.REWARD, worker="reward-9", epoch=1)
+    assert not subject.writer.beat(beat_of(stranger))
+    with pytest.raises(Fenced):
+        await subject.registry.set_endpoint(stranger, "ipc://x")
+    assert await subject.registry.heartbeats() == []
+
+
+async def test_fencing_forgets_the_endpoint_and_the_heartbeat_of_the_dead(subject: Subject):
+    who = await subject.registry.register(Role.REWARD, "reward-0")
+    await subject.registry.set_endpoint(who, "ipc://r")
+    subject.writer.beat(beat_of(who))
+    await subject.registry.fence("reward-0")
+    assert await subject.registry.endpoints(Role.REWARD) == {}
+    assert await subject.registry.heartbeats() == []
+
+
+async def test_endpoints_are_listed_by_role_with_their_keys_as_soon_as_they_are_bound(subject: Subject):
+    reward = await subject.registry.register(Role.REWARD, "reward-0")
+    reference = await subject.registry.register(Role.REFERENCE, "reference-0")
+    await subject.registry.register(Role.REWARD, "reward-1")  # has bound nothing yet
+    await subject.registry.set_endpoint(reward, "tcp://10.0.0.1:5555", public_key="key")
+    await subject.registry.set_endpoint(reference, "ipc://b")
+    assert await subject.registry.endpoints(Role.REWARD) == {"reward-0": ("tcp://10.0.0.1:5555", "key")}
+    assert await subject.registry.endpoints(Role.REFERENCE) == {"reference-0": ("ipc://b", "")}
+
+
+async def test_one_that_departs_leaves_nothing_but_its_epoch(subject: Subject):
+    who = await subject.registry.register(Role.REWARD, "reward-0")
+    await subject.registry.set_endpoint(who, "ipc://r")
+    subject.writer.beat(beat_of(who))
+    await subject.registry.depart(who)
+    await subject.registry.depart(who)
+    assert await subject.registry.endpoints(Role.REWARD) == {}
+    assert await subject.registry.heartbeats() == []
+    assert await subject.registry.epoch("reward-0") == 1
+
+
+async def test_published_versions_only_grow(subject: Subject):
+    who = await subject.registry.register(Role.LEARNER, "learner-0")
+    assert await subject.registry.weights() is None
+    await subject.registry.announce_weights(who, announcement(0))
+    await subject.registry.announce_weights(who, announcement(2))
+    for version in (1, 2):
+        with pytest.raises(ValueError, match=f"announced policy version {version}, but 2 is published"):
+            await subject.registry.announce_weights(who, announcement(version))
+    assert await subject.registry.weights() == announcement(2)
+
+
+async def test_the_fleet_and_the_run_status_are_what_was_set_last(subject: Subject):
+    assert await subject.registry.fleet() is None
+    assert await subject.registry.run_status() == RunStatus(RunState.STARTING)
+    await subject.registry.set_fleet(Fleet({Role.GENERATOR: 2}))
+    await subject.registry.set_fleet(Fleet({Role.GENERATOR: 4, Role.REWARD: 1}))
+    await subject.registry.set_run_status(RunStatus(RunState.RUNNING))
+    await subject.registry.set_run_status(RunStatus(RunState.FAILED, "reward-0 kept failing"))
+    assert await subject.registry.fleet() == Fleet({Role.GENERATOR: 4, Role.REWARD: 1})
+    assert await subject.registry.run_status() == RunStatus(RunState.FAILED, "reward-0 kept failing")
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_a_silent_worker_is_offered_no_messages_until_it_is_heard_again(
+    kind: str, redis_client: redis.asyncio.Redis, redis_server: str
+):
+    if kind == "memory":
+        registry: Registry = MemoryRegistry(silent_after_s=-1.0)  # silent from the very next moment
+        heard: Registry = MemoryRegistry()
+        writer: HeartbeatWriter = heard.writer()  # type: ignore[attr-defined]
+    else:
+        registry, heard = RedisRegistry(redis_client, "r", silent_after_s=-10.0), RedisRegistry(redis_client, "r")
+        writer = RedisHeartbeatWriter(redis_server, "r")
+    who = await registry.register(Role.REWARD, "reward-0")
+    await registry.set_endpoint(who, "ipc://r")
+    assert await registry.endpoints(Role.REWARD) == {}
+    who = await heard.register(Role.REWARD, "reward-0")
+    await heard.set_endpoint(who, "ipc://r")
+    assert writer.beat(beat_of(who))
+    assert await heard.endpoints(Role.REWARD) == {"reward-0": ("ipc://r", "")}
+    writer.close()
+
+
+async def test_two_runs_under_one_server_do_not_see_each_other(redis_client: redis.asyncio.Redis):
+    one, other = RedisRegistry(redis_client, "one"), RedisRegistry(redis_client, "other")
+    await one.register(Role.REWARD, "reward-0")
+    assert await other.epoch("reward-0") == 0
+
+
+async def test_a_server_at_its_memory_limit_still_takes_heartbeats_versions_and_status(
+    redis_client: redis.asyncio.Redis, redis_server: str
+):
+    registry = RedisRegistry(redis_client, "full")
+    who = await registry.register(Role.LEARNER, "learner-0")
+    writer = RedisHeartbeatWriter(redis_server, "full")
+    await redis_client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            await redis_client.set("anything", "x")
+        assert writer.beat(beat_of(who))
+        await registry.announce_weights(who, announcement(1))
+        await registry.set_endpoint(who, "ipc://l")
+        await registry.set_run_status(RunStatus(RunState.STOPPING))
+        assert (await registry.register(Role.REWARD, "reward-0")).epoch == 1
+        assert await registry.weights() == announcement(1)
+        assert await registry.heartbeats() == [beat_of(who)]
+    finally:
+        await redis_client.config_set("maxmemory", "0")
+        writer.close()
+
+
+async def test_no_server_is_ledger_unavailable_and_says_so_soon():
+    registry = RedisRegistry(redis.asyncio.Redis.from_url("unix:///nowhere/at/all.sock"), "r")
+    writer = RedisHeartbeatWriter("unix:///nowhere/at/all.sock", "r")
+    began = time.monotonic()
+    with pytest.raises(LedgerUnavailable, match="does not answer"):
+        await registry.heartbeats()
+    with pytest.raises(LedgerUnavailable):
+        writer.beat(beat_of(Incarnation(role=Role.REWARD, worker="reward-0", epoch=1)))
+    assert time.monotonic() - began < 10.0
+    writer.close()
+    await registry.aclose()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["register", "fence", "beat", "depart"]), st.integers(0, 3)), max_size=30))
+async def test_only_the_newest_incarnation_is_ever_seen(steps: list[tuple[str, int]]):
+    registry = MemoryRegistry()
+    lives: list[Incarnation] = []
+    newest = 0
+    for action, back in steps:
+        if action == "register":
+            lives.append(await registry.register(Role.REWARD, "reward-0"))
+            newest = lives[-1].epoch
+        elif action == "fence":
+            newest = await registry.fence("reward-0")
+        elif lives:
+            who = lives[-1 - min(back, len(lives) - 1)]
+            if action == "beat":
+                assert registry.beat(beat_of(who)) is (who.epoch == newest)
+            else:
+                await registry.depart(who)
+        assert all(beat.who.epoch == newest for beat in await registry.heartbeats())
+    assert await registry.epoch("reward-0") == newest
