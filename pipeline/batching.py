@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -170,7 +171,7 @@ def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[
         raise ValueError(f"num is {num}; expected at least 1 mini-batch")
     num = min(num, len(samples))
     cuts = [len(samples) * i // num for i in range(num + 1)] if num else [0]
-    return [list(samples[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [list(samples[start:end]) for start, end in pairwise(cuts)]
 
 
 def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:

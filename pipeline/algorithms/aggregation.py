@@ -1,0 +1,67 @@
+# ruff: noqa: S105  modes and levels named after tokens are not secrets
+"""How token losses become one number: a weight for each token, from the lengths of the whole optimiser batch.
+
+*Consumes* the count of loss tokens in each row of a mini-batch. *Produces* one weight a row, such that the loss is
+``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. *Waits for* nothing; numpy only.
+
+Since a weight depends on the whole mini-batch and never on the micro-batch that a row lands in, any cut into micro-batches,
+and any share-out over data-parallel ranks (times ``num_ranks`` where gradients are averaged), gives the same gradient.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+ROW_EPSILON = 1e-8
+"""Added to a row's token count in seq-mean-token-mean (verl)."""
+
+
+class Aggregation(StrEnum):
+    """How token losses are averaged. Rows without a loss token count in none of these."""
+
+    TOKEN_MEAN = "token-mean"
+    """Every token weighs the same, so long responses weigh more: DAPO, VAPO, T-PPO."""
+    SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
+    """Every response weighs the same: GRPO, GSPO."""
+    SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
+    """Mean over responses of the sum over tokens: REINFORCE."""
+    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
+    """The same divided by a constant, usually the longest allowed response: Dr.GRPO (2503.20783)."""
+    TOKEN_SUM = "token-sum"
+    """Plain sum."""
+
+
+def row_weights(
+    num_loss_tokens: Integer[np.ndarray, " rows"], mode: Aggregation | str, *, norm_length: float = 1.0
+) -> Float[np.ndarray, " rows"]:
+    """Return the weight of every loss token of each row, float64.
+
+    Args:
+        num_loss_tokens: Loss tokens in each row of the whole mini-batch, over all ranks.
+        mode: How to average.
+        norm_length: Divisor of seq-mean-token-sum-norm.
+
+    Raises:
+        ValueError: The mode is unknown or ``norm_length`` is not positive.
+    """
+    if norm_length <= 0:
+        raise ValueError(
+            f"norm_length is {norm_length}; expected a positive length, such as the longest response allowed"
+        )
+    counts = np.asarray(num_loss_tokens, dtype=np.float64)
+    present = (counts > 0).astype(np.float64)
+    num_present = max(present.sum(), 1.0)
+    match Aggregation(mode):
+        case Aggregation.TOKEN_MEAN:
+            return present / max(counts.sum(), 1.0)
+        case Aggregation.SEQ_MEAN_TOKEN_MEAN:
+            return present / (counts + ROW_EPSILON) / num_present
+        case Aggregation.SEQ_MEAN_TOKEN_SUM:
+            return present / num_present
+        case Aggregation.SEQ_MEAN_TOKEN_SUM_NORM:
+            return present / num_present / norm_length
+        case Aggregation.TOKEN_SUM:
+            return present

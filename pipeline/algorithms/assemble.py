@@ -1,0 +1,126 @@
+"""From the chunks of one trajectory to one sequence.
+
+*Consumes* a trajectory's scored chunks, in order. *Produces* its tokens and one entry of everything else for each response
+token. *Waits for* nothing; numpy only.
+
+What the ledger promises is checked here, where a broken promise would otherwise be trained on in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.algorithms import segments
+from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.replay.buffer import ScoredChunk
+from protocol.errors import LedgerError
+from protocol.trajectory import Field, ReferenceScore, RewardScore
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledTrajectory:
+    """A finished trajectory. R is the number of response tokens."""
+
+    name: str
+    tokens: np.ndarray
+    """int32 [prompt + R]"""
+    prompt_length: int
+    behavior_logprobs: np.ndarray
+    """float32 [R]"""
+    versions: np.ndarray
+    """int32 [R]"""
+    reference_logprobs: np.ndarray | None
+    """float32 [R]; None unless every chunk has them."""
+    score: RewardScore
+
+
+def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
+    """Join the chunks of a finished trajectory.
+
+    Args:
+        unit: Name of the unit that it belongs to, for errors.
+        chunks: All its chunks, by index.
+
+    Raises:
+        NonFiniteUnit: A log-prob, the reward or the accuracy is NaN or infinite.
+        LedgerError: A chunk or the reward is missing, the last chunk is not final, or chunks disagree about tokens.
+    """
+    if not chunks:
+        raise LedgerError(f"unit {unit} has a trajectory without chunks; expected at least 1: run `headrace audit`")
+    last = chunks[-1].chunk
+    name = str(last.trajectory)
+    indices = [scored.chunk.id.index for scored in chunks]
+    if indices != list(range(len(chunks))) or {scored.chunk.trajectory for scored in chunks} != {last.trajectory}:
+        raise LedgerError(
+            f"unit {unit}: trajectory {name} came as chunks {[str(scored.chunk.id) for scored in chunks]}; expected every chunk "
+            "of one trajectory, from index 0: run `headrace audit`"
+        )
+    if not last.finish_reason.is_final:
+        raise LedgerError(
+            f"unit {unit}: trajectory {name} ends with finish_reason {last.finish_reason}; expected stop or length: an unfinished "
+            "trajectory cannot be trained on as a whole"
+        )
+    response = np.concatenate([last.context_tokens, last.tokens])
+    _check_tokens(unit, name, chunks, response)
+    score = chunks[-1].scores.get(Field.REWARD)
+    if not isinstance(score, RewardScore):
+        raise LedgerError(f"unit {unit}: trajectory {name} has no reward; expected one on its final chunk")
+    try:
+        provenance = segments.join((scored.chunk.segments, scored.chunk.behavior_logprobs) for scored in chunks)
+    except ValueError as error:
+        raise LedgerError(f"unit {unit}: trajectory {name} is inconsistent: {error}") from error
+    reference = _reference(unit, name, chunks)
+    for what, values in (
+        ("behavior_logprobs", provenance.behavior_logprobs),
+        ("reference_logprobs", reference),
+        ("reward and accuracy", np.array([score.reward, score.accuracy])),
+    ):
+        if values is not None and not np.isfinite(values).all():
+            raise NonFiniteUnit(unit, f"{what} of trajectory {name}")
+    return AssembledTrajectory(
+        name=name,
+        tokens=np.concatenate([last.prompt.tokens, response]).astype(np.int32, copy=False),
+        prompt_length=int(last.prompt.tokens.size),
+        behavior_logprobs=provenance.behavior_logprobs.astype(np.float32, copy=False),
+        versions=provenance.versions,
+        reference_logprobs=reference,
+        score=score,
+    )
+
+
+def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response: np.ndarray) -> None:
+    start = 0
+    for scored in chunks:
+        chunk = scored.chunk
+        end = start + chunk.num_tokens
+        if chunk.context_tokens.size != start or not np.array_equal(response[start:end], chunk.tokens):
+            raise LedgerError(
+                f"unit {unit}: chunk {chunk.id} holds {chunk.num_tokens} tokens after a context of "
+                f"{chunk.context_tokens.size}, but the last chunk of {name} remembers others at {start}..{end}; expected the same "
+                "tokens: two generators extended one trajectory"
+            )
+        start = end
+    if start != response.size:
+        raise LedgerError(
+            f"unit {unit}: the chunks of {name} hold {start} response tokens; expected the {response.size} that its last chunk "
+            "remembers"
+        )
+
+
+def _reference(unit: str, name: str, chunks: Sequence[ScoredChunk]) -> np.ndarray | None:
+    """Join reference log-probs when every chunk has them."""
+    parts: list[np.ndarray] = []
+    for scored in chunks:
+        score = scored.scores.get(Field.REFERENCE)
+        if not isinstance(score, ReferenceScore):
+            return None
+        if score.logprobs.shape != scored.chunk.tokens.shape:
+            raise LedgerError(
+                f"unit {unit}: chunk {scored.chunk.id} has reference log-probs of shape {score.logprobs.shape}; expected "
+                f"{scored.chunk.tokens.shape}, one a token of {name}"
+            )
+        parts.append(score.logprobs)
+    return np.concatenate(parts).astype(np.float32, copy=False)

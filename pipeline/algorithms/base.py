@@ -1,0 +1,68 @@
+"""The seam between the learner and a learning rule.
+
+*Consumes* claimed units, complete in every field that the rule declares. *Produces* training samples. *Waits for* nothing: a
+rule is a pure function of what it is given, so the same claim always makes the same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline.batching import TrainingSample
+from pipeline.replay.buffer import ClaimedUnit, Unit
+from protocol.errors import HeadraceError
+from protocol.trajectory import Field
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.objective import Objective
+
+
+class NonFiniteUnit(HeadraceError, ValueError):
+    """A unit's arrays or scores hold NaN or infinity; the learner drops it and goes on with the others."""
+
+    def __init__(self, unit: str, what: str) -> None:
+        super().__init__(
+            f"unit {unit} holds a value that is not finite in {what}; it must not be trained on: drop it with reason "
+            "non_finite, and look at the engine or verifier that wrote it"
+        )
+        self.unit = unit
+        """Name of the unit, as in the claim."""
+
+
+class Algorithm(Protocol):
+    """A learning rule: what it learns from, and how."""
+
+    @property
+    def name(self) -> str:
+        """As in the configuration."""
+        ...
+
+    @property
+    def unit(self) -> Unit:
+        """What the learner claims at once."""
+        ...
+
+    @property
+    def fields(self) -> frozenset[Field]:
+        """What must be written to a chunk before its unit is ready."""
+        ...
+
+    @property
+    def signal_filter(self) -> bool:
+        """Whether groups whose members are all equally accurate are dropped before they are claimed."""
+        ...
+
+    @property
+    def objective(self) -> Objective:
+        """The loss."""
+        ...
+
+    def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
+        """Make training samples, in the order of the units and of their members, ``old_logprobs`` still absent.
+
+        Raises:
+            NonFiniteUnit: A unit holds NaN or infinity.
+            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or chunks disagree.
+        """
+        ...

@@ -1,0 +1,71 @@
+"""Estimators of KL(policy || reference) from one sampled token's log-probs.
+
+*Consumes* log-probs under policy and reference. *Produces* one estimate a token. *Waits for* nothing.
+
+With ``d = logp - ref``, under samples of the policy k1 and k3 have the right mean and k2 has the right gradient; ``k1+`` and
+``k3+`` take the value of one and the gradient of the other. Source: J. Schulman, "Approximating KL divergence" (2020); the
+clamps are verl's.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from jaxtyping import Float
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+MAX_K3 = 10.0
+"""k3 is clamped to +-10, which also ends its gradient for d below about -2.6 or above 11."""
+
+
+class KLEstimator(StrEnum):
+    """Which estimate is added to the loss."""
+
+    K1 = "k1"
+    """``d``"""
+    K2 = "k2"
+    """``d^2 / 2``"""
+    K3 = "k3"
+    """``exp(-d) - 1 + d``"""
+    ABS = "abs"
+    """``|d|``"""
+    K1_STRAIGHT = "k1+"
+    """value of k1, gradient of k2"""
+    K3_STRAIGHT = "k3+"
+    """value of k3, gradient of k2"""
+
+
+def kl_estimate(
+    logprobs: Float[Tensor, "*tokens"], reference_logprobs: Float[Tensor, "*tokens"], estimator: KLEstimator | str
+) -> Float[Tensor, "*tokens"]:
+    """Estimate KL(policy || reference) at each token, differentiable in ``logprobs``.
+
+    Raises:
+        ValueError: The estimator is unknown.
+    """
+    difference = logprobs - reference_logprobs
+    match KLEstimator(estimator):
+        case KLEstimator.K1:
+            return difference
+        case KLEstimator.ABS:
+            return difference.abs()
+        case KLEstimator.K2:
+            return 0.5 * difference.square()
+        case KLEstimator.K3:
+            return _k3(difference)
+        case KLEstimator.K1_STRAIGHT:
+            return _straight_through(value=difference, gradient=0.5 * difference.square())
+        case KLEstimator.K3_STRAIGHT:
+            return _straight_through(value=_k3(difference), gradient=0.5 * difference.square())
+
+
+def _k3(difference: Float[Tensor, "*tokens"]) -> Float[Tensor, "*tokens"]:
+    negative = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (negative.exp() - negative - 1.0).clamp(-MAX_K3, MAX_K3)
+
+
+def _straight_through(
+    *, value: Float[Tensor, "*tokens"], gradient: Float[Tensor, "*tokens"]
+) -> Float[Tensor, "*tokens"]:
+    return gradient - gradient.detach() + value.detach()

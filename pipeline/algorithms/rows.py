@@ -1,0 +1,40 @@
+"""Sums, means and maxima over the tokens of each row of a packed batch.
+
+*Consumes* values of packed tokens [N] and the row of each. *Produces* one value a row, or that value at each of its tokens.
+*Waits for* nothing.
+
+A row is a whole response; packing keeps rows whole, so what is computed here does not depend on how a batch is cut.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def row_sum(
+    values: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int
+) -> Float[Tensor, " rows"]:
+    """Sum ``values`` over the tokens of each row where the mask is set; 0 for a row without any."""
+    return values.new_zeros(num_rows).index_add(0, row_ids, values.where(mask, values.new_zeros(())))
+
+
+def row_counts(mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int) -> Int[Tensor, " rows"]:
+    """Count the tokens of each row where the mask is set."""
+    return row_ids.new_zeros(num_rows).index_add(0, row_ids, mask.to(row_ids.dtype))
+
+
+def row_mean(
+    values: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int
+) -> Float[Tensor, " rows"]:
+    """Average ``values`` over the tokens of each row where the mask is set; 0 for a row without any."""
+    counts = row_counts(mask, row_ids, num_rows).clamp(min=1)
+    return row_sum(values, mask, row_ids, num_rows) / counts.to(values.dtype)
+
+
+def row_max(
+    values: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int
+) -> Float[Tensor, " rows"]:
+    """Take the largest of ``values`` in each row where the mask is set; -inf for a row without any. Not differentiable."""
+    lowest = values.new_full((), float("-inf"))
+    return lowest.repeat(num_rows).scatter_reduce(0, row_ids, values.detach().where(mask, lowest), reduce="amax")

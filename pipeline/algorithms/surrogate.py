@@ -1,0 +1,120 @@
+"""What a policy gradient step minimises at each token: clipped, sequence-ratio and clipped-weight surrogates.
+
+*Consumes* log-probs under the current and the proximal policy and advantages, one entry a token. *Produces* a loss a token,
+not yet aggregated. *Waits for* nothing. Padding and masked tokens are the caller's business; see
+:class:`pipeline.algorithms.objective.Objective`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pipeline.algorithms.rows import row_mean
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before they are exponentiated, so that no ratio overflows (verl)."""
+MAX_SEQUENCE_LOG_RATIO = 10.0
+"""Upper clamp of GSPO's log-ratio (verl)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """A surrogate's loss at each token, and where its gradient was cut off."""
+
+    loss: Float[Tensor, "*tokens"]
+    clipped: Bool[Tensor, "*tokens"]
+    """The ratio left [1 - eps_low, 1 + eps_high] on the side that the advantage pushes to."""
+    dual_clipped: Bool[Tensor, "*tokens"]
+    """The second clip bounds the loss of a negative advantage."""
+
+
+def log_ratio(
+    logprobs: Float[Tensor, "*tokens"], old_logprobs: Float[Tensor, "*tokens"], limit: float = MAX_LOG_RATIO
+) -> Float[Tensor, "*tokens"]:
+    """Return ``z = clamp(logp - old, -limit, limit)``; the ratio is ``exp(z)``. PPO (1707.06347), clamp as in verl."""
+    return (logprobs - old_logprobs).clamp(-limit, limit)
+
+
+def clipped_loss(
+    ratio: Float[Tensor, "*tokens"],
+    advantages: Float[Tensor, "*tokens"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = 0.0,
+) -> TokenLoss:
+    """Return ``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, bounded by ``-A c`` where the advantage is negative.
+
+    The gradient vanishes where A > 0 and r > 1 + eps_high, where A < 0 and r < 1 - eps_low, and, with a dual clip, where
+    A < 0 and r > c. Sources: PPO (1707.06347, eq. 7); decoupled bounds: DAPO (2503.14476, eq. 8); dual clip:
+    1912.09729, eq. 5.
+
+    Args:
+        ratio: pi_theta / pi_proximal, differentiable.
+        advantages: A.
+        clip_low: eps_low.
+        clip_high: eps_high.
+        dual_clip: c above 1, or 0 to leave the second clip off.
+    """
+    free = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = torch.maximum(free, bounded)
+    clipped = bounded > free
+    if not dual_clip:
+        return TokenLoss(loss, clipped, torch.zeros_like(clipped))
+    ceiling = -advantages * dual_clip
+    is_negative = advantages < 0
+    dual_clipped = is_negative & (loss > ceiling)
+    return TokenLoss(torch.where(is_negative, torch.minimum(loss, ceiling), loss), clipped, dual_clipped)
+
+
+def sequence_ratio(
+    logprobs: Float[Tensor, " tokens"],
+    old_logprobs: Float[Tensor, " tokens"],
+    mask: Bool[Tensor, " tokens"],
+    row_ids: Int[Tensor, " tokens"],
+    num_rows: int,
+) -> Float[Tensor, " tokens"]:
+    """Return GSPO's ratio: the geometric mean of a row's token ratios, at each of its tokens.
+
+    ``s_i = exp(mean_t (logp_t - old_t))``, written per token as ``sg(s_i) exp(logp_t - sg(logp_t))``, so that each token's
+    gradient is its own. GSPO (2507.18071, section 4.3, GSPO-token).
+    """
+    mean = row_mean((logprobs - old_logprobs).detach(), mask, row_ids, num_rows)
+    exponent = logprobs - logprobs.detach() + mean[row_ids]
+    return exponent.clamp(max=MAX_SEQUENCE_LOG_RATIO).exp()
+
+
+def cispo_loss(
+    logprobs: Float[Tensor, "*tokens"],
+    ratio: Float[Tensor, "*tokens"],
+    advantages: Float[Tensor, "*tokens"],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """Return ``-sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp``: the weight is clipped, the gradient never vanishes.
+
+    The paper leaves the lower bound off (eps_low = 1). CISPO (2506.13585, eq. 4 and 5).
+    """
+    weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+    outside = weight != ratio.detach()
+    return TokenLoss(-weight * advantages * logprobs, outside, torch.zeros_like(outside))
+
+
+def positive_nll(
+    logprobs: Float[Tensor, " tokens"],
+    mask: Bool[Tensor, " tokens"],
+    row_ids: Int[Tensor, " tokens"],
+    rewards: Float[Tensor, " rows"],
+) -> Float[Tensor, ""]:
+    """Return the mean negative log-likelihood of the tokens of right responses (reward above 0); 0 when there is none.
+
+    VAPO (2504.05118, eq. 9 and 10) adds it with weight 0.1.
+    """
+    kept = mask & (rewards[row_ids] > 0)
+    return -logprobs.where(kept, logprobs.new_zeros(())).sum() / kept.sum().clamp(min=1).to(logprobs.dtype)
