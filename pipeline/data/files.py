@@ -1,0 +1,136 @@
+"""Rows of prompt and response files, streamed.
+
+*Consumes* a path ending in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``. *Produces* a Row for
+every line, or a BadRow that says why the line cannot be read. *Waits for* the disk. Memory holds one line, or one batch
+of Parquet rows, at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from protocol.errors import DataError
+
+MAX_LINE_BYTES = 16 << 20
+_JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
+_PARQUET_BATCH_ROWS = 1024
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class RowProblem(StrEnum):
+    """Why a line cannot be read at all."""
+
+    INVALID_UTF8 = "invalid UTF-8"
+    NOT_JSON = "not JSON"
+    NOT_AN_OBJECT = "not an object"
+    TOO_LARGE = "line too large"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a file."""
+
+    line: int
+    """From 1; of a Parquet file, the row."""
+    columns: Mapping[str, Any]
+    """Plain values: text, numbers, booleans, None, lists and dicts of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A line that cannot be read."""
+
+    line: int
+    problem: RowProblem
+    detail: str
+
+
+def read_rows(path: Path) -> Iterator[Row | BadRow]:
+    """Yield the rows of a file in order; blank lines are passed over.
+
+    Raises:
+        DataError: the file is missing, is not what its name says, or its name ends otherwise.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; give a JSONL or Parquet file")
+    suffix = path.suffix.lower()
+    if suffix in _JSON_SUFFIXES:
+        return _read_jsonl(path)
+    if suffix == ".parquet":
+        return _read_parquet(path)
+    raise DataError(f"{path}: the name ends in {suffix or 'nothing'!r}; expected .jsonl or .parquet")
+
+
+def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                    size = len(raw) + _skip_line(file)
+                    detail = f"{size} bytes; at most {MAX_LINE_BYTES} are read"
+                    yield BadRow(number, RowProblem.TOO_LARGE, detail)
+                    continue
+                if number == 1:
+                    raw = raw.removeprefix(_BYTE_ORDER_MARK)
+                if raw.strip():
+                    yield _parse_json(number, raw)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _skip_line(file: BinaryIO) -> int:
+    size = 0
+    while part := file.readline(MAX_LINE_BYTES):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
+
+
+def _parse_json(number: int, raw: bytes) -> Row | BadRow:
+    try:
+        columns = msgspec.json.decode(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return BadRow(number, RowProblem.INVALID_UTF8, f"byte {error.start} of the line: {error.reason}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        return BadRow(number, RowProblem.NOT_JSON, str(error))
+    if not isinstance(columns, dict):
+        return BadRow(number, RowProblem.NOT_AN_OBJECT, f"a {type(columns).__name__}; expected {{...}} on one line")
+    return Row(number, columns)
+
+
+def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
+                for columns in _records(batch):
+                    number += 1
+                    if isinstance(columns, UnicodeDecodeError):
+                        detail = f"byte {columns.start} of a text: {columns.reason}"
+                        yield BadRow(number, RowProblem.INVALID_UTF8, detail)
+                    else:  # dates become ISO text, bytes base64, decimals text
+                        yield Row(number, msgspec.to_builtins(columns, str_keys=True))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet after row {number}: {error}") from error
+
+
+def _records(batch: Any) -> list[dict[str, Any] | UnicodeDecodeError]:
+    """Return the rows of a record batch; one by one when a text in it is not valid."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [error]
+        return [record for index in range(batch.num_rows) for record in _records(batch.slice(index, 1))]

@@ -1,0 +1,109 @@
+"""One row of a prompt file -> one prompt before tokenisation, or the reason why not.
+
+*Consumes* plain columns. *Produces* a PromptLine or a SkipReason with a detail. Pure. The columns:
+
+    prompt      text, put into the configuration's template; or
+    messages    [{"role": ..., "content": ...}, ...], put through the tokenizer's chat template
+    answer      text or a number; what the verifier compares with
+    verifier    optional: a registered name or package.module:function
+    id          optional: text or a number, unique over all files; by default file name and line
+    ...         every other column is kept and handed to the verifier
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pipeline.data.report import SkipReason
+
+_OWN_COLUMNS = frozenset({"prompt", "messages", "answer", "verifier", "id"})
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """A well-formed line."""
+
+    prompt: str | Messages
+    answer: str
+    verifier: str | None
+    """None when the line names none."""
+    id: str | None
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A line that is skipped."""
+
+    reason: SkipReason
+    detail: str
+
+
+def parse_line(columns: Mapping[str, Any]) -> PromptLine | Unusable:
+    """Check one row. A column that holds null counts as absent, as Parquet has it."""
+    present = {name: value for name, value in columns.items() if value is not None}
+    prompt = _prompt(present)
+    if isinstance(prompt, Unusable):
+        return prompt
+    answer = text_of(present.get("answer"))
+    if "answer" not in present:
+        return Unusable(SkipReason.MISSING_FIELD, f"no answer; the line has {_listed(columns)}")
+    if answer is None:
+        return _wrong("answer", present, "text or a number")
+    if not answer:
+        return Unusable(SkipReason.EMPTY_ANSWER, "the answer is empty")
+    verifier = present.get("verifier")
+    if verifier is not None and (not isinstance(verifier, str) or not verifier):
+        return _wrong("verifier", present, "the name of a verifier")
+    identity = text_of(present.get("id"))
+    if "id" in present and not identity:
+        return _wrong("id", present, "text or a number")
+    extra = {name: value for name, value in present.items() if name not in _OWN_COLUMNS}
+    try:  # what the wire cannot carry must not come to light in the middle of a run
+        msgspec.msgpack.encode([prompt, answer, extra])
+    except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as error:
+        return Unusable(SkipReason.WRONG_TYPE, f"a column cannot be sent to the verifier ({error}); write it as text")
+    return PromptLine(prompt, answer, verifier, identity, extra)
+
+
+def text_of(value: object) -> str | None:
+    """Return text or a number as stripped text; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return value.strip()
+    return str(value) if isinstance(value, int | float) else None
+
+
+def _prompt(present: Mapping[str, Any]) -> str | Messages | Unusable:
+    if ("prompt" in present) == ("messages" in present):
+        which = "both prompt and messages; keep one" if "prompt" in present else "neither prompt nor messages"
+        return Unusable(SkipReason.MISSING_FIELD, f"{which}; the line has {_listed(present)}")
+    if "prompt" in present:
+        prompt = present["prompt"]
+        if not isinstance(prompt, str):
+            return _wrong("prompt", present, "text")
+        return prompt if prompt.strip() else Unusable(SkipReason.EMPTY_PROMPT, "the prompt is empty")
+    messages = present["messages"]
+    if not isinstance(messages, list):
+        return _wrong("messages", present, "a list of {role, content}")
+    if not messages:
+        return Unusable(SkipReason.EMPTY_PROMPT, "messages is empty")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            return Unusable(SkipReason.WRONG_TYPE, f"messages[{number}] must have role and content, both text")
+    return messages
+
+
+def _wrong(name: str, present: Mapping[str, Any], expected: str) -> Unusable:
+    return Unusable(SkipReason.WRONG_TYPE, f"{name} is a {type(present[name]).__name__}; expected {expected}")
+
+
+def _listed(columns: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(columns)[:12]) or "no columns"

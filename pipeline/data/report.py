@@ -1,0 +1,80 @@
+"""What was read and what was skipped, with the first examples of each reason.
+
+*Consumes* one word per line read. *Produces* counts and sentences for people. In memory it is of fixed size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+MAX_EXAMPLES = 3
+
+
+class SkipReason(StrEnum):
+    """Why a line is not used."""
+
+    INVALID_UTF8 = "invalid UTF-8"
+    NOT_JSON = "not JSON"
+    NOT_AN_OBJECT = "not an object"
+    TOO_LARGE = "line too large"
+    MISSING_FIELD = "missing field"
+    WRONG_TYPE = "wrong type"
+    EMPTY_PROMPT = "empty prompt"
+    EMPTY_ANSWER = "empty answer"
+    OVERLONG = "over-long prompt"
+    BAD_TEMPLATE = "chat template failed"
+    DUPLICATE_ID = "duplicate id"
+
+
+@dataclass(slots=True)
+class DataReport:
+    """Lines read and skipped. Printed before a run starts, and on demand."""
+
+    num_lines: int = 0
+    """Lines read, blank ones aside."""
+    num_prompts: int = 0
+    """Lines that became prompts."""
+    max_tokens: int = 0
+    """Longest prompt kept, in tokens."""
+    skipped: dict[SkipReason, int] = field(default_factory=dict)
+    examples: dict[SkipReason, list[str]] = field(default_factory=dict)
+    """At most three sentences each: ``train.jsonl:17: the answer is empty``."""
+
+    def keep(self, num_tokens: int) -> None:
+        """Count a prompt."""
+        self.num_lines += 1
+        self.num_prompts += 1
+        self.max_tokens = max(self.max_tokens, num_tokens)
+
+    def skip(self, reason: SkipReason, where: str, detail: str) -> None:
+        """Count a skipped line; ``where`` is ``file:line``."""
+        self.num_lines += 1
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(f"{where}: {detail}")
+
+    @property
+    def num_skipped(self) -> int:
+        """Lines that were not used."""
+        return sum(self.skipped.values())
+
+    def lines(self) -> list[str]:
+        """Return the report as sentences: one summary, then each reason with its first examples."""
+        said = [f"{self.num_prompts} prompts of {self.num_lines} lines; the longest has {self.max_tokens} tokens"]
+        for reason, count in self.skipped.items():
+            said.append(f"skipped {count} ({reason}), first:")
+            said.extend(f"  {example}" for example in self.examples[reason])
+        return said
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, for ``--json``."""
+        return {
+            "num_lines": self.num_lines,
+            "num_prompts": self.num_prompts,
+            "max_tokens": self.max_tokens,
+            "skipped": {str(reason): count for reason, count in self.skipped.items()},
+            "examples": {str(reason): list(examples) for reason, examples in self.examples.items()},
+        }

@@ -1,0 +1,215 @@
+"""The stream of prompts: a position in, a prompt out.
+
+*Consumes* prompt files and a tokenizer, once, when loaded. *Produces* prompts by position, a report of what was skipped, and a
+digest that all workers of a run must share. *Waits for* nothing afterwards.
+
+``at(position)`` is a pure function: the epoch is ``position // num_prompts``, and each epoch has its own seeded order. Whoever
+asks, whenever, after whatever restart, gets the same prompt, so a group's number is all that the ledger needs to keep.
+
+Prompts are held as MessagePack, about the size of the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipeline.config.schema import RunConfig
+from pipeline.data.files import BadRow, read_rows
+from pipeline.data.lines import PromptLine, Unusable, parse_line
+from pipeline.data.permutation import permuted
+from pipeline.data.report import DataReport, SkipReason
+from pipeline.data.tokenizer import PromptTokenizer
+from pipeline.rewards.registry import resolve
+from protocol.errors import ConfigError, DataError
+from protocol.trajectory import Prompt
+
+_HOLE = "{prompt}"
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt at rest."""
+
+    prompt_id: str
+    tokens: bytes
+    """int32, little-endian"""
+    text: str
+    answer: str
+    verifier: str
+    extra: dict[str, Any]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+
+
+class PromptSource:
+    """Training and evaluation prompts of a run. Made by ``load``."""
+
+    def __init__(
+        self,
+        train: Sequence[bytes],
+        evaluation: Sequence[bytes],
+        *,
+        report: DataReport,
+        evaluation_report: DataReport,
+        seed: int,
+        shuffle: bool,
+        digest: str,
+    ) -> None:
+        self._train = train
+        self._evaluation = evaluation
+        self._seed = seed
+        self._shuffle = shuffle
+        self.report = report
+        """Of the training files."""
+        self.evaluation_report = evaluation_report
+        self.digest = digest
+        """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits, tokenizer), of seed and order."""
+
+    @classmethod
+    def load(cls, config: RunConfig, tokenizer: PromptTokenizer) -> PromptSource:
+        """Read all prompt files of a configuration.
+
+        Args:
+            config: its data section and seed are read.
+            tokenizer: ``TextTokenizer``, or anything with its ``encode`` and ``render_chat``.
+
+        Raises:
+            DataError: a file is missing or unreadable, or no line of the training or of the evaluation files is usable.
+            ConfigError: the template has no place for the prompt, or a verifier does not exist.
+        """
+        data = config.data
+        if _HOLE not in data.prompt_template:
+            raise ConfigError(f"data.prompt_template is {data.prompt_template!r}; it must contain {_HOLE}")
+        resolve(data.verifier)
+        reader = _Reader(tokenizer, data.prompt_template, data.verifier, data.max_prompt_tokens)
+        train, report = reader.read(data.train)
+        evaluation, evaluation_report = reader.read(data.evaluation) if data.evaluation else ([], DataReport())
+        settings = [config.run.seed, data.shuffle, len(train), getattr(tokenizer, "digest", "")]
+        hasher = hashlib.sha256(json.dumps(settings).encode())
+        for stored in (*train, *evaluation):
+            hasher.update(stored)
+        return cls(
+            train,
+            evaluation,
+            report=report,
+            evaluation_report=evaluation_report,
+            seed=config.run.seed,
+            shuffle=data.shuffle,
+            digest=hasher.hexdigest(),
+        )
+
+    @property
+    def num_prompts(self) -> int:
+        """Training prompts of one epoch."""
+        return len(self._train)
+
+    @property
+    def num_evaluation_prompts(self) -> int:
+        """Held-out prompts."""
+        return len(self._evaluation)
+
+    def at(self, position: int) -> Prompt:
+        """Return the training prompt at a position of the endless stream, from 0. Raises IndexError below 0."""
+        if position < 0:
+            raise IndexError(f"position {position} is before the first prompt")
+        epoch, index = divmod(position, len(self._train))
+        if self._shuffle:
+            index = permuted(index, len(self._train), seed=self._seed, epoch=epoch)
+        return _prompt(self._train[index])
+
+    def evaluation_at(self, index: int) -> Prompt:
+        """Return a held-out prompt, in the order of the files. Raises IndexError outside 0 .. num_evaluation_prompts - 1."""
+        if not 0 <= index < len(self._evaluation):
+            raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
+        return _prompt(self._evaluation[index])
+
+
+class _Reader:
+    """Reads files into stored prompts under one set of rules."""
+
+    def __init__(self, tokenizer: PromptTokenizer, template: str, verifier: str, max_prompt_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._verifier = verifier
+        self._max_prompt_tokens = max_prompt_tokens
+        self._known_verifiers: set[str] = {verifier}
+
+    def read(self, paths: Iterable[Path]) -> tuple[list[bytes], DataReport]:
+        stored: list[bytes] = []
+        seen: dict[str, str] = {}
+        report = DataReport()
+        for path, label in _labelled(paths):
+            for row in read_rows(path):
+                where = f"{path}:{row.line}"
+                if isinstance(row, BadRow):
+                    report.skip(SkipReason(row.problem.value), where, row.detail)
+                    continue
+                prompt = self._prompt(parse_line(row.columns), f"{label}:{row.line}", where)
+                if isinstance(prompt, Unusable):
+                    report.skip(prompt.reason, where, prompt.detail)
+                elif prompt.prompt_id in seen:
+                    detail = f"id {prompt.prompt_id!r} is that of {seen[prompt.prompt_id]}; the first one is kept"
+                    report.skip(SkipReason.DUPLICATE_ID, where, detail)
+                else:
+                    seen[prompt.prompt_id] = where
+                    stored.append(_encode(prompt))
+                    report.keep(len(prompt.tokens) // 4)
+        if not stored:
+            raise DataError(f"no usable prompt in {', '.join(map(str, paths))}:\n" + "\n".join(report.lines()))
+        return stored, report
+
+    def _prompt(self, line: PromptLine | Unusable, default_id: str, where: str) -> _Stored | Unusable:
+        if isinstance(line, Unusable):
+            return line
+        verifier = line.verifier or self._verifier
+        if verifier not in self._known_verifiers:
+            try:
+                resolve(verifier)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
+            self._known_verifiers.add(verifier)
+        if isinstance(line.prompt, str):
+            text = self._template.replace(_HOLE, line.prompt)
+            tokens = self._tokenizer.encode(text)
+        else:
+            try:
+                text, tokens = self._tokenizer.render_chat(line.prompt)
+            except DataError as error:
+                return Unusable(SkipReason.BAD_TEMPLATE, str(error))
+        if not tokens:
+            return Unusable(SkipReason.EMPTY_PROMPT, "the prompt has no tokens")
+        if len(tokens) > self._max_prompt_tokens:
+            detail = f"{len(tokens)} tokens; data.max_prompt_tokens is {self._max_prompt_tokens}"
+            return Unusable(SkipReason.OVERLONG, detail)
+        packed = np.asarray(tokens, dtype="<i4").tobytes()
+        return _Stored(line.id or default_id, packed, text, line.answer, verifier, line.extra)
+
+
+def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:
+    """Name each file by its stem; a stem that came before gets a number, so that prompt ids stay distinct."""
+    labelled: list[tuple[Path, str]] = []
+    taken: dict[str, int] = {}
+    for path in paths:
+        count = taken[path.stem] = taken.get(path.stem, 0) + 1
+        labelled.append((path, path.stem if count == 1 else f"{path.stem}#{count}"))
+    return labelled
+
+
+def _prompt(stored: bytes) -> Prompt:
+    row = _decode(stored)
+    return Prompt(
+        prompt_id=row.prompt_id,
+        tokens=np.frombuffer(row.tokens, dtype="<i4"),
+        text=row.text,
+        answer=row.answer,
+        verifier=row.verifier,
+        extra=row.extra,
+    )

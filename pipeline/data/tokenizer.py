@@ -1,0 +1,165 @@
+"""A model folder's tokenizer without torch: text to tokens, chat messages to a prompt, tokens to text.
+
+*Consumes* ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, ``chat_template.jinja``. *Produces*
+token ids and text, the same as ``transformers.AutoTokenizer`` does. *Waits for* nothing. Only the ``tokenizers``
+package is loaded (20 ms); importing AutoTokenizer imports torch (2.4 s and a few hundred MB), which a process that only
+decodes need not carry.
+
+One deliberate difference: chat templates do not see today's date (``strftime_now``), because two workers must read the
+same prompt from the same line, whatever the day; templates then fall back to the date written in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from protocol.errors import DataError
+
+if TYPE_CHECKING:
+    import jinja2
+    from tokenizers import Tokenizer
+
+_TOKENIZER = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class PromptTokenizer(Protocol):
+    """What reading prompts needs of a tokenizer; any object with these two methods will do."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Return token ids, with the tokenizer's own special tokens (such as a first token) added."""
+        ...
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[int]]:
+        """Return the prompt text that the chat template makes of messages, and its token ids."""
+        ...
+
+
+class TextTokenizer:
+    """A tokenizer for text, chat messages and tokens. Made by ``load_text_tokenizer``."""
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: Mapping[str, str], template: str | None, digest: str):
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._special_tokens = dict(special_tokens)
+        self._template_text = template
+        self._template: jinja2.Template | None = None
+        self.digest = digest
+        """Hex SHA-256 of the files it was read from."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of the vocabulary, added tokens included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the end-of-sequence token; None when the tokenizer names none."""
+        return self.token_id(self._special_tokens.get("eos_token", ""))
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token written out; None when there is no such token."""
+        return self._tokenizer.token_to_id(token)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids, with the tokenizer's own special tokens (such as a first token) added unless told
+        otherwise.""" return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt text of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            DataError: there is no chat template, or it refuses these messages.
+        """
+        import jinja2
+
+        if self._template is None:
+            self._template = self._compile()
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise DataError(f"the chat template refuses these messages: {error}") from error
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
+        """Return the prompt text that the chat template makes of messages, and its token ids; raises as the template
+        does.""" text = self.apply_chat_template(messages) return text, self.encode(text, add_special_tokens=False)  #
+        the template writes them itself
+
+    def _compile(self) -> jinja2.Template:
+        import jinja2
+
+        from pipeline.data.template import environment
+
+        if self._template_text is None:
+            raise DataError(
+                f"the tokenizer has no chat template, but a line has messages; add {_TEMPLATE} to the model folder, "
+                "or use prompt columns"
+            )
+        try:
+            return environment().from_string(self._template_text)
+        except jinja2.TemplateError as error:
+            raise DataError(f"the chat template does not compile: {error}") from error
+
+
+def load_text_tokenizer(path: Path) -> TextTokenizer:
+    """Read the tokenizer of a Hugging Face model folder.
+
+    Raises:
+        DataError: the folder or its ``tokenizer.json`` is missing or malformed.
+    """
+    from tokenizers import Tokenizer
+
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder; model.path must be a folder of a Hugging Face model")
+    file = path / _TOKENIZER
+    if not file.is_file():
+        raise DataError(
+            f"{path}: it has no {_TOKENIZER}; write one with transformers: "
+            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+        json.loads(text)  # the tokenizers package raises bare Exception for whatever is wrong
+        config_file = path / _CONFIG
+        config: Any = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"{path}: the tokenizer cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise DataError(f"{config_file}: expected an object, got a {type(config).__name__}")
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # its only exception type
+        raise DataError(f"{file}: not a tokenizer of the tokenizers package: {error}") from error
+    template = _template_of(path, config)
+    special_tokens = {name: token for name in _SPECIAL if (token := _token_text(config.get(name))) is not None}
+    digest = hashlib.sha256(json.dumps([text, special_tokens, template]).encode()).hexdigest()
+    return TextTokenizer(tokenizer, special_tokens, template, digest)
+
+
+def _template_of(path: Path, config: Mapping[str, Any]) -> str | None:
+    file = path / _TEMPLATE
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # named templates
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: object) -> str | None:
+    """A special token is written as text, or as an object with its text under ``content``."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

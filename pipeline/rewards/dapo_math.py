@@ -1,0 +1,126 @@
+r"""DAPO's rule-based mathematics verifier, with its exact behaviour, quirks included.
+
+*Consumes* a response and a ground truth. *Produces* +1 or -1 and the answer that was read. Only the last 300 characters
+count. The last ``Answer: ...`` line is normalised and compared as text with the normalised truth; without such a line,
+the content of the last ``\boxed{...}`` in the last 100 characters must equal the truth as it stands.
+
+Answers that a person would accept and this does not: ``42.``, ``042``, ``42.0``, ``**42**``, and anything after the
+number such as an end-of-turn marker. That is what published DAPO runs were trained with; for laxer rules use ``math``.
+
+Behaviour of verl's ``verl/utils/reward_score/math_dapo.py``; golden family ``math_verifier``. The word lists are those
+of Minerva (arXiv 2206.14858, appendix D.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.rewards.verifier import Outcome, Response, Verdict
+
+INVALID = "[INVALID]"
+"""What is read of a response that states no answer."""
+
+_TAIL_CHARS = 300
+_BOX_TAIL_CHARS = 100
+_BOX = "\\boxed{"
+_ANSWER_LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
+
+_REPLACED = (
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    ("\\$", ""),
+    ("\\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (",\\text{and}", ","),
+    ("\\text{and}", ","),
+    ("\\text{m}", "\\text{}"),
+)
+"""In this order: each works on what the earlier ones left."""
+
+_REMOVED = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
+    *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
+    *(
+        "childrentickets",
+        "multiples",
+        "\\text{s}",
+        "\\text{.}",
+        "\\text{\ns}",
+        "\\text{}^2",
+        "\\text{}^3",
+        "\\text{\n}",
+    ),
+    *("\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+)
+
+_REWRITTEN = (
+    (re.compile(r".*?\$(.*?)\$.*"), r"$\1$"),  # what stands between dollar signs
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),  # \frac12 is \frac{1}{2}
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DapoScore:
+    """What the verifier says of one response."""
+
+    score: float
+    """+1 or -1"""
+    acc: bool
+    pred: str
+    """The answer that was read; ``[INVALID]`` when there is none."""
+
+
+def score(solution: str, ground_truth: str) -> DapoScore:
+    """Score one response text against its ground truth."""
+    tail = solution[-_TAIL_CHARS:]
+    lines = _ANSWER_LINE.findall(tail)
+    if lines:
+        pred = normalize(lines[-1])
+        is_correct = pred == normalize(ground_truth)
+    else:
+        boxed = last_boxed(tail[-_BOX_TAIL_CHARS:])
+        pred = INVALID if boxed is None else boxed
+        is_correct = boxed == ground_truth
+    return DapoScore(score=1.0 if is_correct else -1.0, acc=is_correct, pred=pred)
+
+
+def normalize(answer: str) -> str:
+    """Bring an answer to the form in which two answers are compared as text."""
+    answer = answer.rpartition("=")[2]
+    for before, after in _REPLACED:
+        answer = answer.replace(before, after)
+    for text in _REMOVED:
+        answer = answer.replace(text, "")
+    for pattern, replacement in _REWRITTEN:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    digits = answer.replace(",", "")
+    return (digits if digits.isdigit() else answer).strip()
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{...}``, braces balanced; None when there is none or it does not end."""
+    start = text.rfind(_BOX)
+    if start < 0:
+        return None
+    start += len(_BOX)
+    depth = 1
+    for position in range(start, len(text)):
+        depth += (text[position] == "{") - (text[position] == "}")
+        if depth == 0:
+            return text[start:position]
+    return None
+
+
+def verify(responses: Sequence[Response]) -> list[Outcome]:
+    """Judge each response by ``score``."""
+    return [Verdict(accuracy=float(score(r.response_text, r.answer).acc)) for r in responses]

@@ -1,0 +1,127 @@
+"""The verification engine: batches of responses in, one outcome for each out.
+
+*Consumes* responses, each naming its verifier. *Produces* outcomes in the same order. *Waits for* sandbox processes, each call
+within its time limit. Cheap built-in verifiers run here, by the batch; everything else runs in killable processes, one
+response a call, as many at once as there are processes. Processes start when first needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, Self
+
+from pipeline.rewards.process import SandboxProcess
+from pipeline.rewards.registry import VerifierSpec, load, resolve
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
+from protocol.errors import ConfigError
+
+MEMORY_BYTES = 2 << 30
+"""Private memory that one sandbox process may hold."""
+
+Job = tuple[int, VerifierSpec, Response]
+
+
+class PoolConfig(Protocol):
+    """What the pool reads of the configuration's reward section."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Time limit of one verifier call."""
+        ...
+
+    @property
+    def processes(self) -> int:
+        """Sandbox processes."""
+        ...
+
+
+class VerifierPool:
+    """Scores batches. Use as ``async with VerifierPool(config.reward) as pool`` or call ``start`` and ``aclose``."""
+
+    def __init__(self, config: PoolConfig, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._timeout_s = config.timeout_s
+        self._processes = [SandboxProcess(memory_bytes) for _ in range(config.processes)]
+        # Last in, first out: a loaded, warm process is preferred to starting another.
+        self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
+        for process in self._processes:
+            self._idle.put_nowait(process)
+        self._in_process: dict[str, Callable[..., Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living children."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    async def start(self, verifiers: Iterable[str] = ()) -> None:
+        """Load the named verifiers now, so that a wrong name or a module that fails to import is told at once.
+
+        Raises:
+            ConfigError: a verifier does not exist or cannot be imported.
+        """
+        for spec in {resolve(name) for name in verifiers}:
+            if not spec.sandboxed:
+                self._function(spec)
+                continue
+            process = await self._idle.get()
+            try:
+                failure = await process.load(spec)
+            finally:
+                self._idle.put_nowait(process)
+            if failure is not None:
+                raise ConfigError(f"verifier {spec.name!r} cannot be loaded: {failure.error}")
+
+    async def score(self, responses: Sequence[Response]) -> list[Outcome]:
+        """Judge every response by the verifier that it names; outcomes come in the same order.
+
+        Nothing that a verifier does raises here: it becomes the VerifierFailure of its response.
+        """
+        outcomes: list[Outcome | None] = [None] * len(responses)
+        batches: dict[VerifierSpec, list[int]] = {}
+        jobs: list[Job] = []
+        for index, response in enumerate(responses):
+            try:
+                spec = resolve(response.verifier)
+            except ConfigError as error:
+                outcomes[index] = VerifierFailure(kind=FailureKind.UNKNOWN_VERIFIER, error=str(error))
+                continue
+            if spec.sandboxed:
+                jobs.append((index, spec, response))
+            else:
+                batches.setdefault(spec, []).append(index)
+        for spec, indices in batches.items():
+            returned = self._function(spec)([responses[index] for index in indices])
+            for index, outcome in zip(indices, checked(returned, len(indices)), strict=True):
+                outcomes[index] = outcome
+        if jobs:
+            queue = iter(jobs)
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(len(self._processes), len(jobs))):
+                    tasks.create_task(self._work(queue, outcomes))
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def aclose(self) -> None:
+        """End every child process. Repeated calls do nothing."""
+        for process in self._processes:
+            await process.kill()
+
+    async def _work(self, jobs: Iterator[Job], outcomes: list[Outcome | None]) -> None:
+        """Take jobs from the iterator that the tasks of one batch share, until it is empty."""
+        process = await self._idle.get()
+        try:
+            for index, spec, response in jobs:
+                (outcomes[index],) = await process.call(spec, (response,), self._timeout_s)
+        finally:
+            self._idle.put_nowait(process)
+
+    def _function(self, spec: VerifierSpec) -> Callable[..., Any]:
+        if spec.name not in self._in_process:
+            self._in_process[spec.name] = load(spec.path)
+        return self._in_process[spec.name]

@@ -1,0 +1,151 @@
+"""The parent's end of one sandbox process: start, call within a deadline, kill by process id.
+
+*Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the child, never longer than
+the call's time limit; then the child is killed, and the next call starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from pipeline.rewards.registry import VerifierSpec
+from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure
+
+STARTUP_TIMEOUT_S = 60.0
+"""For starting a process and importing a verifier, which is not what the call's own limit is about."""
+_MAX_CALLS = 20_000
+"""Then a process is replaced, so that what a verifier leaks is bounded."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+class SandboxProcess:
+    """One child at a time, started when needed. Calls must not overlap."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._process: asyncio.subprocess.Process | None = None
+        self._loaded: set[str] = set()
+        self._num_calls = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while there is a child."""
+        return None if self._process is None else self._process.pid
+
+    async def load(self, spec: VerifierSpec) -> VerifierFailure | None:
+        """Import a verifier in the child; return why it could not be."""
+        if self._process is not None and (self._process.returncode is not None or self._num_calls >= _MAX_CALLS):
+            await self.kill()
+        if spec.path in self._loaded:
+            return None
+        reply = await self._exchange(spec, (), STARTUP_TIMEOUT_S)
+        if isinstance(reply, VerifierFailure):
+            return reply
+        if reply.outcomes and isinstance(reply.outcomes[0], VerifierFailure):
+            return reply.outcomes[0]
+        self._loaded.add(spec.path)
+        return None
+
+    async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[Outcome]:
+        """Judge responses within ``timeout_s``; when the child hangs or dies, every one of them gets the failure."""
+        reply = await self.load(spec)
+        if reply is None:
+            reply = await self._exchange(spec, tuple(responses), timeout_s)
+        if isinstance(reply, VerifierFailure):
+            return [reply] * len(responses)
+        if len(reply.outcomes) != len(responses):
+            return [_died(spec, f"sent {len(reply.outcomes)} outcomes for {len(responses)} responses")] * len(responses)
+        return list(reply.outcomes)
+
+    async def kill(self) -> None:
+        """End the child at once and reap it. Repeated calls do nothing."""
+        process, self._process = self._process, None
+        self._loaded.clear()
+        self._num_calls = 0
+        if process is None:
+            return
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself a moment ago
+                process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        async with asyncio.timeout(STARTUP_TIMEOUT_S):
+            await process.wait()
+
+    async def _exchange(
+        self, spec: VerifierSpec, responses: tuple[Response, ...], timeout_s: float
+    ) -> Reply | VerifierFailure:
+        is_clean = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                process = self._process or await self._start()
+                reply = await self._round_trip(process, Call(path=spec.path, responses=responses, timeout_s=timeout_s))
+            is_clean = True
+        except TimeoutError:
+            what = "judged one response" if responses else "started and imported"
+            return VerifierFailure(
+                kind=FailureKind.TIMEOUT,
+                error=f"verifier {spec.name!r} had not {what} after {timeout_s:g} s; its process was killed",
+            )
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            return _died(spec, await self._how_it_ended(error))
+        except msgspec.MsgspecError as error:
+            return _died(spec, f"sent a reply that cannot be read ({error})")
+        else:
+            return reply
+        finally:
+            if not is_clean:
+                await self.kill()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "pipeline.rewards.sandbox",
+            str(self._memory_bytes),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's interrupt is for the worker, which ends its children in order
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+        )
+        return self._process
+
+    async def _round_trip(self, process: asyncio.subprocess.Process, call: Call) -> Reply:
+        assert process.stdin is not None and process.stdout is not None
+        self._num_calls += 1
+        body = _encoder.encode(call)
+        process.stdin.write(HEADER.pack(len(body)) + body)
+        await process.stdin.drain()
+        (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+        if length > MAX_REPLY_BYTES:
+            raise msgspec.DecodeError(f"{length} bytes, at most {MAX_REPLY_BYTES} are taken")
+        return _decoder.decode(await process.stdout.readexactly(length))
+
+    async def _how_it_ended(self, error: Exception) -> str:
+        process = self._process
+        if process is None:
+            return str(error)
+        try:
+            async with asyncio.timeout(1.0):
+                code = await process.wait()
+        except TimeoutError:
+            return f"closed its pipe ({error})"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}; its memory limit is {self._memory_bytes >> 20} MiB"
+        return f"exited with code {code}"
+
+
+def _died(spec: VerifierSpec, how: str) -> VerifierFailure:
+    return VerifierFailure(kind=FailureKind.DIED, error=f"the process of verifier {spec.name!r} {how}")

@@ -1,0 +1,109 @@
+"""Names of verifiers, and where each is.
+
+*Consumes* a name from the configuration or a data line. *Produces* a VerifierSpec: an import path, and whether it runs in a
+sandbox process. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import ConfigError
+
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSpec:
+    """Where a verifier is and how it runs."""
+
+    name: str
+    path: str
+    """``package.module:function``"""
+    sandboxed: bool
+    """Whether it runs in a killable process, one response a call; else in the worker itself, by the batch."""
+
+
+_SPECS: dict[str, VerifierSpec] = {}
+
+
+def register(name: str, path: str, *, sandboxed: bool = True) -> VerifierSpec:
+    """Give ``package.module:function`` a short name.
+
+    Args:
+        name: what configurations and data lines say.
+        path: the function's import path.
+        sandboxed: False only for cheap functions that cannot hang whatever the response says.
+
+    Raises:
+        ConfigError: the name is taken by another path, or the path is not an import path.
+    """
+    spec = VerifierSpec(name, path, sandboxed)
+    if _PATH.fullmatch(path) is None:
+        raise ConfigError(f"verifier {name!r}: {path!r} is not an import path; write package.module:function")
+    if _SPECS.setdefault(name, spec) != spec:
+        raise ConfigError(f"verifier {name!r} is registered as {_SPECS[name].path} already; choose another name")
+    return spec
+
+
+def names() -> list[str]:
+    """Return the registered names, sorted."""
+    return sorted(_SPECS)
+
+
+def resolve(name: str) -> VerifierSpec:
+    """Find a verifier by its registered name or its import path.
+
+    Raises:
+        ConfigError: neither; the message names the nearest registered verifiers.
+    """
+    spec = _SPECS.get(name)
+    if spec is not None:
+        return spec
+    if _PATH.fullmatch(name) is not None:
+        return VerifierSpec(name, name, sandboxed=True)
+    close = difflib.get_close_matches(name, _SPECS, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names())};"
+    raise ConfigError(f"unknown verifier {name!r}: {hint} your own function is named as package.module:function")
+
+
+def load(path: str) -> Callable[..., Any]:
+    """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where there is one.
+
+    Raises:
+        ConfigError: the module or the function is not there, or it is not callable. Errors inside the module pass through.
+    """
+    module_name, _, attributes = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise ConfigError(
+            f"verifier {path!r}: no module named {error.name!r}; install it, or put its folder on PYTHONPATH"
+        ) from None
+    found: Any = module
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            close = difflib.get_close_matches(attribute, dir(found), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"verifier {path!r}: {module_name} has no {attribute!r}{hint}")
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise ConfigError(
+            f"verifier {path!r} is a {type(found).__name__}; it must be a function of a list of responses"
+        )
+    warm_up = getattr(module, "warm_up", None)
+    if callable(warm_up):
+        warm_up()
+    return found
+
+
+register("arithmetic", "pipeline.rewards.arithmetic:verify", sandboxed=False)
+register("dapo_math", "pipeline.rewards.dapo_math:verify", sandboxed=False)
+register("math", "pipeline.rewards.equivalence:verify")

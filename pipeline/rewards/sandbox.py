@@ -1,0 +1,127 @@
+"""The child process that runs verifiers which may raise, hang, print or grow: ``python -P -m pipeline.rewards.sandbox``.
+
+*Consumes* calls on standard input, one at a time. *Produces* one reply for each on what was standard output when it started.
+*Waits for* its parent's next call; ends when the parent closes the pipe. Frames are a 4-byte big-endian length and MessagePack.
+
+The limits of a life: memory (the kernel refuses more), no core files, and for each call an alarm of the kernel that ends the
+process even when the parent is gone. Whatever a verifier prints goes nowhere. This guards against accidents and hostile
+*responses*; it does not make hostile *code* safe to run.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+import msgspec
+
+from pipeline.rewards.registry import load
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
+from protocol.errors import ConfigError
+
+MAX_REPLY_BYTES = 1 << 20
+"""A longer reply is replaced by a failure; the parent refuses to read one."""
+HEADER = struct.Struct(">I")
+
+_MAX_ERROR_CHARS = 8_000
+_ALARM_GRACE_S = 2.0
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """Load a verifier and, when there are responses, judge them."""
+
+    path: str
+    """``package.module:function``"""
+    responses: tuple[Response, ...] = ()
+    timeout_s: float
+    """The parent's limit; the alarm comes shortly after it."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """One outcome for each response; one failure when loading failed; none when loading went well."""
+
+    outcomes: tuple[Outcome, ...] = ()
+
+
+def main(memory_bytes: int) -> None:
+    """Serve calls until the parent closes the pipe."""
+    calls, replies = _take_pipes()
+    _limit(memory_bytes)
+    decoder = msgspec.msgpack.Decoder(Call)
+    verifiers: dict[str, Any] = {}
+    while header := calls.read(HEADER.size):
+        (length,) = HEADER.unpack(header)
+        call = decoder.decode(calls.read(length))
+        signal.setitimer(signal.ITIMER_REAL, call.timeout_s + _ALARM_GRACE_S)
+        outcomes, is_spent = _serve(call, verifiers)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        body = _encode(outcomes)
+        replies.write(HEADER.pack(len(body)) + body)
+        replies.flush()
+        if is_spent:  # the parent finds the pipe closed and starts another
+            return
+
+
+def _serve(call: Call, verifiers: dict[str, Any]) -> tuple[list[Outcome], bool]:
+    """Return the outcomes, and whether this process should not serve another call."""
+    try:
+        if call.path not in verifiers:
+            verifiers[call.path] = load(call.path)
+        if not call.responses:
+            return [], False
+        return checked(verifiers[call.path](list(call.responses)), len(call.responses)), False
+    except ConfigError as error:
+        return _failed(FailureKind.UNKNOWN_VERIFIER, str(error), call), False
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  anything a user's function may raise becomes a reported failure
+        is_spent = isinstance(error, MemoryError | SystemExit | RecursionError)
+        return _failed(FailureKind.RAISED, _describe(error), call), is_spent
+
+
+def _failed(kind: FailureKind, error: str, call: Call) -> list[Outcome]:
+    return [VerifierFailure(kind=kind, error=error)] * max(1, len(call.responses))
+
+
+def _describe(error: BaseException) -> str:
+    """Return the end of the traceback: the part that names the user's line."""
+    return "".join(traceback.format_exception(error, limit=-20))[-_MAX_ERROR_CHARS:]
+
+
+def _encode(outcomes: list[Outcome]) -> bytes:
+    encode = msgspec.msgpack.encode
+    try:
+        body = encode(Reply(outcomes=tuple(outcomes)))
+        if len(body) <= MAX_REPLY_BYTES:
+            return body
+        problem = f"the verifier's reply has {len(body)} bytes; at most {MAX_REPLY_BYTES} are taken"
+    except UnicodeEncodeError as error:
+        problem = f"the verifier returned text that is not valid Unicode: {error}"
+    failure = VerifierFailure(kind=FailureKind.BAD_VERDICT, error=problem)
+    return encode(Reply(outcomes=(failure,) * len(outcomes)))
+
+
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Keep the pipes under numbers of our own and give user code nothing to read from or print to."""
+    calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+    return calls, replies
+
+
+def _limit(memory_bytes: int) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # elsewhere the data limit is not enforced
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

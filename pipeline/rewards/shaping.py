@@ -1,0 +1,67 @@
+"""From a verdict to the reward that the learner maximises.
+
+*Consumes* a verdict and a response's length. *Produces* a RewardScore whose parts sum to its reward. Pure. The raw accuracy
+passes through untouched: dynamic sampling filters by it, never by the shaped reward.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pipeline.rewards.overlong import soft_overlong_penalty
+from pipeline.rewards.verifier import Verdict
+from protocol.trajectory import FinishReason, RewardScore
+
+
+class ShapingConfig(Protocol):
+    """What shaping reads of the configuration's reward section."""
+
+    @property
+    def correct(self) -> float:
+        """Reward of a right answer."""
+        ...
+
+    @property
+    def wrong(self) -> float:
+        """Reward of a wrong one."""
+        ...
+
+    @property
+    def overlong(self) -> str:
+        """none, soft, filter, or soft+filter."""
+        ...
+
+    @property
+    def overlong_cache_tokens(self) -> int:
+        """L_cache of equation 13."""
+        ...
+
+    @property
+    def overlong_factor(self) -> float:
+        """Size of the full punishment."""
+        ...
+
+
+def shape(
+    config: ShapingConfig, verdict: Verdict, *, num_tokens: int, max_response_tokens: int, finish_reason: FinishReason
+) -> RewardScore:
+    """Return the score of one response.
+
+    The reward is ``wrong + accuracy * (correct - wrong)``, plus the verdict's own parts, plus the soft over-long punishment.
+    With over-long filtering, a response that was cut at the limit is masked: it counts in its group's mean and std, and its
+    tokens carry no loss. One that ends by its stop token exactly at the limit is not cut.
+    """
+    parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
+    if "soft" in config.overlong:
+        parts["overlong"] = soft_overlong_penalty(
+            num_tokens,
+            max_tokens=max_response_tokens,
+            cache_tokens=config.overlong_cache_tokens,
+            factor=config.overlong_factor,
+        )
+    return RewardScore(
+        reward=sum(parts.values()),
+        accuracy=verdict.accuracy,
+        parts=parts,
+        masked="filter" in config.overlong and finish_reason is FinishReason.LENGTH,
+    )

@@ -1,0 +1,131 @@
+"""The nouns of verification, and the seam that every verifier fills.
+
+*Consumes* finished responses. *Produces* one outcome for each, in order. *Waits for* nothing: a verifier is a plain function.
+
+    def verify(responses):
+        return [float(r.response_text.strip() == r.answer) for r in responses]
+
+is a verifier. It may also return ``Verdict`` (with further summands of the reward) or ``VerifierFailure`` (this response cannot
+be judged). Raising fails every response of the call; sandboxed verifiers are called with one response at a time, so that a
+failure has one owner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from protocol.trajectory import FinishReason
+
+RESERVED_PARTS = frozenset({"correct", "overlong"})
+"""Summands that shaping adds itself; a verdict may not carry them."""
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished response and what it is judged by.
+
+    Example: ``Response(prompt_text="2+3=", response_text="5", answer="5", verifier="arithmetic", num_tokens=2)``.
+    """
+
+    prompt_text: str = ""
+    response_text: str
+    """The whole response, decoded without special tokens."""
+    answer: str
+    verifier: str
+    """Name in the registry, or ``package.module:function``."""
+    extra: dict[str, Any] = {}
+    """Further columns of the prompt's line, unchanged."""
+    num_tokens: int = 0
+    finish_reason: FinishReason = FinishReason.STOP
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
+    """A judgement of one response."""
+
+    accuracy: float
+    """Raw correctness in [0, 1]; dynamic sampling filters by this."""
+    parts: dict[str, float] = {}
+    """Further summands of the reward by name, such as ``{"format": 0.1}``."""
+
+
+class FailureKind(StrEnum):
+    """Why a response has no verdict."""
+
+    RAISED = "raised"
+    """the verifier raised, or could not be imported"""
+    TIMEOUT = "timeout"
+    """it ran past its time limit and its process was killed"""
+    DIED = "died"
+    """its process ended: memory limit, crash, or exit"""
+    BAD_VERDICT = "bad_verdict"
+    """it returned something that is not a verdict"""
+    BAD_ANSWER = "bad_answer"
+    """the answer in the data cannot be judged by this verifier"""
+    UNKNOWN_VERIFIER = "unknown_verifier"
+    """the data names a verifier that does not exist"""
+
+
+class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
+    """A response could not be judged. It is retried elsewhere, then a dead letter; never scored as wrong."""
+
+    kind: FailureKind
+    error: str
+    """What happened, with the verifier's traceback where there is one."""
+
+
+Outcome = Verdict | VerifierFailure
+
+
+class Verifier(Protocol):
+    """Judges responses."""
+
+    def __call__(self, responses: Sequence[Response], /) -> Sequence[Outcome | float]:
+        """Return one outcome for each response, in order; a number is the accuracy of a verdict without parts."""
+        ...
+
+
+def checked(returned: object, num_responses: int) -> list[Outcome]:
+    """Turn what a verifier returned into outcomes; whatever is not one becomes a failure that says so.
+
+    Args:
+        returned: the verifier's result, of any type: it is not trusted.
+        num_responses: how many outcomes were expected.
+    """
+    if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+        return [_bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")] * (
+            num_responses
+        )
+    if len(returned) != num_responses:
+        return [_bad(f"a verifier returned {len(returned)} outcomes for {num_responses} responses")] * num_responses
+    return [_checked_one(item) for item in returned]
+
+
+def _checked_one(item: object) -> Outcome:
+    if isinstance(item, VerifierFailure):
+        return item
+    if isinstance(item, int | float):
+        item = Verdict(accuracy=float(item))
+    if not isinstance(item, Verdict):
+        return _bad(f"a verifier returned {type(item).__name__} for a response; return a number in [0, 1] or a Verdict")
+    accuracy, parts = item.accuracy, item.parts
+    if not isinstance(accuracy, int | float) or not 0.0 <= accuracy <= 1.0:
+        return _bad(f"accuracy is {accuracy!r}; it must be in [0, 1], put bonuses and penalties into parts")
+    if not isinstance(parts, dict) or len(parts) > _MAX_PARTS:
+        return _bad(f"parts must be a dict of at most {_MAX_PARTS} numbers")
+    for name, value in parts.items():
+        if not isinstance(name, str) or not isinstance(value, int | float) or not math.isfinite(value):
+            return _bad(f"part {name!r} is {value!r}; names are text and values finite numbers")
+        if name in RESERVED_PARTS:
+            return _bad(f"part {name!r} is added by reward shaping; choose another name")
+    return Verdict(accuracy=float(accuracy), parts={name: float(value) for name, value in parts.items()})
+
+
+_MAX_PARTS = 64
+
+
+def _bad(message: str) -> VerifierFailure:
+    return VerifierFailure(kind=FailureKind.BAD_VERDICT, error=message)
