@@ -1,0 +1,102 @@
+"""A real fleet for tests: ``headrace up`` as a child process, and the other commands against it, all by their JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class RunningFleet:
+    """A run and the process of its supervisor."""
+
+    run_dir: Path
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def command(self, *arguments: str) -> Any:
+        """Run a ``headrace`` command with ``--json`` and return what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", *arguments, "--json"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def status(self) -> Any:
+        return self.command("status", str(self.run_dir))
+
+    def audit(self) -> Any:
+        return self.command("audit", str(self.run_dir))
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return {worker["name"]: worker for worker in self.status()["workers"]}
+
+    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
+        """Poll a condition of the run; the fleet's output is shown when it does not come true."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the fleet ended while waiting for {what}:\n{self.output.read_text()}")
+            if value := condition():
+                return value
+            time.sleep(0.2)
+        raise AssertionError(f"{what} did not come within {timeout_s} s:\n{self.output.read_text()[-4000:]}")
+
+    def num_updates(self) -> int:
+        history = self.run_dir / "history.jsonl"
+        return history.read_text().count('"kind": "update"') if history.exists() else 0
+
+    def finish(self, timeout_s: float = 180.0) -> int:
+        """Wait for the run's own end and return the exit code."""
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def fleet(tmp_path: Path, *overrides: str, resume: Path | None = None) -> Iterator[RunningFleet]:
+    """Start the demo's configuration with ``overrides``, or resume a run; kill what is left of it at the end."""
+    data = tmp_path / "data"
+    subprocess.run([sys.executable, "-m", "ops.demo_task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
+    command = [sys.executable, "-m", "pipeline.cli", "up"]
+    settings = list(overrides)
+    if resume is not None:
+        command += ["--resume", str(resume)]
+    else:
+        command += ["configs/demo.toml", "--fleet", "configs/fleets/demo.toml"]
+        settings = [
+            f"run.dir={tmp_path / 'runs'}",
+            "run.name=test",
+            f"data.train=['{data / 'train.jsonl'}']",
+            f"data.evaluation=['{data / 'heldout.jsonl'}']",
+            *overrides,
+        ]
+    command += [argument for setting in settings for argument in ("--set", setting)]
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+    running = RunningFleet(tmp_path / "runs" / "test", process, output)
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def kill(worker: dict[str, Any]) -> None:
+    """``kill -9`` one worker by the process id in its heartbeat."""
+    os.kill(worker["pid"], signal.SIGKILL)

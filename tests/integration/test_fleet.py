@@ -1,0 +1,87 @@
+"""Claims about whole fleets: real processes, real Redis, real ZeroMQ, a real (small) model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fleet import fleet, kill
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SMALL = (
+    "run.num_updates=6",
+    "algorithm.groups_per_update=4",
+    "algorithm.group_size=8",
+    "evaluation.num_prompts=32",
+    "checkpoint.every_updates=2",
+)
+
+
+def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
+    with fleet(tmp_path, *SMALL) as run:
+        assert run.finish() == 0, run.output.read_text()
+        audit = run.audit()
+        assert audit["balances"] is True
+        assert audit["groups"]["trained"] == 6 * 4
+        assert audit["trajectories"]["trained"] == 6 * 4 * 8
+        assert sum(audit["tokens"]["in_flight"].values()) == 0
+        report = json.loads((run.run_dir / "report.json").read_text())
+        assert report["num_updates"] == 6
+        assert report["num_held_out"] == 32
+        assert report["max_staleness"] <= 2
+        assert "<svg" in (run.run_dir / "report.html").read_text()
+        assert any((run.run_dir / "checkpoints").glob("*/model/model.safetensors"))
+
+
+def test_killed_generator_reward_and_reference_workers_are_replaced_and_the_ledger_balances(tmp_path: Path) -> None:
+    with fleet(tmp_path, *SMALL, "run.num_updates=40", "ledger.lease_s=2", "ledger.scoring_deadline_s=2") as run:
+        run.wait_until(lambda: run.num_updates() >= 2, "the second update")
+        before = run.workers()
+        for name in ("generator-0", "reward-0", "reference-0"):
+            kill(before[name])
+            assert run.audit()["balances"] is True
+        seen = run.num_updates()
+
+        def all_replaced() -> bool:
+            now = run.workers()
+            return all(name in now and now[name]["epoch"] > before[name]["epoch"] for name in ("generator-0", "reward-0"))
+
+        run.wait_until(all_replaced, "new incarnations of the killed workers")
+        run.wait_until(lambda: run.num_updates() >= seen + 3, "updates after the kills")
+        assert run.audit()["balances"] is True
+        run.command("down", str(run.run_dir))
+        assert run.finish() == 0
+        assert run.audit()["balances"] is True
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    with fleet(tmp_path, *SMALL, "run.num_updates=1000") as run:
+        run.wait_until(lambda: run.num_updates() >= 3, "the third update")
+        run.command("down", str(run.run_dir))
+        assert run.finish() == 0
+        stopped_at = run.num_updates()
+        first = run.audit()
+        assert first["balances"] is True
+        assert first["groups"]["trained"] == 4 * stopped_at
+    with fleet(tmp_path, f"run.num_updates={stopped_at + 2}", resume=run.run_dir) as resumed:
+        assert resumed.finish() == 0, resumed.output.read_text()
+        assert resumed.num_updates() == stopped_at + 2
+        second = resumed.audit()
+        assert second["balances"] is True
+        assert second["groups"]["trained"] == 4 * (stopped_at + 2)
+        assert second["groups"]["admitted"] > first["groups"]["admitted"]
+
+
+def test_scaling_changes_the_fleet_while_it_runs(tmp_path: Path) -> None:
+    with fleet(tmp_path, *SMALL, "run.num_updates=1000") as run:
+        run.wait_until(lambda: run.num_updates() >= 1, "the first update")
+        run.command("scale", "generator=3", "--run", str(run.run_dir))
+        run.wait_until(lambda: "generator-2" in run.workers(), "the third generator")
+        run.command("scale", "generator=1", "--run", str(run.run_dir))
+        run.wait_until(lambda: {n for n in run.workers() if n.startswith("generator")} == {"generator-0"}, "one generator")
+        assert run.audit()["balances"] is True
+        run.command("down", str(run.run_dir))
+        assert run.finish() == 0
