@@ -69,8 +69,8 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids, with the tokenizer's own special tokens (such as a first token) added unless told
-        otherwise.""" return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Return token ids, with the tokenizer's special tokens (such as a first token) added unless told otherwise."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -92,9 +92,9 @@ class TextTokenizer:
             raise DataError(f"the chat template refuses these messages: {error}") from error
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
-        """Return the prompt text that the chat template makes of messages, and its token ids; raises as the template
-        does.""" text = self.apply_chat_template(messages) return text, self.encode(text, add_special_tokens=False)  #
-        the template writes them itself
+        """Return the prompt text that the chat template makes of messages, and its token ids. Raises DataError."""
+        text = self.apply_chat_template(messages)
+        return text, self.encode(text, add_special_tokens=False)  # the template writes them itself
 
     def _compile(self) -> jinja2.Template:
         import jinja2
