@@ -54,8 +54,11 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     type: str
     checksum: int
-    """xxh3-64 over the bytes of ``body``."""
+    """As in Envelope."""
     body: msgspec.Raw
+    """The body itself, nested, so that one pass of any MessagePack reader shows all of it."""
+    arrays: list[bytes]
+    """The array frames."""
 
 
 class _VersionOnly(msgspec.Struct):
@@ -74,20 +77,20 @@ def _tag_of(cls: type) -> str:
 Storable: TypeAlias = Message | Score
 _MESSAGE_TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in get_args(Message)}
 _TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in (*get_args(Message), *get_args(Score))}
+_MESSAGE_TYPES: dict[str, type] = {tag: cls for cls, tag in _MESSAGE_TAGS.items()}
 _TYPES: dict[str, type] = {tag: cls for cls, tag in _TAGS.items()}
 
 
 class _Codec(threading.local):
     """One thread's encoders and decoders, with the array frames of the message at hand."""
 
-    frames: list[Buffer] | None
+    frames: list[Buffer]
     received: Sequence[Buffer]
 
     def __init__(self) -> None:
-        self.frames = None
+        self.frames = []
         self.received = ()
-        encoder = msgspec.msgpack.Encoder(enc_hook=self._pack)
-        self.encode_body = encoder.encode
+        self.encode_body = msgspec.msgpack.Encoder(enc_hook=self._pack).encode
         self.encode_head = msgspec.msgpack.Encoder().encode
         self.decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
         self.decode_blob = msgspec.msgpack.Decoder(Blob).decode
@@ -97,7 +100,7 @@ class _Codec(threading.local):
 
     def _pack(self, obj: object) -> object:
         if isinstance(obj, np.ndarray):
-            return pack_array(obj, self.frames)
+            return pack_array(cast("np.ndarray", obj), self.frames)
         raise TypeError(f"a {type(obj).__name__} cannot travel; use numbers, text, lists, maps or numpy arrays")
 
     def _unpack(self, declared: type, wire: object) -> object:
@@ -116,15 +119,11 @@ def encode(message: Message, *, sender: str, sequence: int, sent_s: float) -> li
     """
     tag = _MESSAGE_TAGS.get(type(message))
     if tag is None:
-        raise UnknownMessage(f"a {type(message).__name__} is not a message; expected one of {_names(_MESSAGE_TAGS)}")
-    check_consistency(message)
+        raise UnknownMessage(
+            f"a {type(message).__name__} is not a message; expected one of {', '.join(_MESSAGE_TYPES)}"
+        )
     codec = _codec
-    arrays: list[Buffer] = []
-    codec.frames = arrays
-    body = _encode_body(codec, message)
-    checksum = xxh3_64_intdigest(body)
-    for array in arrays:
-        checksum = xxh3_64_intdigest(array, checksum)
+    body, arrays, checksum = _encode_body(codec, message)
     envelope = Envelope(
         version=SCHEMA_VERSION, type=tag, sender=sender, sequence=sequence, checksum=checksum, sent_s=sent_s
     )
@@ -136,22 +135,17 @@ def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelo
 
     Raises a WireError, and nothing else, whatever the frames hold.
     """
-    check_size(sum(map(_size, frames)), max_bytes)
+    num_bytes = 0
+    for frame in frames:
+        num_bytes += len(frame) if isinstance(frame, bytes) else frame.nbytes
+    check_size(num_bytes, max_bytes)
     if not 2 <= len(frames) <= MAX_FRAMES:
         raise MalformedMessage(
             f"message of {len(frames)} frames, expected envelope, body and up to {MAX_FRAMES - 2} arrays"
         )
-    codec = _codec
     envelope = read_envelope(frames[0])
-    arrays = frames[2:]
-    body = bytes(frames[1])
-    checksum = xxh3_64_intdigest(body)
-    for array in arrays:
-        checksum = xxh3_64_intdigest(array, checksum)
-    _check_sum(checksum, envelope.checksum)
-    if envelope.type not in _TYPES or _TYPES[envelope.type] not in _MESSAGE_TAGS:
-        raise _unknown_type(envelope.type, _MESSAGE_TAGS)
-    return cast("Message", _decode_body(codec, envelope.type, body, arrays)), envelope
+    message = _decode_body(envelope.type, _MESSAGE_TYPES, bytes(frames[1]), frames[2:], envelope.checksum)
+    return cast("Message", message), envelope
 
 
 def read_envelope(frame: Buffer) -> Envelope:
@@ -175,14 +169,13 @@ def to_blob(obj: Storable) -> bytes:
     """
     tag = _TAGS.get(type(obj))
     if tag is None:
-        raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {_names(_TAGS)}")
-    check_consistency(obj)
+        raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {', '.join(_TYPES)}")
     codec = _codec
-    codec.frames = None
-    body = _encode_body(codec, obj)
-    return codec.encode_head(
-        Blob(version=SCHEMA_VERSION, type=tag, checksum=xxh3_64_intdigest(body), body=msgspec.Raw(body))
+    body, arrays, checksum = _encode_body(codec, obj)
+    blob = Blob(
+        version=SCHEMA_VERSION, type=tag, checksum=checksum, body=msgspec.Raw(body), arrays=cast("list[bytes]", arrays)
     )
+    return codec.encode_head(blob)
 
 
 def from_blob(data: Buffer, type_: type[T]) -> T:
@@ -191,52 +184,61 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
     Raises a WireError: UnknownMessage when the blob holds another type.
     """
     check_size(_size(data), MAX_BLOB_BYTES)
-    codec = _codec
     try:
-        blob = codec.decode_blob(data)
+        blob = _codec.decode_blob(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         _refuse_other_version(data)
         raise MalformedMessage(f"the blob cannot be read: {error}; was it written by to_blob?") from error
     if blob.version != SCHEMA_VERSION:
         _refuse_other_version(data)
-    body = bytes(blob.body)
-    _check_sum(xxh3_64_intdigest(body), blob.checksum)
-    wanted = dict.fromkeys(get_args(type_) or (type_,), "")
-    cls = _TYPES.get(blob.type)
-    if cls is None or cls not in wanted:
-        raise _unknown_type(blob.type, wanted)
-    return cast("T", _decode_body(codec, blob.type, body, ()))
+    wanted = get_args(type_) or (type_,)
+    types = {tag: cls for tag, cls in _TYPES.items() if cls in wanted}
+    return cast("T", _decode_body(blob.type, types, bytes(blob.body), blob.arrays, blob.checksum))
 
 
-def _encode_body(codec: _Codec, obj: Storable) -> bytes:
+def _encode_body(codec: _Codec, obj: Storable) -> tuple[bytes, list[Buffer], int]:
+    """Return body, array frames and their checksum."""
+    check_consistency(obj)
+    arrays: list[Buffer] = []
+    codec.frames = arrays
     try:
-        return codec.encode_body(obj)
+        body = codec.encode_body(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {error}") from error
+    checksum = xxh3_64_intdigest(body)
+    for array in arrays:
+        checksum = xxh3_64_intdigest(array, checksum)
+    return body, arrays, checksum
 
 
-def _decode_body(codec: _Codec, tag: str, body: bytes, arrays: Sequence[Buffer]) -> object:
+def _decode_body(tag: str, known: dict[str, type], body: bytes, arrays: Sequence[Buffer], checksum: int) -> object:
+    """Check, decode, check again; the cheapest refusal first."""
+    computed = xxh3_64_intdigest(body)
+    for array in arrays:
+        computed = xxh3_64_intdigest(array, computed)
+    if computed != checksum:
+        raise ChecksumMismatch(
+            f"checksum is {computed:#018x}, the sender wrote {checksum:#018x}; bytes changed on the way"
+        )
+    if tag not in known:
+        raise UnknownMessage(
+            f"message type {tag!r:.60} is not one of {', '.join(known)}; is a peer of another release?"
+        )
     check_structure(body)
+    codec = _codec
     codec.received = arrays
     try:
-        obj = codec.decode_body[tag](body)
+        obj = cast("Storable", codec.decode_body[tag](body))
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"the body of a {tag} cannot be read: {error}") from error
     finally:
         codec.received = ()
-    check_consistency(cast("Storable", obj))
+    check_consistency(obj)
     return obj
 
 
 def _size(frame: Buffer) -> int:
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
-
-
-def _check_sum(computed: int, declared: int) -> None:
-    if computed != declared:
-        raise ChecksumMismatch(
-            f"checksum of the body is {computed:#018x}, the envelope says {declared:#018x}; bytes changed"
-        )
 
 
 def _refuse_other_version(data: Buffer) -> None:
@@ -249,11 +251,3 @@ def _refuse_other_version(data: Buffer) -> None:
         raise UnknownVersion(
             f"message of schema version {version}, this worker reads {SCHEMA_VERSION}; run the same release everywhere"
         )
-
-
-def _unknown_type(tag: str, known: dict[type, str]) -> UnknownMessage:
-    return UnknownMessage(f"message type {tag!r:.60} is not one of {_names(known)}")
-
-
-def _names(types: dict[type, str]) -> str:
-    return ", ".join(_TAGS.get(cls, cls.__name__) for cls in types)
