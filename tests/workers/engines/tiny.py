@@ -1,0 +1,97 @@
+"""Tiny random models, and training samples on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from pipeline.batching import TrainingSample
+
+VOCABULARY = 64
+ARCHITECTURES: dict[str, tuple[type, type[PreTrainedModel]]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+
+
+def tiny_model(
+    architecture: str = "qwen3", dtype: torch.dtype = torch.float32, *, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """Make a model of hidden size 64 with 4 query and 2 key heads of 32, weights large enough that tokens matter."""
+    make_config, make_model = ARCHITECTURES[architecture]
+    settings = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+    }
+    torch.manual_seed(seed)
+    return make_model(make_config(**(settings | changes))).to(dtype)
+
+
+def ragged(rng: np.random.Generator, num: int, longest: int = 90) -> list[tuple[np.ndarray, int]]:
+    """Make sequences with a heavy tail of lengths, and how many tokens of each are the response."""
+    made: list[tuple[np.ndarray, int]] = []
+    for _ in range(num):
+        prompt = int(rng.integers(1, 8))
+        response = int(np.clip(rng.lognormal(2.2, 1.0), 1, longest - prompt))
+        made.append((rng.integers(2, VOCABULARY, size=prompt + response).astype(np.int32), response))
+    return made
+
+
+def make_samples(num: int = 13, *, seed: int = 0, with_old: bool = True) -> list[TrainingSample]:
+    """Make samples with holes in their masks and log-probs that a policy of this vocabulary might have."""
+    rng = np.random.default_rng(seed)
+    samples: list[TrainingSample] = []
+    for number, (tokens, response) in enumerate(ragged(rng, num)):
+        mask = rng.random(response) < 0.9
+        mask[0] = True
+        old = rng.normal(-4.0, 0.5, response).astype(np.float32)
+        samples.append(
+            TrainingSample(
+                name=f"t.{number}.0",
+                tokens=tokens,
+                prompt_length=tokens.size - response,
+                loss_mask=mask,
+                advantages=np.full(response, rng.normal(), dtype=np.float32),
+                behavior_logprobs=old + rng.normal(0.0, 0.1, response).astype(np.float32),
+                versions=np.zeros(response, dtype=np.int32),
+                reference_logprobs=old + rng.normal(0.0, 0.3, response).astype(np.float32),
+                old_logprobs=old if with_old else None,
+            )
+        )
+    return samples
+
+
+def with_old(samples: list[TrainingSample], old: list[np.ndarray]) -> list[TrainingSample]:
+    """Give samples the learner's own log-probs, as behaviour's too."""
+    return [replace(s, old_logprobs=o, behavior_logprobs=o) for s, o in zip(samples, old, strict=True)]
+
+
+def plain_logprobs(model: PreTrainedModel, tokens: np.ndarray, num_scored: int, temperature: float) -> torch.Tensor:
+    """Score one sequence alone, by the model's own attention: what packing must reproduce."""
+    row = torch.from_numpy(tokens.astype(np.int64))[None]
+    logits = model(input_ids=row, use_cache=False).logits[0, :-1] / temperature
+    return torch.log_softmax(logits, dim=-1).gather(1, row[0, 1:, None])[-num_scored:, 0]

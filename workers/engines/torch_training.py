@@ -1,0 +1,226 @@
+"""The training backend in plain torch: one process, one device, AdamW.
+
+*Consumes* training samples and an objective. *Produces* log-probs, optimiser steps, weights and checkpoints. *Waits for*
+nothing. The reference that every other backend is tested against.
+
+Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a whole or not at all: loss
+and gradient norm are looked at before the optimiser touches anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from pipeline.batching import TrainingSample
+from protocol.errors import EngineError
+from workers.engines.attention import PACKED_ATTENTION
+from workers.engines.models import load_model, resolve_device
+from workers.engines.packed import prepare_packed
+from workers.engines.policy_gradient import ForwardSettings, accumulate_gradient, sample_logprobs
+from workers.engines.training import StepResult
+from workers.engines.training_state import (
+    read_model,
+    read_optimizer,
+    read_training_state,
+    restore_optimizer,
+    restore_rng,
+    save_model,
+    save_optimizer,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.algorithms.objective import Objective
+    from pipeline.config.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its schedule."""
+
+    learning_rate: float
+    """After warm-up; constant from there."""
+    warmup_steps: int = 0
+    """Optimiser steps; step k (from 1) of the warm-up has k / warmup_steps of the rate."""
+    weight_decay: float = 0.0
+    """Decoupled; on matrices only, never on norms and biases."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    """Longer gradients are scaled down to this global norm."""
+
+
+class TorchTraining:
+    """A policy and its optimiser behind :class:`workers.engines.training.TrainingBackend`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        forward: ForwardSettings,
+        optimizer: OptimizerSettings,
+        *,
+        gradient_checkpointing: bool = False,
+        tokenizer_from: Path | None = None,
+    ) -> None:
+        """Train ``model``.
+
+        Args:
+            model: Any causal language model that can be packed, in the type its weights shall have; it becomes this
+                backend's own.
+            forward: How samples go through it.
+            optimizer: How it is stepped.
+            gradient_checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
+            tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
+
+        Raises:
+            EngineError: The model's sequences cannot be packed.
+        """
+        self._model = prepare_packed(model).eval()  # without dropout: a ratio must be 1 while the weights are the same
+        self._forward = forward
+        self._settings = optimizer
+        self._tokenizer_from = tokenizer_from
+        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if gradient_checkpointing:
+            _enable_gradient_checkpointing(model)
+        self._optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": [p for p in self._parameters.values() if p.ndim >= 2],
+                    "weight_decay": optimizer.weight_decay,
+                },
+                {"params": [p for p in self._parameters.values() if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=optimizer.learning_rate,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            fused=True,
+        )
+        self._num_steps = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps applied since the start of the run, over resumes."""
+        return self._num_steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step: linear warm-up, then constant."""
+        share = (self._num_steps + 1) / self._settings.warmup_steps if self._settings.warmup_steps else 1.0
+        return self._settings.learning_rate * min(1.0, share)
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return float32 [response tokens] for each sample under the present weights, at the sampling temperature."""
+        return sample_logprobs(self._model, samples, self._forward)
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+
+        Raises:
+            EngineError: There is no sample, old log-probs are missing, or the device has no memory for a micro-batch.
+        """
+        if not samples:
+            raise EngineError("an optimiser step was asked for on 0 samples; skip it")
+        try:
+            totals = accumulate_gradient(self._model, samples, objective, self._forward)
+            gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            grad_norm = float(norm)
+            learning_rate = self.learning_rate
+            applied = math.isfinite(totals.loss) and math.isfinite(grad_norm)
+            if applied:
+                torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
+                for group in self._optimizer.param_groups:
+                    group["lr"] = learning_rate
+                self._optimizer.step()
+                self._num_steps += 1
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"no device memory for micro-batches of {self._forward.micro_batch_tokens} tokens: {error}; "
+                "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
+            ) from error
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(
+            applied=applied,
+            loss=totals.loss,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            metrics=totals.metrics,
+            num_tokens=totals.num_tokens,
+        )
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights by name, on the CPU, tied ones once. They may be the live ones: read them before the next step."""
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor.detach().to("cpu")
+
+    def save(self, folder: Path) -> None:
+        """Write ``folder/model`` in Hugging Face format, and beside it what an exact resume needs. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(self._model, folder, self._tokenizer_from)
+        save_optimizer(self._optimizer, self._parameters, self._num_steps, folder)
+
+    def load(self, folder: Path) -> None:
+        """Take back what ``save`` wrote: the next step is the one that would have been. Raises DataError naming the file,
+        with nothing changed."""
+        state = read_training_state(folder)
+        weights = read_model(self._model, folder)
+        optimizer, rng = read_optimizer(self._parameters, folder)
+        with torch.no_grad():
+            for name, tensor in self._model.state_dict(keep_vars=True).items():
+                tensor.copy_(weights[name])
+        restore_optimizer(self._optimizer, self._parameters, optimizer)
+        restore_rng(rng)
+        self._num_steps = state.num_steps
+
+
+def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
+    """Make the training backend of a run, starting from the model in ``model_path``.
+
+    Raises:
+        DataError: The folder holds no causal language model.
+        ConfigError: The device is not here.
+    """
+    learner = config.learner
+    device = resolve_device(config.model.device)
+    if device.type == "cpu":
+        torch.set_num_threads(learner.threads)
+    return TorchTraining(
+        load_model(model_path, torch.float32, device, PACKED_ATTENTION),
+        ForwardSettings(
+            temperature=config.generation.temperature,
+            micro_batch_tokens=learner.micro_batch_tokens,
+            autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
+        ),
+        OptimizerSettings(
+            learning_rate=learner.learning_rate,
+            # an update takes num_minibatches optimiser steps
+            warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches,
+            weight_decay=learner.weight_decay,
+            betas=learner.betas,
+            eps=learner.adam_eps,
+            max_grad_norm=learner.max_grad_norm,
+        ),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        tokenizer_from=model_path,
+    )
+
+
+def _enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+    """Checkpoint every layer. Layers look at their training flag; only theirs is set, so that no dropout wakes up."""
+    model.gradient_checkpointing_enable()
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

@@ -1,0 +1,191 @@
+"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it. Nothing is pickled.
+
+*Consumes* and *produces* a folder:
+
+    model/                    config, safetensors weights, tokenizer: what ``from_pretrained`` reads
+    optimizer.safetensors     <state>/<parameter name> for every parameter that was ever stepped, and rng/<device>
+    training.json             number of steps taken
+
+*Waits for* the disk. A load reads and checks everything before anything is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from protocol.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODEL_FOLDER = "model"
+OPTIMIZER_FILE = "optimizer.safetensors"
+TRAINING_FILE = "training.json"
+
+_FORMAT = 1
+_RNG = "rng"
+_TOKENIZER_FILES = (
+    "tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "*.model", "*.tiktoken",
+)  # fmt: skip
+
+
+class TrainingState(msgspec.Struct, frozen=True):
+    """What ``training.json`` holds."""
+
+    format: int
+    num_steps: int
+    """Optimiser steps applied; places the learning-rate schedule."""
+
+
+def save_model(model: PreTrainedModel, folder: Path, tokenizer_from: Path | None) -> None:
+    """Write the model in Hugging Face format, with the tokenizer files of ``tokenizer_from``. Raises OSError."""
+    with _storage_errors(folder / MODEL_FOLDER):
+        model.save_pretrained(folder / MODEL_FOLDER)
+    for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
+        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TOKENIZER_FILES):
+            shutil.copyfile(path, folder / MODEL_FOLDER / path.name)
+
+
+def save_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int, folder: Path
+) -> None:
+    """Write the optimiser's state by parameter name, the random streams, and the number of steps. Raises OSError."""
+    tensors = {
+        f"{key}/{name}": value.detach().to("cpu").contiguous()
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    tensors |= {f"{_RNG}/{device}": state for device, state in _rng_states().items()}
+    with _storage_errors(folder / OPTIMIZER_FILE):
+        save_file(tensors, folder / OPTIMIZER_FILE)
+    (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(TrainingState(format=_FORMAT, num_steps=num_steps)))
+
+
+def read_training_state(folder: Path) -> TrainingState:
+    """Read ``training.json``. Raises DataError naming it."""
+    path = folder / TRAINING_FILE
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=TrainingState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
+    if state.format != _FORMAT:
+        raise DataError(f"{path} has format {state.format}, expected {_FORMAT}; resume with the release that wrote it")
+    return state
+
+
+def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
+    """Read the weights under ``folder/model`` that fit ``model``, by its own names. Raises DataError naming the file."""
+    path = folder / MODEL_FOLDER
+    for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
+        if not file.is_file():
+            raise DataError(f"{file} is missing; resume from another checkpoint")
+        if file.suffix == ".safetensors":
+            _read_tensors(file)
+    try:
+        loaded, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True, output_loading_info=True),
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(f"{path} does not load: {error}; resume from another checkpoint") from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := report.get(problem):
+            raise DataError(
+                f"{path} does not fit the model of this run: {problem.replace('_', ' ')} {sorted(map(str, names))[:4]}; "
+                "resume with the model that the checkpoint was made from"
+            )
+    weights = loaded.state_dict()
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            got = tuple(weights[name].shape) if name in weights else "nothing"
+            raise DataError(
+                f"{path} has {got} for {name}, expected shape {tuple(tensor.shape)}; "
+                "resume with the model that the checkpoint was made from"
+            )
+    return weights
+
+
+def read_optimizer(
+    parameters: Mapping[str, torch.nn.Parameter], folder: Path
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Read state by parameter name, and the random streams by device. Raises DataError naming the file."""
+    path = folder / OPTIMIZER_FILE
+    if not path.is_file():
+        raise DataError(f"{path} is missing; resume from another checkpoint")
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    rng: dict[str, torch.Tensor] = {}
+    for label, tensor in _read_tensors(path).items():
+        key, _, name = label.partition("/")
+        if key == _RNG:
+            rng[name] = tensor
+        elif name not in parameters or (tensor.ndim > 0 and tensor.shape != parameters[name].shape):
+            raise DataError(
+                f"{path} holds {label} of shape {tuple(tensor.shape)}, which fits no parameter; "
+                "resume with the model that the checkpoint was made from"
+            )
+        else:
+            states.setdefault(name, {})[key] = tensor
+    return states, rng
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    states: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """Put what :func:`read_optimizer` read back; the optimiser's settings stay those of the configuration."""
+    optimizer.state.clear()
+    for name, state in states.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            # a count of steps stays where the optimiser put it: beside its parameter if it is fused, else on the CPU
+            key: value.to(parameter.device, copy=True)
+            if value.ndim or optimizer.defaults.get("fused")
+            else value.clone()
+            for key, value in state.items()
+        }
+
+
+def restore_rng(states: Mapping[str, torch.Tensor]) -> None:
+    """Put the random streams back, of those devices that are here."""
+    for device, state in states.items():
+        if device == "cpu":
+            torch.set_rng_state(state)
+        elif (index := int(device.removeprefix("cuda:"))) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, index)
+
+
+def _rng_states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states |= {f"cuda:{index}": torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}
+    return states
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    """Let a disk that refuses a safetensors file be the OSError that it is."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(path)) from error
