@@ -55,13 +55,13 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     indices = [scored.chunk.id.index for scored in chunks]
     if indices != list(range(len(chunks))) or {scored.chunk.trajectory for scored in chunks} != {last.trajectory}:
         raise LedgerError(
-            f"unit {unit}: trajectory {name} came as chunks {[str(scored.chunk.id) for scored in chunks]}; expected every chunk "
-            "of one trajectory, from index 0: run `headrace audit`"
+            f"unit {unit}: trajectory {name} came as chunks {[str(scored.chunk.id) for scored in chunks]}; expected every "
+            "chunk of one trajectory, from index 0: run `headrace audit`"
         )
     if not last.finish_reason.is_final:
         raise LedgerError(
-            f"unit {unit}: trajectory {name} ends with finish_reason {last.finish_reason}; expected stop or length: an unfinished "
-            "trajectory cannot be trained on as a whole"
+            f"unit {unit}: trajectory {name} ends with finish_reason {last.finish_reason}; expected stop or length: an "
+            "unfinished trajectory cannot be trained on as a whole"
         )
     response = np.concatenate([last.context_tokens, last.tokens])
     _check_tokens(unit, name, chunks, response)
@@ -99,8 +99,8 @@ def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response:
         if chunk.context_tokens.size != start or not np.array_equal(response[start:end], chunk.tokens):
             raise LedgerError(
                 f"unit {unit}: chunk {chunk.id} holds {chunk.num_tokens} tokens after a context of "
-                f"{chunk.context_tokens.size}, but the last chunk of {name} remembers others at {start}..{end}; expected the same "
-                "tokens: two generators extended one trajectory"
+                f"{chunk.context_tokens.size}, but the last chunk of {name} remembers others at {start}..{end}; expected the "
+                "same tokens: two generators extended one trajectory"
             )
         start = end
     if start != response.size:

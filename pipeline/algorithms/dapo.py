@@ -86,8 +86,8 @@ class Dapo:
         members = [assemble(unit.name, chunks) for chunks in unit.trajectories]
         if len(members) != self.group_size:
             raise LedgerError(
-                f"group {unit.name} came with {len(members)} responses; expected {self.group_size}: a baseline over a part of a "
-                "group is biased"
+                f"group {unit.name} came with {len(members)} responses; expected {self.group_size}: a baseline over a part of "
+                "a group is biased"
             )
         if Field.REFERENCE in self.fields:
             self._check_reference(unit.name, members)
@@ -99,8 +99,8 @@ class Dapo:
         for member in members:
             if member.reference_logprobs is None:
                 raise LedgerError(
-                    f"group {unit}: trajectory {member.name} lacks reference log-probs; expected them on every chunk, since this "
-                    "run's ledger holds a unit back until they are there"
+                    f"group {unit}: trajectory {member.name} lacks reference log-probs; expected them on every chunk: "
+                    "this run's ledger holds a unit back until they are there"
                 )
 
 

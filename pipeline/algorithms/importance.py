@@ -163,3 +163,25 @@ def _statistic(z: Float[Tensor, "*shape"], statistic: Statistic) -> Float[Tensor
             return 0.5 * z.square()
         case Statistic.K3:
             return z.exp() - 1.0 - z
+
+
+def approximate_proximal(
+    behavior_logprobs: Float[Tensor, "*tokens"],
+    logprobs: Float[Tensor, "*tokens"],
+    versions: Int[Tensor, "*tokens"],
+    *,
+    current_version: int,
+    linear: bool = False,
+) -> Float[Tensor, "*tokens"]:
+    """Guess the proximal policy's log-probs, between behaviour and current, without another forward pass.
+
+    ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, 0 where the current version sampled or the version is negative (not
+    sampled); log-linear: ``b + a (theta - b)``; linear: ``log((1 - a) e^b + a e^theta + 1e-10)``. As in AReaL (2505.24298).
+    """
+    lag = (current_version - versions).to(logprobs.dtype)
+    share = ((lag - 1.0) / lag.where(lag != 0, lag.new_ones(()))).clamp(0.0, 1.0)
+    share = share.where((lag != 0) & (versions >= 0), share.new_zeros(()))
+    behavior, current = behavior_logprobs, logprobs.detach()
+    if not linear:
+        return behavior + share * (current - behavior)
+    return ((1.0 - share) * behavior.exp() + share * current.exp() + 1e-10).log()

@@ -10,24 +10,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-def soft_overlong_penalty(
-    lengths: ArrayLike, *, max_tokens: int, cache_tokens: int, factor: float = 1.0, floor: bool = True
-) -> np.ndarray:
+def soft_overlong_penalty(lengths: ArrayLike, *, max_tokens: int, cache_tokens: int, factor: float = 1.0) -> np.ndarray:
     """Return the penalty of each response, float64, between ``-factor`` and 0.
 
         P = 0                                         |y| <= L_max - L_cache
           = factor ((L_max - L_cache) - |y|) / L_cache   up to L_max
           = -factor                                   beyond
 
-    It is applied once, when a response has finished, on its whole length over all chunks. DAPO (2503.14476, eq. 13).
+    It is applied once, when a response has finished, on its whole length over all chunks. verl lets it fall on beyond
+    L_max, where a generator that stops there never gets. DAPO (2503.14476, eq. 13).
 
     Args:
         lengths: Response tokens of each response, stop token included.
         max_tokens: L_max, the limit at which generation is cut.
         cache_tokens: L_cache, length of the interval before it.
         factor: Largest penalty; 1 in the paper.
-        floor: Whether the penalty stops growing at L_max, as in the paper. verl lets it fall on; a generator that stops at
-            L_max never gets there.
 
     Raises:
         ValueError: ``cache_tokens`` is not within 1 .. ``max_tokens``.
@@ -37,5 +34,5 @@ def soft_overlong_penalty(
             f"cache_tokens is {cache_tokens}; expected 1 .. max_tokens ({max_tokens}): it is the last part of the length limit"
         )
     excess = np.asarray(lengths, dtype=np.float64) - (max_tokens - cache_tokens)
-    share = np.clip(excess / cache_tokens, 0.0, 1.0 if floor else None)
+    share = np.clip(excess / cache_tokens, 0.0, 1.0)
     return 0.0 - share * factor

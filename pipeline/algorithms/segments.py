@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from pipeline.staleness import is_stale, staleness
 from protocol.trajectory import Segment
 
 
@@ -34,15 +35,15 @@ class Provenance:
 
     def staleness_newest(self, current_version: int) -> int:
         """Versions between the newest token and ``current_version``."""
-        return current_version - int(self.versions.max())
+        return staleness(current_version, int(self.versions.max()))
 
     def staleness_worst(self, current_version: int) -> int:
         """Versions between the oldest token and ``current_version``: what the staleness bound is about."""
-        return current_version - int(self.versions.min())
+        return staleness(current_version, int(self.versions.min()))
 
     def is_fresh(self, current_version: int, eta: int) -> bool:
         """Whether even the oldest token is at most ``eta`` versions old."""
-        return self.staleness_worst(current_version) <= eta
+        return not is_stale(current_version, int(self.versions.min()), eta)
 
     def on_policy_mask(self, current_version: int) -> Bool[np.ndarray, " tokens"]:
         """Mark the tokens that ``current_version`` itself sampled: bool [R]."""

@@ -1,0 +1,29 @@
+"""From golden vectors to Headrace's public functions, one adapter a family. An adapter reshapes; it computes nothing."""
+
+from __future__ import annotations
+
+from tests.golden.adapters.groups import (
+    dynamic_sampling,
+    group_advantage,
+    group_rules,
+    math_verifier,
+    overlong,
+    segments,
+)
+from tests.golden.adapters.losses import aggregation, decoupled_ppo, entropy, kl, policy_loss, tis
+from tests.golden.check import Adapter
+
+ADAPTERS: dict[str, Adapter] = {
+    "aggregation": aggregation,
+    "decoupled_ppo": decoupled_ppo,
+    "dynamic_sampling": dynamic_sampling,
+    "entropy": entropy,
+    "group_advantage": group_advantage,
+    "group_rules": group_rules,
+    "kl": kl,
+    "math_verifier": math_verifier,
+    "overlong": overlong,
+    "policy_loss": policy_loss,
+    "segments": segments,
+    "tis": tis,
+}
