@@ -1,0 +1,70 @@
+"""From a configuration to the engines that it names: what workers call, so that none of them imports torch before it must.
+
+*Consumes* a run's configuration. *Produces* an engine of the named kind. *Waits for* the disk, while a model loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.config.schema import RunConfig
+    from workers.engines.generation import GenerationEngine
+    from workers.engines.scoring import ScoringEngine
+    from workers.engines.training import TrainingBackend
+
+
+def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
+    """Make the generation engine that ``generation.engine`` names, around the model in ``model_path``.
+
+    Raises:
+        ConfigError: No engine has that name, or its device is not here.
+        DataError: The folder does not hold the model.
+        EngineError: The engine cannot serve the model.
+    """
+    match config.generation.engine:
+        case "local":
+            from workers.engines.local.build import build_local
+
+            return build_local(config, model_path)
+        case other:
+            raise ConfigError(f"generation.engine is {other!r}, expected local; correct the configuration")
+
+
+def build_generation_engine(config: RunConfig) -> GenerationEngine:
+    """Make the run's generation engine on the start model; it serves from its first published weights on."""
+    return build_engine(config, config.model.path)
+
+
+def build_scoring_engine(config: RunConfig) -> ScoringEngine:
+    """Make the engine of the frozen reference policy: ``model.reference_path``, or the start model when absent."""
+    from workers.engines.torch_scoring import build_scoring
+
+    return build_scoring(config, config.model.reference_path or config.model.path)
+
+
+def build_training_backend(config: RunConfig) -> TrainingBackend:
+    """Make the learner's backend on the start model."""
+    from workers.engines.torch_training import build_training
+
+    return build_training(config, config.model.path)
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Map a published weight file; see :func:`workers.engines.weights_file.read_weights`."""
+    from workers.engines import weights_file
+
+    return weights_file.read_weights(path)
+
+
+def write_weights(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str) -> None:
+    """Write a weight file; see :func:`workers.engines.weights_file.write_weights`."""
+    from workers.engines import weights_file
+
+    weights_file.write_weights(path, tensors, dtype=dtype)

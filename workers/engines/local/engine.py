@@ -1,0 +1,271 @@
+"""The local generation engine: continuous batching over slots, for any causal language model of transformers.
+
+*Consumes* window requests and weights. *Produces* windows. *Waits for* the device only: ``advance`` computes and returns.
+
+    advance = admit (revive retained rows, prefill new ones) -> decode one token per live row -> settle what has ended, again
+
+A request waits until a slot is free; it enters at the next step. One that ends at its window leaves its cache row behind, so
+that the trajectory's next window needs no prefill if it comes back before the slot is wanted by another. New weights take
+effect between two tokens. By the KV policy ``keep``, later tokens attend to keys and values of earlier weights; by
+``recompute``, every live context is filled in again first. Either way a token's log-prob is that of the distribution it was
+really drawn from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from protocol.errors import EngineError
+from protocol.ids import TrajectoryId
+from protocol.trajectory import FinishReason
+from workers.engines.generation import EngineStats, Window, WindowRequest
+from workers.engines.local.forward import SlotForward
+from workers.engines.local.slots import Occupant, SlotTable
+from workers.engines.local.weights import replace_weights
+from workers.engines.sampling import Distributions, sample, uniforms
+
+
+class LocalEngine:
+    """A :class:`workers.engines.generation.GenerationEngine` in this process. Not thread-safe."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        stop_token_ids: Iterable[int] = (),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+    ) -> None:
+        """Take over a model.
+
+        Args:
+            model: On its device, in its type; its weights count only from the first ``load_weights`` on.
+            num_slots: Requests decoded at once.
+            stop_token_ids: Tokens that end a response.
+            kv_policy: What becomes of the KV cache when weights change.
+        """
+        self._forward = SlotForward(model, num_slots)
+        self._slots = SlotTable(num_slots, self._forward.cache)
+        self._waiting: deque[WindowRequest] = deque()
+        self._kv_policy = kv_policy
+        self._must_recompute = False
+        self._policy_version = -1
+        self._vocabulary = int(self._forward.config.vocab_size)
+        self._is_stop = np.zeros(self._vocabulary, bool)
+        self._is_stop[list(stop_token_ids)] = True
+        self._distributions: Distributions | None = None
+        self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Requests decoded at once."""
+        return self._slots.num_slots
+
+    @property
+    def policy_version(self) -> int:
+        """Version that new tokens are sampled with; -1 before the first weights."""
+        return self._policy_version
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that the KV cache holds now."""
+        return self._forward.cache.num_bytes
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: WindowRequest) -> None:
+        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
+        self._check(request)
+        self._waiting.append(request)
+
+    def _check(self, request: WindowRequest) -> None:
+        name, used = str(request.trajectory), request.response_tokens.size
+        positions = getattr(self._forward.config, "max_position_embeddings", None)
+        wanted = request.prompt_tokens.size + request.max_response_tokens
+        if request.prompt_tokens.size == 0:
+            raise EngineError(f"{name} has an empty prompt; at least one token must precede what is sampled")
+        if request.window_tokens < 1 or used >= request.max_response_tokens:
+            raise EngineError(
+                f"{name} asks for a window of {request.window_tokens} tokens after {used} of at most "
+                f"{request.max_response_tokens}; there must be room for one token"
+            )
+        if positions is not None and wanted > positions:
+            raise EngineError(
+                f"{name} may need {wanted} positions (prompt {request.prompt_tokens.size}, response up to "
+                f"{request.max_response_tokens}), the model has {positions}; lower generation.max_response_tokens or "
+                "data.max_prompt_tokens"
+            )
+        for tokens in (request.prompt_tokens, request.response_tokens):
+            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary:
+                raise EngineError(
+                    f"{name} has token ids from {tokens.min()} to {tokens.max()}, the model knows 0 to "
+                    f"{self._vocabulary - 1}; tokenizer and model do not belong together"
+                )
+        held = self._slots.find(request.trajectory)
+        if (held is not None and held.is_live) or any(r.trajectory == request.trajectory for r in self._waiting):
+            raise EngineError(f"{name} is live already; wait for its window, or forget it, before submitting it again")
+
+    @torch.inference_mode()
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are ignored."""
+        self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
+        held = self._slots.find(trajectory)
+        if held is None:
+            return
+        if held.is_live:
+            self._slots.end(held, retain=False)
+            self._settle()
+        else:
+            self._slots.evict(held)
+
+    @torch.inference_mode()
+    def cut(self) -> list[Window]:
+        """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
+        self._waiting.clear()
+        live = self._slots.live()
+        lengths = self._slots.arrays.lengths
+        windows = [self._window(o, FinishReason.WINDOW) for o in live if lengths[o.row] > o.start]
+        for occupant in reversed(live):
+            self._slots.end(occupant, retain=not self._must_recompute)
+        self._settle()
+        return windows
+
+    def stats(self) -> EngineStats:
+        """Return counters."""
+        return EngineStats(
+            num_live=self._slots.num_live + len(self._waiting),
+            num_decode_steps=self._num_decode_steps,
+            num_sampled_tokens=self._num_sampled_tokens,
+            num_prefill_tokens=self._num_prefill_tokens,
+        )
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        replace_weights(self._forward.model, tensors)
+        self._policy_version = policy_version
+        for occupant in self._slots.live():
+            occupant.versions.append((int(self._slots.arrays.lengths[occupant.row]), policy_version))
+        if self._kv_policy == "recompute":
+            self._slots.evict_retained()
+            self._must_recompute = self._slots.num_live > 0
+
+    # -- computing -----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def advance(self, max_steps: int) -> list[Window]:
+        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
+
+        Raises EngineError before the first weights, and when the weights give logits that are not finite.
+        """
+        if self._policy_version < 0:
+            raise EngineError("the engine was advanced before its first weights; call load_weights first")
+        finished: list[Window] = []
+        for _ in range(max_steps):
+            self._admit()
+            if self._slots.num_live == 0:
+                break
+            finished += self._step()
+            if finished and not self._waiting:
+                break
+        return finished
+
+    def _admit(self) -> None:
+        if self._must_recompute:
+            self._must_recompute = False
+            self._prefill(self._slots.live())
+        if not self._waiting or self._slots.num_live == self.num_slots:
+            return
+        # those with a retained row first: they cost nothing, and nobody evicts them meanwhile
+        entered: list[Occupant] = []
+        for request in [r for r in self._waiting if self._slots.find(r.trajectory) is not None]:
+            if self._slots.num_live < self.num_slots:
+                revived = self._slots.revive(request, _context_of(request))
+                if revived is not None:
+                    self._waiting.remove(request)
+                    entered.append(revived)
+        fresh: list[Occupant] = []
+        while self._waiting and self._slots.num_live < self.num_slots:
+            request = self._waiting.popleft()
+            fresh.append(self._slots.admit(request, _context_of(request)))
+        for occupant in entered + fresh:
+            occupant.versions = [(occupant.start, self._policy_version)]
+        self._prefill(fresh)
+        self._distributions = None
+
+    def _prefill(self, occupants: list[Occupant]) -> None:
+        rows = [occupant.row for occupant in occupants]
+        if rows:
+            self._num_prefill_tokens += self._forward.prefill([self._slots.context(row) for row in rows], rows)
+
+    def _step(self) -> list[Window]:
+        """Sample one token for every live row; return the windows that end with it."""
+        slots, n = self._slots, self._slots.num_live
+        arrays, rows = slots.arrays, np.arange(slots.num_live)
+        lengths = arrays.lengths[:n]
+        logits = self._forward.decode(arrays.tokens[rows, lengths - 1].astype(np.int64), lengths - 1)
+        if self._distributions is None:
+            params = [occupant.request.sampling for occupant in slots.live()]
+            self._distributions = Distributions.of(params, self._vocabulary, logits.device)
+        uniform = torch.from_numpy(uniforms(arrays.keys[:n], lengths - arrays.offsets[:n])).to(logits.device)
+        chosen, chosen_logprobs = sample(logits, self._distributions, uniform)
+        tokens, logprobs = chosen.cpu().numpy(), chosen_logprobs.cpu().numpy()
+        if not np.isfinite(logprobs).all():
+            raise EngineError(
+                f"policy version {self._policy_version} gives logits that are not finite; "
+                "its weights are damaged: restore an earlier checkpoint"
+            )
+        arrays.tokens[rows, lengths] = tokens
+        arrays.logprobs[rows, lengths] = logprobs
+        lengths += 1
+        self._num_decode_steps += 1
+        self._num_sampled_tokens += n
+        stopped = self._is_stop[tokens]
+        over = stopped | (lengths == arrays.ends[:n])
+        return self._finish(np.flatnonzero(over), stopped) if over.any() else []
+
+    def _finish(self, rows: np.ndarray, stopped: np.ndarray) -> list[Window]:
+        ending: list[Occupant] = []
+        windows: list[Window] = []
+        for row in rows.tolist():
+            occupant = self._slots.occupants[row]
+            assert occupant is not None, "live rows are occupied"
+            request, length = occupant.request, int(self._slots.arrays.lengths[row])
+            if stopped[row]:
+                reason = FinishReason.STOP
+            elif length - request.prompt_tokens.size >= request.max_response_tokens:
+                reason = FinishReason.LENGTH
+            else:
+                reason = FinishReason.WINDOW
+            windows.append(self._window(occupant, reason))
+            ending.append(occupant)
+        for occupant, window in zip(ending, windows, strict=True):
+            self._slots.end(occupant, retain=not window.finish_reason.is_final)
+        self._settle()
+        return windows
+
+    def _window(self, occupant: Occupant, reason: FinishReason) -> Window:
+        arrays = self._slots.arrays
+        length = int(arrays.lengths[occupant.row])
+        return Window(
+            trajectory=occupant.trajectory,
+            tokens=arrays.tokens[occupant.row, occupant.start : length].copy(),
+            behavior_logprobs=arrays.logprobs[occupant.row, occupant.start : length].copy(),
+            segments=occupant.segments(length),
+            finish_reason=reason,
+        )
+
+    def _settle(self) -> None:
+        self._slots.settle()
+        self._distributions = None
+
+
+def _context_of(request: WindowRequest) -> np.ndarray:
+    return np.concatenate([request.prompt_tokens, request.response_tokens]).astype(np.int32)

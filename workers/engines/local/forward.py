@@ -1,0 +1,144 @@
+"""Run a causal LM on the slot cache: prefill of whole contexts, decode of one token a row.
+
+*Consumes* contexts and row numbers. *Produces* filled cache rows, and logits. *Waits for* the device.
+
+A prefill fills the cache for all but a context's last token; that one goes through the next decode step with everybody
+else's, so every token is sampled at one place. Contexts are laid end to end without padding, and members of a group, which
+share their prompt, are computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from protocol.errors import EngineError
+from workers.engines.attention import PackedLayout
+from workers.engines.local.attention import SLOT_ATTENTION
+from workers.engines.local.cache import DecodeStep, PrefillStep, SlotCache
+
+PREFILL_TOKENS = 8192
+"""Tokens of one prefill forward; a longer context goes alone."""
+
+_SLOT_LAYERS = {"full_attention", "sliding_attention", "attention"}
+
+
+def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Make ``model`` attend over the slot cache from now on; return it in evaluation mode.
+
+    Raises:
+        EngineError: The model mixes tokens by other means than attention through transformers' attention interface.
+    """
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - _SLOT_LAYERS
+    if kinds:
+        raise EngineError(
+            f"{type(model).__name__} has layers of kind {', '.join(sorted(kinds))}, which keep state outside the slot cache; "
+            f"only {', '.join(sorted(_SLOT_LAYERS))} layers can be served: choose another model"
+        )
+    model.set_attn_implementation(SLOT_ATTENTION)
+    if model.config._attn_implementation != SLOT_ATTENTION:
+        raise EngineError(
+            f"{type(model).__name__} does not call attention through transformers' AttentionInterface, so the local engine "
+            "cannot serve it; choose another model (Qwen2, Qwen3 and Llama do)"
+        )
+    return model.eval()
+
+
+class SlotForward:
+    """A model and its slot cache."""
+
+    def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
+        self.model = prepare_model(model)
+        self.config = model.config.get_text_config()
+        self.cache = SlotCache(self.config.num_hidden_layers, num_slots)
+        self.device = model.device
+        self._columns = torch.arange(0, device=self.device)
+
+    def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
+        """Fill the cache rows with all but the last token of each context.
+
+        Args:
+            contexts: int32 [length] each, at least one token.
+            rows: Slot row of each context.
+
+        Returns:
+            Tokens computed: shared contexts count once.
+        """
+        wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
+        for context, row in zip(contexts, rows, strict=True):
+            if context.size > 1:
+                head = context[:-1]
+                wanted.setdefault(head.tobytes(), (head, []))[1].append(row)
+        if not wanted:
+            return 0
+        self.cache.reserve(max(rows) + 1, max(context.size for context in contexts))
+        by_length = sorted(wanted.values(), key=lambda entry: entry[0].size)
+        computed = 0
+        batch: list[tuple[np.ndarray, list[int]]] = []
+        for entry in by_length:
+            if batch and sum(head.size for head, _ in batch) + entry[0].size > PREFILL_TOKENS:
+                computed += self._prefill(batch)
+                batch = []
+            batch.append(entry)
+        return computed + self._prefill(batch)
+
+    def _prefill(self, batch: list[tuple[np.ndarray, list[int]]]) -> int:
+        lengths = np.array([head.size for head, _ in batch])
+        starts = np.cumsum(lengths) - lengths
+        stored = [(start, head.size, row) for (head, rows), start in zip(batch, starts, strict=True) for row in rows]
+        source = np.concatenate([np.arange(start, start + size) for start, size, _ in stored])
+        positions = np.concatenate([np.arange(size) for _, size, _ in stored])
+        target = np.repeat([row for _, _, row in stored], [size for _, size, _ in stored])
+        layout = PackedLayout.of(lengths, self.device)
+        self.cache.step = PrefillStep(self._put(source), self._put(target), self._put(positions))
+        # the base model: a prefill needs keys and values, no logits
+        self.model.base_model(
+            input_ids=self._put(np.concatenate([head for head, _ in batch]).astype(np.int64))[None],
+            position_ids=layout.position_ids[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            packed_layout=layout,
+        )
+        return int(lengths.sum())
+
+    def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """Feed one token to each of the first n rows.
+
+        Args:
+            tokens: int64 [n].
+            positions: int64 [n]: where each lies in its row.
+
+        Returns:
+            Logits [n, vocabulary] of the next token, in the model's type.
+        """
+        longest = int(positions.max()) + 1
+        self.cache.reserve(positions.size, longest)
+        step = self._decode_step(positions, longest)
+        self.cache.step = step
+        output = self.model(
+            input_ids=self._put(tokens)[:, None],
+            position_ids=step.positions[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            slot_step=step,
+        )
+        return output.logits[:, -1]
+
+    def _decode_step(self, positions: np.ndarray, longest: int) -> DecodeStep:
+        if self._columns.shape[0] < max(longest, positions.size):
+            self._columns = torch.arange(2 * max(longest, positions.size), device=self.device)
+        place = self._put(positions)
+        mask = None
+        if int(positions.min()) + 1 < longest:
+            hidden = self._columns[:longest] > place[:, None]
+            mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device).masked_fill_(
+                hidden, -torch.inf
+            )
+            mask = mask[:, None, None]
+        return DecodeStep(self._columns[: positions.size], place, longest, mask)
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
