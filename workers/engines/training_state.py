@@ -23,6 +23,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers.utils.logging import disable_progress_bar
 
 from protocol.errors import DataError
 
@@ -51,6 +52,7 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 def save_model(model: PreTrainedModel, folder: Path, tokenizer_from: Path | None) -> None:
     """Write the model in Hugging Face format, with the tokenizer files of ``tokenizer_from``. Raises OSError."""
+    disable_progress_bar()
     with _storage_errors(folder / MODEL_FOLDER):
         model.save_pretrained(folder / MODEL_FOLDER)
     for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
@@ -87,6 +89,7 @@ def read_training_state(folder: Path) -> TrainingState:
 
 def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
     """Read the weights under ``folder/model`` that fit ``model``, by its own names. Raises DataError naming the file."""
+    disable_progress_bar()
     path = folder / MODEL_FOLDER
     for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
         if not file.is_file():
@@ -108,6 +111,11 @@ def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
             )
     weights = loaded.state_dict()
     expected = model.state_dict()
+    if foreign := sorted(weights.keys() - expected.keys()):
+        raise DataError(
+            f"{path} has weights that the model of this run has not: {foreign[:4]}; "
+            "resume with the model that the checkpoint was made from"
+        )
     for name, tensor in expected.items():
         if name not in weights or weights[name].shape != tensor.shape:
             got = tuple(weights[name].shape) if name in weights else "nothing"

@@ -1,0 +1,410 @@
+"""What every training backend must do, whatever computes its gradients."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pipeline.algorithms.objective import Importance, Objective
+from pipeline.batching import TrainingSample
+from protocol.errors import DataError, EngineError
+from tests.workers.engines.tiny import make_samples, plain_logprobs, tiny_model, with_old
+from workers.engines.policy_gradient import ForwardSettings
+from workers.engines.torch_training import OptimizerSettings, TorchTraining
+from workers.engines.training import TrainingBackend
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a backend under test is made with."""
+
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    eps: float = 1e-8
+    temperature: float = 1.0
+    micro_batch_tokens: int = 128
+    gradient_checkpointing: bool = False
+    autocast: torch.dtype | None = None
+
+
+PROPORTIONAL = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9)
+"""With so large an eps, AdamW moves weights by almost exactly the gradient, and so shows it."""
+
+Make = Callable[[PreTrainedModel, Settings], TrainingBackend]
+
+
+def make_torch(model: PreTrainedModel, settings: Settings) -> TrainingBackend:
+    return TorchTraining(
+        model,
+        ForwardSettings(settings.temperature, settings.micro_batch_tokens, settings.autocast),
+        OptimizerSettings(
+            settings.learning_rate,
+            settings.warmup_steps,
+            settings.weight_decay,
+            eps=settings.eps,
+            max_grad_norm=settings.max_grad_norm,
+        ),
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )
+
+
+@pytest.fixture(params=[make_torch], ids=["torch"])
+def make(request: pytest.FixtureRequest) -> Make:
+    return request.param
+
+
+def snapshot(backend: TrainingBackend) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in backend.tensors()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def own_old(backend: TrainingBackend, samples: list[TrainingSample]) -> list[TrainingSample]:
+    return with_old(samples, backend.response_logprobs(samples))
+
+
+# -- log-probs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_each_response_alone_at_the_sampling_temperature(make: Make, temperature: float) -> None:
+    samples = make_samples()
+    got = make(tiny_model(), Settings(temperature=temperature)).response_logprobs(samples)
+    plain = tiny_model()
+    for sample, values in zip(samples, got, strict=True):
+        with torch.no_grad():
+            expected = plain_logprobs(plain, sample.tokens, sample.response_length, temperature)
+        assert values.dtype == np.float32 and values.shape == (sample.response_length,)
+        np.testing.assert_allclose(values, expected.numpy(), atol=1e-5)
+
+
+def test_logprobs_leave_the_policy_as_it_was(make: Make) -> None:
+    backend = make(tiny_model(), Settings())
+    before = snapshot(backend)
+    backend.response_logprobs(make_samples())
+    assert same(before, snapshot(backend))
+
+
+# -- the step ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Objective(),
+        Objective(aggregation="seq-mean-token-mean", kl_coefficient=0.1, entropy_coefficient=0.01),
+        Objective(surrogate="gspo", importance="none"),
+    ],
+    ids=["token-mean", "seq-mean with KL and entropy", "gspo"],
+)
+def test_micro_batches_change_nothing(make: Make, objective: Objective) -> None:
+    objective = settled(objective)
+    samples = make_samples(17)
+    results, weights = [], []
+    for budget in (1, 64, 100_000):
+        backend = make(tiny_model(dtype=torch.float64), replace(PROPORTIONAL, micro_batch_tokens=budget))
+        results.append(backend.step(samples, objective))
+        weights.append(snapshot(backend))
+    for result, changed in zip(results[1:], weights[1:], strict=True):
+        assert result.loss == pytest.approx(results[0].loss, rel=1e-9)
+        assert result.grad_norm == pytest.approx(results[0].grad_norm, rel=1e-9)
+        assert result.metrics == pytest.approx(results[0].metrics, rel=1e-7, abs=1e-12)
+        for name, tensor in changed.items():
+            torch.testing.assert_close(tensor, weights[0][name], rtol=0, atol=1e-11, msg=name)
+
+
+def settled(objective: Objective) -> Objective:
+    """Let enum fields given as words be the enums that they name."""
+    kinds = {"aggregation": type(Objective().aggregation), "surrogate": type(Objective().surrogate)}
+    kinds["importance"] = Importance
+    return replace(objective, **{name: kind(getattr(objective, name)) for name, kind in kinds.items()})
+
+
+def test_gradient_checkpointing_changes_nothing(make: Make) -> None:
+    samples = make_samples()
+    changed = []
+    for checkpointing in (False, True):
+        backend = make(tiny_model(dtype=torch.float64), replace(PROPORTIONAL, gradient_checkpointing=checkpointing))
+        backend.step(samples, Objective())
+        changed.append(snapshot(backend))
+    for name, tensor in changed[0].items():
+        torch.testing.assert_close(changed[1][name], tensor, rtol=0, atol=1e-12, msg=name)
+
+
+def test_the_ratio_is_one_before_the_first_step(make: Make) -> None:
+    backend = make(tiny_model(), Settings(temperature=0.8))
+    result = backend.step(own_old(backend, make_samples()), Objective())
+    assert result.applied
+    assert result.metrics["policy_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert result.metrics["policy_ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert result.metrics["importance_weight"] == pytest.approx(1.0, abs=1e-5)
+    assert result.metrics["approx_kl"] == pytest.approx(0.0, abs=1e-5)
+    assert result.metrics["clip_fraction"] == 0.0
+
+
+def test_a_step_tells_what_it_did(make: Make) -> None:
+    samples = make_samples()
+    result = make(tiny_model(), Settings(learning_rate=3e-4)).step(samples, Objective())
+    assert result.num_tokens == sum(sample.tokens.size for sample in samples)
+    assert result.learning_rate == 3e-4
+    assert result.grad_norm > 0
+    expected = {"clip_fraction", "dual_clip_fraction", "approx_kl", "policy_ratio", "policy_ratio_max"}
+    expected |= {"importance_weight", "importance_ratio", "reference_kl", "entropy"}
+    assert expected <= result.metrics.keys()
+    assert 0.0 < result.metrics["entropy"] < np.log(64)
+    assert all(np.isfinite(value) for value in result.metrics.values())
+
+
+def test_training_raises_the_logprob_of_what_was_rewarded(make: Make) -> None:
+    backend = make(tiny_model(), Settings(learning_rate=3e-3))
+    samples = make_samples(16)
+    signs = [1.0 if number % 2 else -1.0 for number in range(len(samples))]
+    samples = [
+        replace(s, advantages=np.full(s.response_length, sign, np.float32))
+        for s, sign in zip(samples, signs, strict=True)
+    ]
+    before = backend.response_logprobs(samples)
+    for _ in range(10):
+        backend.step(own_old(backend, samples), Objective())
+    after = backend.response_logprobs(samples)
+    for sample, sign, old, new in zip(samples, signs, before, after, strict=True):
+        gain = float((new - old)[sample.loss_mask].mean())
+        assert gain * sign > 0.05, f"{sample.name} with advantage {sign} moved by {gain}"
+
+
+def test_without_advantage_nothing_moves(make: Make) -> None:
+    backend = make(tiny_model(), Settings())
+    before = snapshot(backend)
+    samples = [replace(s, advantages=np.zeros_like(s.advantages)) for s in make_samples()]
+    result = backend.step(samples, Objective())
+    assert result.applied and result.loss == 0.0 and result.grad_norm == 0.0
+    assert same(before, snapshot(backend))
+
+
+def test_weight_decay_shrinks_matrices_and_leaves_norms_and_biases(make: Make) -> None:
+    backend = make(tiny_model("qwen2"), Settings(learning_rate=0.01, weight_decay=0.5))
+    before = snapshot(backend)
+    samples = [replace(s, advantages=np.zeros_like(s.advantages)) for s in make_samples()]
+    backend.step(samples, Objective())
+    kinds = set()
+    for name, tensor in snapshot(backend).items():
+        kinds.add(tensor.ndim)
+        expected = before[name] * (1 - 0.01 * 0.5) if tensor.ndim >= 2 else before[name]
+        torch.testing.assert_close(tensor, expected, msg=name)
+    assert kinds == {1, 2}
+
+
+def test_tokens_off_the_mask_carry_no_loss(make: Make) -> None:
+    changed = []
+    for noise in (0.0, 50.0):
+        backend = make(tiny_model(), Settings())
+        samples = [
+            replace(s, advantages=np.where(s.loss_mask, s.advantages, noise).astype(np.float32)) for s in make_samples()
+        ]
+        assert any(not sample.loss_mask.all() for sample in samples)
+        backend.step(samples, Objective())
+        changed.append(snapshot(backend))
+    assert same(*changed)
+
+
+def test_the_temperature_of_sampling_is_that_of_the_loss(make: Make) -> None:
+    losses = []
+    for temperature in (1.0, 0.5):
+        backend = make(tiny_model(), Settings(temperature=temperature))
+        losses.append(backend.step(make_samples(), Objective()).loss)
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def test_warm_up_is_linear_and_then_the_rate_is_constant(make: Make) -> None:
+    backend = make(tiny_model(), Settings(learning_rate=1e-3, warmup_steps=4))
+    rates = [backend.step(make_samples(), Objective()).learning_rate for _ in range(6)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_a_warm_up_step_moves_less(make: Make) -> None:
+    def distance(warmup_steps: int) -> float:
+        backend = make(tiny_model(), Settings(warmup_steps=warmup_steps))
+        before = snapshot(backend)
+        backend.step(make_samples(), Objective())
+        return max(float((tensor - before[name]).abs().max()) for name, tensor in backend.tensors())
+
+    assert distance(10) == pytest.approx(distance(0) / 10, rel=1e-3)
+
+
+def test_long_gradients_are_clipped_and_short_ones_are_not(make: Make) -> None:
+    def first_step(max_grad_norm: float) -> tuple[float, dict[str, torch.Tensor]]:
+        backend = make(tiny_model(dtype=torch.float64), replace(PROPORTIONAL, max_grad_norm=max_grad_norm))
+        before = snapshot(backend)
+        norm = backend.step(make_samples(), Objective()).grad_norm
+        return norm, {name: tensor - before[name] for name, tensor in backend.tensors()}
+
+    norm, free = first_step(1e9)
+    same_norm, short = first_step(norm * 1.001)
+    assert same_norm == pytest.approx(norm, rel=1e-12)
+    clipped_norm, long = first_step(norm / 100)
+    assert clipped_norm == pytest.approx(norm, rel=1e-12), "the norm is reported as it was"
+    for name, move in free.items():
+        torch.testing.assert_close(short[name], move, rtol=1e-9, atol=1e-12, msg=name)
+        torch.testing.assert_close(long[name], move / 100, rtol=1e-4, atol=1e-12, msg=name)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf], ids=["nan", "infinity"])
+def test_a_step_that_is_not_finite_changes_nothing(make: Make, tmp_path: Path, poison: float) -> None:
+    backend = make(tiny_model(), Settings(warmup_steps=5))
+    backend.step(make_samples(), Objective())
+    backend.save(tmp_path / "before")
+    bad = make_samples(seed=1)
+    bad[3].advantages[0] = poison
+    assert bad[3].loss_mask[0]
+    result = backend.step(bad, Objective())
+    assert not result.applied
+    assert not (np.isfinite(result.loss) and np.isfinite(result.grad_norm))
+    backend.save(tmp_path / "after")
+    assert digests(tmp_path / "before") == digests(tmp_path / "after")
+    follower = make(tiny_model(seed=9), Settings(warmup_steps=5))
+    follower.load(tmp_path / "before")
+    assert backend.step(make_samples(), Objective()) == follower.step(make_samples(), Objective())
+    assert same(snapshot(backend), snapshot(follower))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert any(path.name.startswith("optimizer") for path in files)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_sample_without_old_logprobs_is_named(make: Make) -> None:
+    samples = make_samples()
+    samples[2] = replace(samples[2], old_logprobs=None)
+    with pytest.raises(EngineError, match=r"sample t\.2\.0 has no old_logprobs"):
+        make(tiny_model(), Settings()).step(samples, Objective())
+
+
+def test_bypass_needs_no_old_logprobs(make: Make) -> None:
+    backend = make(tiny_model(), Settings())
+    assert backend.step(make_samples(with_old=False), Objective(importance=Importance.BYPASS)).applied
+
+
+def test_a_step_on_nothing_is_refused(make: Make) -> None:
+    with pytest.raises(EngineError, match="0 samples"):
+        make(tiny_model(), Settings()).step([], Objective())
+
+
+# -- weights and checkpoints -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tensors_are_the_hugging_face_weights_tied_ones_once(make: Make, tied: bool) -> None:
+    backend = make(tiny_model(tie_word_embeddings=tied), Settings())
+    names = [name for name, _ in backend.tensors()]
+    assert len(names) == len(set(names))
+    assert "model.embed_tokens.weight" in names and ("lm_head.weight" in names) is not tied
+    fresh = tiny_model(seed=5, tie_word_embeddings=tied)
+    report = fresh.load_state_dict(dict(backend.tensors()), strict=False)
+    assert not report.unexpected_keys and set(report.missing_keys) <= {"lm_head.weight"}
+    samples = make_samples(3)
+    for left, right in zip(
+        backend.response_logprobs(samples), make(fresh, Settings()).response_logprobs(samples), strict=True
+    ):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_checkpoint_is_a_model_that_transformers_loads(make: Make, tmp_path: Path) -> None:
+    backend = make(tiny_model(), Settings())
+    backend.step(make_samples(), Objective())
+    backend.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config._attn_implementation == "sdpa", "our attention is not written into the model's configuration"
+    for name, tensor in backend.tensors():
+        assert torch.equal(model.get_parameter(name), tensor), name
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in {".pt", ".bin", ".pkl", ".pth"}]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_resumed_run_goes_on_bitwise_as_if_never_stopped(make: Make, tmp_path: Path, tied: bool) -> None:
+    settings = Settings(warmup_steps=6, weight_decay=0.1)
+    through = make(tiny_model(tie_word_embeddings=tied), settings)
+    for seed in range(3):
+        through.step(make_samples(seed=seed), Objective())
+    through.save(tmp_path)
+    resumed = make(tiny_model(seed=77, tie_word_embeddings=tied), settings)
+    resumed.step(make_samples(seed=40), Objective())
+    torch.manual_seed(1234)
+    resumed.load(tmp_path)
+    assert same(snapshot(through), snapshot(resumed))
+    for seed in range(3, 6):
+        assert through.step(make_samples(seed=seed), Objective()) == resumed.step(make_samples(seed=seed), Objective())
+    assert same(snapshot(through), snapshot(resumed))
+
+
+def test_random_streams_go_on_where_they_were(make: Make, tmp_path: Path) -> None:
+    backend = make(tiny_model(), Settings())
+    backend.save(tmp_path)
+    expected = torch.rand(4)
+    torch.manual_seed(1234)
+    backend.load(tmp_path)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, remove])
+def test_a_load_that_fails_names_the_file_and_changes_nothing(
+    make: Make, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    backend = make(tiny_model(), Settings())
+    backend.step(make_samples(), Objective())
+    names = sorted(digests_of_saved(backend, tmp_path / "whole"))
+    before = snapshot(backend)
+    for number, name in enumerate(names):
+        folder = tmp_path / str(number)
+        backend.save(folder)
+        damage(folder / name)
+        if name.endswith("generation_config.json"):
+            continue  # what transformers does without
+        with pytest.raises(DataError, match=Path(name).name.replace(".", r"\.")):
+            backend.load(folder)
+        assert same(before, snapshot(backend))
+
+
+def digests_of_saved(backend: TrainingBackend, folder: Path) -> dict[str, str]:
+    backend.save(folder)
+    return digests(folder)
+
+
+def test_a_checkpoint_of_another_model_is_refused(make: Make, tmp_path: Path) -> None:
+    make(tiny_model(num_hidden_layers=3), Settings()).save(tmp_path)
+    backend = make(tiny_model(), Settings())
+    with pytest.raises(DataError, match="resume with the model"):
+        backend.load(tmp_path)
+
+
+def test_bf16_compute_keeps_fp32_weights_and_agrees_roughly(make: Make) -> None:
+    samples = make_samples()
+    exact = make(tiny_model(), Settings()).response_logprobs(samples)
+    backend = make(tiny_model(), Settings(autocast=torch.bfloat16))
+    rough = backend.response_logprobs(samples)
+    gap = np.abs(np.concatenate(exact) - np.concatenate(rough))
+    assert 1e-4 < gap.mean() < 0.1
+    assert backend.step(samples, Objective()).applied
+    assert {tensor.dtype for _, tensor in backend.tensors()} == {torch.float32}
