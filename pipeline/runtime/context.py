@@ -8,9 +8,9 @@ compute thread, in ``compute``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -63,7 +63,7 @@ class ActorContext:
         replay: the durable ledger.
         registry: the fleet.
         transport: mailboxes and links.
-        log: structlog logger with role, worker, run and policy version bound.
+        log: structlog logger; role, worker, run and policy version are on every line.
         clock: time.
         draining: set when the main loop should come to its end.
         tasks: the actor's TaskGroup; prefer ``spawn``, which names the task and watches its end.
@@ -81,7 +81,7 @@ class ActorContext:
         log: FilteringBoundLogger,
         clock: Clock,
         tasks: asyncio.TaskGroup,
-        pulse: Pulse | None = None,
+        log_context: dict[str, object] | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -93,10 +93,11 @@ class ActorContext:
         self.clock = clock
         self.tasks = tasks
         self.draining = asyncio.Event()
-        self.pulse = pulse or Pulse(who, clock)
+        self.pulse = Pulse(who, clock)
         self.finished: tuple[ExitCode, str] | None = None
+        self._log_context = {} if log_context is None else log_context
         self._compute_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{who.worker}")
-        self._num_computing = 0
+        self._is_computing = False
         self._spawned: list[asyncio.Task[None]] = []
         self._links: list[Callable[[], list[LinkReport]]] = []
 
@@ -109,13 +110,13 @@ class ActorContext:
 
     @property
     def policy_version(self) -> int:
-        """The version that this worker serves or has published; -1 when it has none. Setting it binds it to the log."""
+        """The version that this worker serves or has published; -1 when it has none. Every line of the log says it."""
         return self.pulse.policy_version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         self.pulse.policy_version = version
-        self.log = self.log.bind(policy_version=version)
+        self._log_context["policy_version"] = version
 
     def progress(self, n: int = 1) -> None:
         """Count ``n`` turns of the main loop that did something."""
@@ -148,7 +149,7 @@ class ActorContext:
 
         Counts as progress when it ends. Cancelling the wait does not stop the function: the thread is busy until it ends.
         """
-        with self._computing():
+        with self.pulse.waiting(WaitingFor.COMPUTE):
             result = await asyncio.get_running_loop().run_in_executor(self._compute_thread, self._run, function, args)
         self.progress()
         return result
@@ -156,7 +157,7 @@ class ActorContext:
     @property
     def is_computing(self) -> bool:
         """Whether the compute thread is inside a function."""
-        return self._num_computing > 0
+        return self._is_computing
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None], *, endless: bool = True) -> asyncio.Task[None]:
         """Run a coroutine beside the main loop until the drain is over, when it is cancelled.
@@ -172,13 +173,13 @@ class ActorContext:
         if self.finished is None:
             self.finished = (code, reason)
 
-    async def cancel_spawned(self) -> None:
-        """Cancel what was spawned and wait until it has ended. Called by the runtime after the drain."""
+    async def cancel_spawned(self, *, timeout_s: float = 5.0) -> None:
+        """Cancel what was spawned and wait until it has ended, at most so long. Called by the runtime after the drain."""
         running = [task for task in self._spawned if not task.done()]
         for task in running:
             task.cancel()
         if running:
-            await asyncio.wait(running)
+            await asyncio.wait(running, timeout=timeout_s)
 
     def close(self) -> None:
         """Let the compute thread end after what it does now. Called by the runtime."""
@@ -193,16 +194,11 @@ class ActorContext:
             )
 
     def _run(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-        self._num_computing += 1  # on the compute thread alone
+        self._is_computing = True  # set by the compute thread alone
         try:
             return function(*args)
         finally:
-            self._num_computing -= 1
-
-    @contextmanager
-    def _computing(self) -> Generator[None]:
-        with self.pulse.waiting(WaitingFor.COMPUTE):
-            yield
+            self._is_computing = False
 
 
 def _received(stats: list[LinkStats], mine: str) -> list[LinkReport]:

@@ -6,8 +6,17 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import cast
 
-from protocol.errors import ConfigError, DeadlineExceeded, Fenced, LedgerFull, LedgerMismatch, LedgerUnavailable
+from protocol.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Fenced,
+    HeadraceError,
+    LedgerFull,
+    LedgerMismatch,
+    LedgerUnavailable,
+)
 
 
 class ExitCode(IntEnum):
@@ -40,30 +49,38 @@ class ExitCode(IntEnum):
         return self in {ExitCode.CONFIG, ExitCode.STARVED, ExitCode.BAD_STEPS, ExitCode.RESTART_BUDGET}
 
 
-def exit_code_of(error: BaseException) -> ExitCode:
-    """Return how a process ends that was ended by ``error``.
+class DrainTimeout(DeadlineExceeded):
+    """A worker that was asked to stop had not drained by its deadline."""
 
-    Of an exception group, the most telling member decides: fencing over configuration over the ledger over the rest.
-    """
+
+class Interrupted(HeadraceError):
+    """A worker was told a second time to stop, which means at once."""
+
+
+_TELLING = (
+    ExitCode.FENCED,
+    ExitCode.INTERRUPTED,
+    ExitCode.CONFIG,
+    ExitCode.FAILURE,
+    ExitCode.LEDGER_UNAVAILABLE,
+    ExitCode.DRAIN_TIMEOUT,
+)
+"""Of several errors at once, the first of these decides."""
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return how a process ends that was ended by ``error``; of an exception group, the most telling member decides."""
     if isinstance(error, BaseExceptionGroup):
-        members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
-        codes = {exit_code_of(member) for member in members}
-        for code in (ExitCode.FENCED, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.LEDGER_UNAVAILABLE):
-            if code in codes:
-                return code
-        return ExitCode.FAILURE
+        members = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
+        return min((exit_code_of(member) for member in members), key=_TELLING.index)
     if isinstance(error, Fenced):
         return ExitCode.FENCED
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
     if isinstance(error, ConfigError | LedgerMismatch):
         return ExitCode.CONFIG
     if isinstance(error, LedgerUnavailable | LedgerFull):
         return ExitCode.LEDGER_UNAVAILABLE
-    if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
     if isinstance(error, DrainTimeout):
         return ExitCode.DRAIN_TIMEOUT
     return ExitCode.FAILURE
-
-
-class DrainTimeout(DeadlineExceeded):
-    """A worker that was asked to stop had not drained by its deadline."""

@@ -1,0 +1,87 @@
+"""The heartbeat thread: it says what the main loop did, and hears when this incarnation is fenced.
+
+*Consumes* the main loop's marks (``Pulse``). *Produces* one heartbeat a second over a blocking connection of its own, so that a
+loop that is stuck or computing is still seen, standing still. *Waits for* the next second and for the server, each within a
+limit. A server that is away is tried again every second, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from pipeline.runtime.registry import Heartbeat, HeartbeatWriter
+from protocol.errors import LedgerFull, LedgerUnavailable
+
+
+class HeartbeatThread:
+    """Writes heartbeats until stopped or fenced.
+
+    Args:
+        writer: Used, and at the end closed, by this thread alone.
+        heartbeat: Returns the state at this moment; called from this thread.
+        on_fenced: Called once, from this thread, when a newer incarnation exists.
+        on_deaf: Called from this thread when nobody stopped it within ``grace_s`` of being fenced: the main loop is stuck and
+            the process should be ended without it.
+        log: Where outages are told, once each.
+    """
+
+    def __init__(
+        self,
+        writer: HeartbeatWriter,
+        heartbeat: Callable[[], Heartbeat],
+        *,
+        on_fenced: Callable[[], None],
+        on_deaf: Callable[[], None],
+        log: FilteringBoundLogger,
+        interval_s: float = 1.0,
+        grace_s: float = 5.0,
+    ) -> None:
+        self._writer = writer
+        self._heartbeat = heartbeat
+        self._on_fenced = on_fenced
+        self._on_deaf = on_deaf
+        self._log = log
+        self._interval_s = interval_s
+        self._grace_s = grace_s
+        self._stopped = threading.Event()
+        self._num_failures = 0
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first heartbeat is written at once."""
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """Write no more, and wait for a heartbeat that is being written."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                if not self._beat():
+                    self._on_fenced()
+                    if not self._stopped.wait(self._grace_s):
+                        self._on_deaf()
+                    return
+                self._stopped.wait(self._interval_s)
+        finally:
+            self._writer.close()
+
+    def _beat(self) -> bool:
+        """Write one heartbeat; False when fenced. A server that is away fences nobody."""
+        try:
+            is_newest = self._writer.beat(self._heartbeat())
+        except (LedgerUnavailable, LedgerFull) as error:
+            self._num_failures += 1
+            if self._num_failures == 1:
+                self._log.warning("heartbeats_lost", reason=str(error))
+            return True
+        if self._num_failures:
+            self._log.info("heartbeats_resumed", num_lost=self._num_failures)
+            self._num_failures = 0
+        return is_newest

@@ -1,0 +1,294 @@
+"""What runs an actor as a process: from the run's folder to an exit code.
+
+*Consumes* an actor's class, the run's folder, a worker's name. *Produces* a registered, beating, logging worker, and at the
+end an exit code. *Waits for* the ledger at the start, as long as an outage may last; then for the actor, its signals, the
+run's status, and the heartbeat thread's word that it was fenced.
+
+One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain, teardown); the *stop watch*, which raises when
+the stop is immediate, the drain overdue or the incarnation fenced; the *run watch*, which begins a drain when the run is over;
+the *links* reader; and whatever the actor spawns. A worker does not watch its supervisor: when that dies, the worker goes on,
+and the next supervisor finds it in the registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from structlog.typing import FilteringBoundLogger
+
+from pipeline.config.load import read_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.replay.connect import connect
+from pipeline.replay.redis import RedisReplay
+from pipeline.runtime.clock import Clock, RealClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
+from pipeline.runtime.heartbeat import HeartbeatThread
+from pipeline.runtime.ledger_file import read_ledger_url
+from pipeline.runtime.lifecycle import Lifecycle
+from pipeline.runtime.log import WorkerLog, open_log
+from pipeline.runtime.registry import Registry, RunState, WaitingFor
+from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.retry import ride_out
+from pipeline.runtime.threads import limit_threads
+from protocol.errors import ConfigError, Fenced, LedgerError
+from protocol.ids import Incarnation, Role
+from protocol.zeromq import ZmqTransport
+
+if TYPE_CHECKING:
+    from pipeline.runtime.actor import Actor
+
+_RUN_WATCH_S = 0.5
+_LINKS_S = 0.5
+_STOP_WATCH_S = 1.0
+_TEARDOWN_S = 5.0
+_DEPART_S = 2.0
+_ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
+
+
+def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> int:
+    """Run one worker in this process; see ``pipeline.runtime.actor.run_actor``."""
+    run_dir = run_dir.absolute()
+    limit_threads(1)  # before anything below loads a numeric library
+    try:
+        config = read_resolved(run_dir)
+        url = read_ledger_url(run_dir)
+    except ConfigError as error:
+        sys.stderr.write(f"{worker}: {error}\n")
+        return ExitCode.CONFIG
+    actor_class = load()
+    if "torch" not in sys.modules:
+        limit_threads(_threads_of(config, actor_class.role))
+    log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
+    host = Host(actor_class, config, run_dir, worker, url, log)
+    try:
+        code = asyncio.run(host.run())
+    finally:
+        log.flush()
+    if host.is_computing:
+        # The interpreter would wait for the compute thread, which nothing can stop.
+        os._exit(code)
+    log.close()
+    return code
+
+
+def _threads_of(config: RunConfig, role: Role) -> int:
+    by_role = {
+        Role.GENERATOR: config.generation.threads,
+        Role.REFERENCE: config.reference.threads,
+        Role.LEARNER: config.learner.threads,
+    }
+    return by_role.get(role, 1)
+
+
+class Host:
+    """One worker's process, from its first connection to its exit code."""
+
+    def __init__(
+        self, actor_class: type[Actor], config: RunConfig, run_dir: Path, worker: str, url: str, log: WorkerLog
+    ) -> None:
+        self._actor_class = actor_class
+        self._config = config
+        self._run_dir = run_dir
+        self._worker = worker
+        self._url = url
+        self._worker_log = log
+        self._log: FilteringBoundLogger = log.logger
+        self._clock: Clock = RealClock()
+        self._lifecycle = Lifecycle(drain_timeout_s=config.supervisor.drain_timeout_s)
+        self._nudged = asyncio.Event()
+        self._is_fenced = False
+        self._context: ActorContext | None = None
+        self._watches: list[asyncio.Task[None]] = []
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the actor's compute thread is still inside a function."""
+        return self._context is not None and self._context.is_computing
+
+    async def run(self) -> ExitCode:
+        """Live once, and say how it ended."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._watch(tasks, "stop-watch", self._watch_stop())
+                tasks.create_task(self._live(tasks), name="life")
+        except BaseExceptionGroup as group:
+            return self._explain(group)
+        self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name)
+        return self._lifecycle.code
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def _live(self, tasks: asyncio.TaskGroup) -> None:
+        client = connect(self._url)
+        registry = RedisRegistry(client, self._config.run.name)
+        replay = RedisReplay(client, self._config.run.name)
+        who = await ride_out(
+            lambda: registry.register(self._actor_class.role, self._worker),
+            clock=self._clock,
+            timeout_s=self._config.ledger.outage_timeout_s,
+            on_wait=lambda error: self._log.warning("ledger_awaited", reason=str(error)),
+        )
+        transport = ZmqTransport.for_worker(self._config.wire, self._run_dir, who)
+        ctx = self._context = ActorContext(
+            config=self._config,
+            run_dir=self._run_dir,
+            who=who,
+            replay=replay,
+            registry=registry,
+            transport=transport,
+            log=self._log,
+            clock=self._clock,
+            tasks=tasks,
+            log_context=self._worker_log.context,
+        )
+        self._worker_log.context["epoch"] = who.epoch
+        self._log.info("worker_started", pid=os.getpid())
+        if self._lifecycle.is_draining:
+            ctx.draining.set()
+        heartbeats = self._heartbeats(ctx)
+        heartbeats.start()
+        self._watch(tasks, "run-watch", self._watch_run(ctx))
+        self._watch(tasks, "links", self._read_links(ctx))
+        try:
+            await self._act(self._actor_class(ctx), ctx)
+        finally:
+            await asyncio.to_thread(heartbeats.stop)
+            await self._depart(registry, who)
+            transport.close()
+            ctx.close()
+            await registry.aclose()
+            self._lifecycle = self._lifecycle.ended()
+            for watch in self._watches:
+                watch.cancel()
+
+    async def _act(self, actor: Actor, ctx: ActorContext) -> None:
+        await actor.setup()
+        try:
+            self._lifecycle = self._lifecycle.ready()
+            await actor.run()
+            if ctx.finished is not None:
+                code, reason = ctx.finished
+                self._stop(reason or "its work is done", code=code)
+            elif not ctx.draining.is_set():
+                raise RuntimeError(
+                    f"the main loop of {ctx.who} returned; it was expected to run until ctx.draining is set: call ctx.finish "
+                    "when its work is done"
+                )
+            ctx.waiting_for(WaitingFor.DRAINING, self._lifecycle.reason)
+            await actor.drain()
+        finally:
+            await ctx.cancel_spawned()
+            await self._tear_down(actor)
+        ctx.waiting_for(WaitingFor.STOPPED)
+
+    async def _tear_down(self, actor: Actor) -> None:
+        try:
+            async with asyncio.timeout(_TEARDOWN_S):
+                await actor.teardown()
+        except TimeoutError:
+            self._log.warning("teardown_abandoned", timeout_s=_TEARDOWN_S)
+
+    def _heartbeats(self, ctx: ActorContext) -> HeartbeatThread:
+        loop = asyncio.get_running_loop()
+
+        def on_fenced() -> None:
+            self._is_fenced = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(self._nudged.set)
+
+        def on_deaf() -> None:
+            self._worker_log.flush()
+            os._exit(ExitCode.FENCED)
+
+        writer = RedisHeartbeatWriter(self._url, self._config.run.name)
+        return HeartbeatThread(writer, ctx.pulse.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=self._log)
+
+    async def _depart(self, registry: Registry, who: Incarnation) -> None:
+        """Say goodbye if the ledger hears it: its place in the fleet is free at once instead of after a silence."""
+        try:
+            async with asyncio.timeout(_DEPART_S):
+                await registry.depart(who)
+        except (TimeoutError, LedgerError) as error:
+            self._log.warning("departure_unheard", reason=str(error))
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._lifecycle = self._lifecycle.signal(self._clock.monotonic(), number.name)
+        self._begin_drain()
+
+    def _stop(self, reason: str, *, code: ExitCode = ExitCode.OK) -> None:
+        self._lifecycle = self._lifecycle.stop(self._clock.monotonic(), reason, code=code)
+        self._begin_drain()
+
+    def _begin_drain(self) -> None:
+        self._log.info("worker_stopping", reason=self._lifecycle.reason, num_signals=self._lifecycle.num_signals)
+        if self._context is not None:
+            self._context.draining.set()
+        self._nudged.set()
+
+    async def _watch_stop(self) -> None:
+        while True:
+            now = self._clock.monotonic()
+            if self._is_fenced:
+                raise Fenced(f"{self._worker} is fenced: a newer incarnation of it exists; this process ends")
+            if self._lifecycle.is_immediate:
+                raise Interrupted(f"{self._worker} was told to stop a second time; it ends without draining")
+            if self._lifecycle.is_draining and self._context is None:
+                raise Interrupted(f"{self._worker} was told to stop before it had reached the ledger; it held nothing")
+            if self._lifecycle.is_overdue(now):
+                raise DrainTimeout(
+                    f"{self._worker} ({self._lifecycle.reason}) did not drain within {self._lifecycle.drain_timeout_s:g} s; "
+                    "what it held is leased to others; raise supervisor.drain_timeout_s if windows take longer"
+                )
+            deadline = self._lifecycle.deadline_s
+            self._nudged.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_WATCH_S if deadline is None else max(0.0, deadline - now)):
+                    await self._nudged.wait()
+
+    async def _watch_run(self, ctx: ActorContext) -> None:
+        """Drain once the run is over, whoever ended it."""
+        while True:
+            with contextlib.suppress(LedgerError):  # away for now: the actor's own calls will tell
+                status = await ctx.registry.run_status()
+                if status.state in _ENDED and not ctx.draining.is_set():
+                    self._stop(f"the run is {status.state}: {status.detail}")
+            await self._clock.sleep(_RUN_WATCH_S)
+
+    async def _read_links(self, ctx: ActorContext) -> None:
+        while True:
+            ctx.refresh_links()
+            await self._clock.sleep(_LINKS_S)
+
+    def _watch(self, tasks: asyncio.TaskGroup, name: str, coroutine: Coroutine[None, None, None]) -> None:
+        self._watches.append(tasks.create_task(coroutine, name=name))
+
+    def _explain(self, group: BaseExceptionGroup[BaseException]) -> ExitCode:
+        """Log why the worker ended: an expected reason in a sentence, any other with its traceback."""
+        code = exit_code_of(group)
+        if code is ExitCode.FAILURE:
+            self._log.error("worker_failed", code=code.name, exc_info=group)
+        else:
+            reasons = [str(error) for error in leaves(group)]
+            self._log.error("worker_ended", code=code.name, reason="; ".join(reasons))
+        return code
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in a group and the groups inside it; of a single exception, itself."""
+    if isinstance(error, BaseExceptionGroup):
+        members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return [leaf for member in members for leaf in leaves(member)]
+    return [error]

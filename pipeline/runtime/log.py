@@ -1,0 +1,146 @@
+"""One log a worker: JSON lines in a file, readable lines on a terminal.
+
+*Consumes* structlog events, records of the standard library's logging, and warnings. *Produces*
+``<run_dir>/logs/<worker>.jsonl`` with role, worker, run and policy version on every line, and standard error for people:
+everything on a terminal, warnings and errors elsewhere (the supervisor keeps that output). *Waits for* the file system.
+Bounded: a file that reaches its limit is renamed, and the oldest of them goes.
+
+    {"event":"update","update":3,"level":"info","at":"2025-01-31T12:00:00.000001Z","role":"learner","worker":"learner-0",
+     "run":"demo","policy_version":3}
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+MAX_FILE_BYTES = 32 << 20
+NUM_OLD_FILES = 3
+
+
+class WorkerLog:
+    """The logging of one process, from ``open_log`` until ``close``.
+
+    Attributes:
+        context: what is on every line, of foreign libraries' too. Changing it changes the lines after.
+        path: the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        context: dict[str, object],
+        *,
+        terminal: TextIO | None,
+        max_file_bytes: int,
+        num_old_files: int,
+    ) -> None:
+        self.path = path
+        self.context = context
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = RotatingFileHandler(
+            path, maxBytes=max_file_bytes, backupCount=num_old_files, encoding="utf-8", errors="backslashreplace"
+        )
+        file.setFormatter(_formatter(self._on_every_line, [structlog.processors.format_exc_info, _to_json]))
+        self._handlers: list[logging.Handler] = [file]
+        if terminal is not None:
+            is_terminal = terminal.isatty()
+            readable = logging.StreamHandler(terminal)
+            readable.setLevel(logging.INFO if is_terminal else logging.WARNING)
+            renderer = structlog.dev.ConsoleRenderer(
+                colors=is_terminal, exception_formatter=structlog.dev.plain_traceback
+            )
+            readable.setFormatter(_formatter(self._on_every_line, [_without_names, renderer]))
+            self._handlers.append(readable)
+        root = logging.getLogger()
+        self._previous = (root.handlers[:], root.level, warnings.showwarning)
+        root.handlers[:] = self._handlers
+        root.setLevel(logging.INFO)
+        logging.captureWarnings(capture=True)
+        structlog.configure(
+            processors=[
+                structlog.stdlib.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+                structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            logger_factory=structlog.stdlib.LoggerFactory(),
+            cache_logger_on_first_use=False,
+        )
+        self.logger = cast("FilteringBoundLogger", structlog.get_logger("headrace"))
+
+    def flush(self) -> None:
+        """Write out what is buffered."""
+        for handler in self._handlers:
+            handler.flush()
+
+    def close(self) -> None:
+        """Close the file and leave logging as it was before. Repeated calls do nothing."""
+        root = logging.getLogger()
+        if root.handlers[:] != self._handlers:
+            return
+        logging.captureWarnings(capture=False)
+        root.handlers[:], level, warnings.showwarning = self._previous
+        root.setLevel(level)
+        structlog.reset_defaults()
+        for handler in self._handlers:
+            handler.close()
+
+    def _on_every_line(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        for name, value in self.context.items():
+            event.setdefault(name, value)
+        return event
+
+
+def open_log(
+    run_dir: Path,
+    *,
+    role: str,
+    worker: str,
+    run: str,
+    terminal: TextIO | None = sys.stderr,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    num_old_files: int = NUM_OLD_FILES,
+) -> WorkerLog:
+    """Send everything that this process logs to the worker's file and to ``terminal``."""
+    context: dict[str, object] = {"role": str(role), "worker": worker, "run": run, "policy_version": -1}
+    path = run_dir / "logs" / f"{worker}.jsonl"
+    return WorkerLog(path, context, terminal=terminal, max_file_bytes=max_file_bytes, num_old_files=num_old_files)
+
+
+def _formatter(on_every_line: Processor, last: Iterable[Processor]) -> structlog.stdlib.ProcessorFormatter:
+    foreign: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+    ]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=foreign,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, on_every_line, *last],
+    )
+
+
+def _to_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    return _ENCODE(event).decode("utf-8", errors="backslashreplace")
+
+
+def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """On a terminal the worker's name says its role and run too."""
+    return {name: value for name, value in event.items() if name not in ("role", "run")}
+
+
+def _in_words(value: Any) -> str:
+    return repr(value)
+
+
+_ENCODE: Callable[[object], bytes] = msgspec.json.Encoder(enc_hook=_in_words).encode

@@ -1,0 +1,121 @@
+"""The way out: one message to one mailbox of a role, wherever those mailboxes are.
+
+*Consumes* messages. *Produces* deliveries, each to one link that has room. *Waits for* room: when every link of the role is
+full, or the role has no worker, the sender waits until its deadline, and that wait is the back-pressure. *Unblocked by* a
+worker of the role that reads its mailbox, or joins.
+
+Which link is asked first turns round with every message, and one that is full is passed over: equal workers get equal work, and
+a slow one gets what it can read. What finds no room in time is the caller's to leave to the ledger's overdue index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry import LinkReport, WaitingFor
+from protocol.channel import Sender
+from protocol.errors import ChannelClosed, LedgerFull, LedgerUnavailable
+from protocol.ids import Role
+from protocol.messages import Message
+
+_DISCOVER_EVERY_S = 1.0
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class _Link:
+    sender: Sender
+    address: tuple[str, str]
+    """Endpoint and key: a change of either is another mailbox."""
+
+
+class Outbox:
+    """Links to every live mailbox of one role. Several tasks of one loop may send at once."""
+
+    def __init__(self, ctx: ActorContext, role: Role) -> None:
+        self.role = role
+        self._ctx = ctx
+        self._links: dict[str, _Link] = {}
+        self._turn = 0
+        self._num_refused = 0
+        self._num_sent: dict[str, int] = {}
+        ctx.watch_links(self.reports)
+
+    @property
+    def workers(self) -> list[str]:
+        """Workers that are linked now, by name."""
+        return sorted(self._links)
+
+    async def discover(self) -> None:
+        """Keep the links those of the role's live mailboxes, until cancelled. Spawn this once."""
+        try:
+            while True:
+                await self.refresh()
+                await self._ctx.clock.sleep(_DISCOVER_EVERY_S)
+        finally:
+            self.close()
+
+    async def refresh(self) -> None:
+        """Connect to mailboxes that appeared, leave those that went. While the ledger is away the links stay as they are."""
+        try:
+            found = await self._ctx.registry.endpoints(self.role)
+        except (LedgerUnavailable, LedgerFull):
+            return
+        for worker in [name for name, link in self._links.items() if found.get(name) != link.address]:
+            self._links.pop(worker).sender.close()
+            self._ctx.log.info("link_closed", to=worker)
+        for worker, address in found.items():
+            if worker not in self._links:
+                endpoint, key = address
+                self._links[worker] = _Link(self._ctx.transport.sender(endpoint, server_key=key), address)
+                self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
+
+    async def send(self, message: Message, *, timeout_s: float) -> bool:
+        """Send to a link that has room; wait for room at most ``timeout_s``. Returns whether a link took it."""
+        if await self._offer(message):
+            return True
+        deadline = self._ctx.clock.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        detail = f"{' and '.join(self.workers)} to read" if self._links else f"a {self.role} worker to join"
+        with self._ctx.waiting(WaitingFor.ROOM, detail):
+            while (left := deadline - self._ctx.clock.monotonic()) > 0.0:
+                await self._ctx.clock.sleep(min(pause, left))
+                pause = min(2.0 * pause, _LONGEST_PAUSE_S)
+                if await self._offer(message):
+                    return True
+        self._num_refused += 1
+        return False
+
+    def reports(self) -> list[LinkReport]:
+        """Return one report a link, for the heartbeat."""
+        mine = self._ctx.who.worker
+        links = [LinkReport(name=f"{mine}>{worker}", sent=self._num_sent.get(worker, 0)) for worker in self.workers]
+        if self._num_refused:
+            links.append(LinkReport(name=f"{mine}>{self.role}", refused=self._num_refused))  # by all of them
+        return links
+
+    def close(self) -> None:
+        """Close every link at once."""
+        for link in self._links.values():
+            link.sender.close()
+        self._links.clear()
+
+    async def _offer(self, message: Message) -> bool:
+        """Try every link once, without waiting, beginning one further than the last time."""
+        workers = self.workers
+        self._turn += 1
+        for place in range(len(workers)):
+            worker = workers[(self._turn + place) % len(workers)]
+            link = self._links.get(worker)
+            if link is None:  # closed while another was tried
+                continue
+            try:
+                took = await link.sender.send(message, timeout_s=0.0)
+            except ChannelClosed:
+                continue
+            if took:
+                self._num_sent[worker] = self._num_sent.get(worker, 0) + 1
+                return True
+        return False

@@ -1,0 +1,185 @@
+"""What the fleet is doing, as a view: for ``headrace status``, ``headrace queues`` and the live view.
+
+*Consumes* heartbeats, the ledger's queues, the desired fleet and the time. *Produces* rows, and one sentence that names what
+everything waits for. *Waits for* nothing: pure functions, so that what a person is shown can be tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipeline.replay.buffer import QueueStat
+from pipeline.runtime.registry import Heartbeat, WaitingFor
+from protocol.ids import Role
+
+SILENT_AFTER_S = 5.0
+"""Heartbeats come every second; this many missed ones are worth a word."""
+ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
+
+_ENDS = {WaitingFor.COMPUTE, WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED}
+
+
+class Health(StrEnum):
+    """How a worker looks from outside."""
+
+    LIVE = "live"
+    SILENT = "silent"
+    """No heartbeat for a while: dead, frozen, or its host is away."""
+    STUCK = "stuck"
+    """Its heartbeat thread beats, but its main loop has not moved while it waits for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker, as shown."""
+
+    worker: str
+    role: Role
+    epoch: int
+    pid: int
+    host: str
+    health: Health
+    waiting_for: WaitingFor
+    detail: str
+    policy_version: int
+    progress: int
+    since_progress_s: float
+    since_heartbeat_s: float
+    uptime_s: float
+    rss_bytes: int
+    counters: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRow:
+    """How many workers of a role there are, of how many are wanted."""
+
+    role: Role
+    num_live: int
+    num_wanted: int | None
+    """None when no fleet was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue of the ledger, or one link between two workers."""
+
+    name: str
+    kind: str
+    """``ledger`` or ``link``."""
+    depth: int
+    limit: int | None
+    oldest_age_s: float | None
+    waiting_for: str
+    """Who empties it."""
+    num_refused: int = 0
+    num_gaps: int = 0
+
+
+def worker_rows(heartbeats: Iterable[Heartbeat], *, now_s: float, stuck_after_s: float) -> list[WorkerRow]:
+    """Return one row a worker: by role along the pipeline's order of interest, then by name."""
+    rows = [_worker_row(beat, now_s, stuck_after_s) for beat in heartbeats]
+    return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
+
+
+def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float) -> WorkerRow:
+    # clocks of two hosts may differ: what would be negative is shown as now
+    since_heartbeat_s = max(0.0, now_s - beat.at_s)
+    since_progress_s = max(0.0, beat.at_s - beat.progress_at_s)
+    health = Health.LIVE
+    if since_heartbeat_s > SILENT_AFTER_S:
+        health = Health.SILENT
+    elif since_progress_s > stuck_after_s and beat.waiting_for is WaitingFor.COMPUTE:
+        health = Health.STUCK
+    return WorkerRow(
+        worker=beat.who.worker,
+        role=beat.who.role,
+        epoch=beat.who.epoch,
+        pid=beat.pid,
+        host=beat.host,
+        health=health,
+        waiting_for=beat.waiting_for,
+        detail=beat.detail,
+        policy_version=beat.policy_version,
+        progress=beat.progress,
+        since_progress_s=since_progress_s,
+        since_heartbeat_s=since_heartbeat_s,
+        uptime_s=max(0.0, now_s - beat.started_s),
+        rss_bytes=beat.rss_bytes,
+        counters=beat.counters,
+    )
+
+
+def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -> list[RoleRow]:
+    """Return, for every role that is wanted or there, how many live workers it has."""
+    live = [row.role for row in workers if row.health is not Health.SILENT]
+    roles = [role for role in ROLE_ORDER if role in live or (wanted and role in wanted)]
+    return [RoleRow(role, live.count(role), None if wanted is None else wanted.get(role, 0)) for role in roles]
+
+
+def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
+    """Return the ledger's queues, then the links, each with what is on its way (sent and not yet received)."""
+    ledger = [
+        QueueRow(stat.name, "ledger", stat.depth, stat.limit, stat.oldest_age_s, stat.waiting_for) for stat in queues
+    ]
+    sums: dict[str, list[int]] = {}
+    for beat in heartbeats:
+        for link in beat.links:
+            totals = sums.setdefault(link.name, [0, 0, 0, 0])
+            for index, value in enumerate((link.sent, link.received, link.refused, link.gaps)):
+                totals[index] += value
+    links = [
+        # either end may have begun anew since, with its counters at 0: then nothing is known to be on its way
+        QueueRow(name, "link", max(0, sent - received), None, None, name.partition(">")[2], refused, gaps)
+        for name, (sent, received, refused, gaps) in sorted(sums.items())
+    ]
+    return ledger + links
+
+
+def bottleneck(workers: Sequence[WorkerRow]) -> str:
+    """Return one sentence that names the edge at which everything waits, and the worker at its far end.
+
+    Follows what the workers say: learners wait for input from generators, generators for room at scorers or for credit from
+    the learner, scorers for input from generators. The end of that chain is a worker that waits for nobody.
+    """
+    unwell = [row for row in workers if row.health is not Health.LIVE]
+    if unwell:
+        row = unwell[0]
+        age = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
+        return f"{row.worker} is {row.health} for {age:.0f} s ({row.waiting_for})"
+    if not workers:
+        return "no worker has a heartbeat"
+    row, seen = workers[0], [workers[0].worker]
+    while row.waiting_for not in _ENDS:
+        following = _waited_for(row, workers)
+        if following is None or following.worker in seen:
+            break
+        row = following
+        seen.append(row.worker)
+    what = f"{row.waiting_for}{f': {row.detail}' if row.detail else ''}"
+    return f"{' waits for '.join(seen)}, which is at {what}" if len(seen) > 1 else f"{row.worker} is at {what}"
+
+
+def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | None:
+    """Return the worker that could end this one's wait: of several, the one that is busiest, else the one longest still."""
+    match row.waiting_for:
+        case WaitingFor.INPUT:
+            roles = (
+                {Role.REWARD, Role.REFERENCE, Role.VALUE, Role.GENERATOR}
+                if row.role is Role.LEARNER
+                else {Role.GENERATOR}
+            )
+        case WaitingFor.ROOM:
+            roles = {Role.REWARD, Role.REFERENCE, Role.VALUE}
+        case WaitingFor.CREDIT:
+            roles = {Role.LEARNER}
+        case WaitingFor.WEIGHTS:
+            roles = {Role.GENERATOR} if row.role is Role.LEARNER else {Role.LEARNER}
+        case _:
+            return None
+    candidates = [other for other in workers if other.role in roles]
+    if not candidates:
+        return None
+    return max(candidates, key=lambda other: (other.waiting_for is WaitingFor.COMPUTE, other.since_progress_s))
