@@ -58,9 +58,9 @@ def unpack_array(wire: object, frames: Sequence[Buffer]) -> np.ndarray:
     if data.__class__ is int:
         if not 0 <= data < len(frames):
             raise ValueError(f"the array's data is frame {data}, but the message has {len(frames)} array frames")
-        source = frames[data]
-        if isinstance(source, memoryview):
-            source = source.toreadonly()
+        source: Buffer = frames[cast("int", data)]
+        if source.__class__ is not bytes:
+            source = cast("memoryview", source).toreadonly()
     elif data.__class__ is bytes:
         source = cast("bytes", data)
     else:

@@ -67,7 +67,16 @@ class _VersionOnly(msgspec.Struct):
     version: int
 
 
+class Claims(msgspec.Struct, frozen=True):
+    """What an unreadable message says of itself: enough to name the peer. Nothing in it is certain."""
+
+    sender: str = ""
+    """Empty when even that cannot be read."""
+    sequence: int = -1
+
+
 _ANY_VERSION = msgspec.msgpack.Decoder(_VersionOnly)
+_CLAIMS = msgspec.msgpack.Decoder(Claims)
 
 
 def _tag_of(cls: type) -> str:
@@ -160,6 +169,16 @@ def read_envelope(frame: Buffer) -> Envelope:
     if envelope.version != SCHEMA_VERSION:
         _refuse_other_version(frame)
     return envelope
+
+
+def read_claims(frames: Sequence[Buffer]) -> Claims:
+    """Return who an unreadable message claims to be from. Never raises."""
+    if not frames or _size(frames[0]) > MAX_ENVELOPE_BYTES:
+        return Claims()
+    try:
+        return _CLAIMS.decode(frames[0])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return Claims()
 
 
 def to_blob(obj: Storable) -> bytes:

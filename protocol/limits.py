@@ -20,15 +20,18 @@ _OPENERS = (*range(0x80, 0xA0), *range(0xDC, 0xE0))  # the bytes that can start 
 _OTHERS = bytes(byte for byte in range(256) if byte not in _OPENERS)
 
 _PREFIXED = {
-    **{0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)},
-    **{0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)},
+    # binary, extension, text; each with a length of 1, 2 or 4 bytes
+    **dict(zip((0xC4, 0xC5, 0xC6), ((1, 0), (2, 0), (4, 0)), strict=True)),
+    **dict(zip((0xC7, 0xC8, 0xC9), ((1, 1), (2, 1), (4, 1)), strict=True)),
+    **dict(zip((0xD9, 0xDA, 0xDB), ((1, 0), (2, 0), (4, 0)), strict=True)),
 }
 """Marker -> width of the length that follows, bytes besides that length (an extension's type code)."""
 _COUNTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 """Marker -> width of the count that follows, elements of one entry."""
 _FIXED = {
-    **{0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4},
-    **{0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17},
+    **dict.fromkeys((0xC0, 0xC2, 0xC3), 0),  # nil, false, true
+    **dict(zip(range(0xCA, 0xD4), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=True)),  # floats and integers
+    **dict(zip(range(0xD4, 0xD9), (2, 3, 5, 9, 17), strict=True)),  # fixed extensions, with their type code
 }
 """Marker -> bytes that follow."""
 

@@ -1,0 +1,145 @@
+"""Addresses of mailboxes: ``ipc://`` on one host, ``tcp://`` across hosts; parsed, checked, made.
+
+*Consumes* address text, or the run's folder and wire settings. *Produces* checked endpoints, and private folders for
+sockets. *Waits for* nothing.
+
+An ipc endpoint is a socket file; who may open the folder may send. So the folder is ours alone (mode 0700), and its path is
+short enough for the operating system: 107 bytes, or the kernel cuts it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+import socket
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, Self, cast
+
+from protocol.errors import ConfigError
+from protocol.ids import Incarnation
+
+MAX_IPC_PATH_BYTES = 107
+"""``sun_path`` of a Unix socket address, less its closing zero (Linux; unix(7))."""
+_WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 -- recognised, in order to be replaced
+_TCP = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]/]+)):(?P<port>\d{1,5}|\*)")
+
+
+class WireSettings(Protocol):
+    """The part of the configuration that says where mailboxes are."""
+
+    @property
+    def transport(self) -> Literal["ipc", "tcp"]:
+        """``ipc`` on one host, ``tcp`` across hosts."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Address to bind when the transport is tcp."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A parsed address. ``str()`` gives the text back.
+
+    Example: ``Endpoint.parse("tcp://10.0.0.7:5555")`` is ``Endpoint(scheme="tcp", host="10.0.0.7", port=5555)``.
+    """
+
+    scheme: Literal["ipc", "tcp"]
+    path: str = ""
+    """Socket file, for ipc."""
+    host: str = ""
+    """Without brackets, for tcp."""
+    port: int = 0
+    """0 asks for any free port."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``ipc:///path`` or ``tcp://host:port``. Raises ConfigError."""
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme not in ("ipc", "tcp"):
+            raise ConfigError(
+                f"endpoint {text!r} is not an address; expected ipc:///folder/name.sock or tcp://host:port"
+            )
+        if scheme == "ipc":
+            return cls("ipc", path=_checked_path(rest, text))
+        match = _TCP.fullmatch(rest)
+        port = 0 if match is None or match["port"] == "*" else int(match["port"])
+        if match is None or port > 65535:
+            raise ConfigError(
+                f"endpoint {text!r} is not tcp://host:port with a port up to 65535; IPv6 hosts go in brackets"
+            )
+        return cls("tcp", host=cast("str", match["v6"] or match["name"]), port=port)
+
+    def __str__(self) -> str:
+        if self.scheme == "ipc":
+            return f"ipc://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no byte sent to it leaves this host."""
+        if self.scheme == "ipc" or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def reachable(self) -> Self:
+        """The address to tell others: a wildcard becomes this host's name."""
+        if self.scheme == "tcp" and self.host in _WILDCARDS:
+            return type(self)("tcp", host=socket.gethostname(), port=self.port)
+        return self
+
+
+def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str:
+    """Return where a worker's mailbox should bind: a socket file of this incarnation's own, or any port of ``wire.host``.
+
+    The epoch is part of the file's name, so that a frozen older incarnation keeps nobody from starting.
+    """
+    if wire.transport == "tcp":
+        return str(Endpoint("tcp", host=wire.host))
+    return ipc_endpoint(run_dir, f"{who.worker}.{who.epoch}")
+
+
+def ipc_endpoint(run_dir: Path, name: str) -> str:
+    """Return an ipc endpoint in the run's private socket folder; in the temporary folder when the run's path is too long."""
+    folder = run_dir.absolute() / "sockets"
+    if len(os.fsencode(folder / f"{name}.sock")) > MAX_IPC_PATH_BYTES:
+        tag = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{tag}"
+    ensure_private_folder(folder)
+    return f"ipc://{_checked_path(str(folder / f'{name}.sock'), name)}"
+
+
+def ensure_private_folder(folder: Path) -> None:
+    """Make ``folder`` with mode 0700, or check that it is ours alone. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"folder {folder} cannot be made: {error.strerror}; choose another run.dir") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigError(
+            f"folder {folder} has mode {stat.S_IMODE(found.st_mode):04o} and owner {found.st_uid}; expected a folder of ours "
+            f"alone: chmod 700 {folder}, or remove it"
+        )
+
+
+def _checked_path(path: str, text: str) -> str:
+    num_bytes = len(os.fsencode(path))
+    if not path.startswith("/") or "\0" in path:
+        raise ConfigError(f"ipc endpoint {text!r} needs an absolute path: ipc:///folder/name.sock")
+    if num_bytes > MAX_IPC_PATH_BYTES:
+        raise ConfigError(
+            f"socket path {path} has {num_bytes} bytes, the system takes at most {MAX_IPC_PATH_BYTES}; use a shorter run.dir"
+        )
+    return path

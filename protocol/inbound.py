@@ -1,0 +1,125 @@
+"""What a receiver keeps of its peers: who sent how much, what never arrived, what could not be read.
+
+*Consumes* received frames. *Produces* deliveries and counters by sender. *Waits for* nothing.
+
+A message that cannot be read is counted under the peer's name and dropped; it is logged once per peer and kind of error,
+then at most once a minute with the number left out, so that a hostile peer fills no disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from protocol.arrays import Buffer
+from protocol.channel import Delivery, LinkStats
+from protocol.codec import Envelope, decode, read_claims
+from protocol.errors import WireError
+from protocol.messages import Message
+
+LOG_EVERY_S = 60.0
+MAX_PEERS = 4096
+"""Peers counted by name; later ones are counted together, so that invented names fill no memory."""
+OTHERS = "(others)"
+UNNAMED = "(unnamed)"
+
+_log = structlog.get_logger("headrace.wire")
+
+
+@dataclass(slots=True)
+class _Peer:
+    num_messages: int = 0
+    num_bytes: int = 0
+    num_refused: int = 0
+    num_gaps: int = 0
+    expected: int | None = None
+    """Next sequence number; None before the first."""
+
+
+@dataclass(slots=True)
+class _Complaint:
+    logged_at_s: float
+    num_silent: int = 0
+
+
+class Inbound:
+    """Reads frames and keeps the counters of one receiver."""
+
+    def __init__(self, endpoint: str, *, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._endpoint = endpoint
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._peers: dict[str, _Peer] = {}
+        self._complaints: dict[tuple[str, str], _Complaint] = {}
+
+    def read(self, frames: Sequence[Buffer], *, address: Callable[[], str] = lambda: "") -> Delivery | None:
+        """Return the message, or None when it was refused. ``address`` names a peer that does not name itself."""
+        opened = self.open(frames, address=address)
+        if opened is None:
+            return None
+        message, envelope = opened
+        return Delivery(message, envelope.sender, envelope.sequence, envelope.sent_s)
+
+    def open(self, frames: Sequence[Buffer], *, address: Callable[[], str]) -> tuple[Message, Envelope] | None:
+        """Return message and envelope, or None when it was refused."""
+        try:
+            message, envelope = decode(frames, max_bytes=self._max_bytes)
+        except WireError as error:
+            claims = read_claims(frames)
+            self.refuse(claims.sender or address() or UNNAMED, error, sequence=claims.sequence)
+            return None
+        peer = self._peer(envelope.sender)
+        peer.num_messages += 1
+        for frame in frames:
+            peer.num_bytes += len(frame) if isinstance(frame, bytes) else frame.nbytes
+        _follow(peer, envelope.sequence)
+        return message, envelope
+
+    def refuse(self, name: str, error: WireError, *, sequence: int = -1) -> None:
+        """Count a message that cannot be read, and log it unless this peer did the same a moment ago."""
+        peer = self._peer(name)
+        peer.num_refused += 1
+        if sequence >= 0:
+            _follow(peer, sequence)
+        kind = type(error).__name__
+        now = self._clock()
+        complaint = self._complaints.get((name, kind))
+        if complaint is not None and now - complaint.logged_at_s < LOG_EVERY_S:
+            complaint.num_silent += 1
+            return
+        if complaint is None and len(self._complaints) >= MAX_PEERS:
+            return
+        self._complaints[name, kind] = _Complaint(now)
+        _log.warning(
+            "message refused",
+            peer=name,
+            endpoint=self._endpoint,
+            kind=kind,
+            reason=str(error),
+            num_not_logged=complaint.num_silent if complaint else 0,
+        )
+
+    def stats(self) -> list[LinkStats]:
+        """Return counters by peer, in order of first appearance."""
+        return [
+            LinkStats(name, peer.num_messages, peer.num_bytes, peer.num_refused, peer.num_gaps)
+            for name, peer in self._peers.items()
+        ]
+
+    def _peer(self, name: str) -> _Peer:
+        peer = self._peers.get(name)
+        if peer is None:
+            if len(self._peers) >= MAX_PEERS:
+                name = OTHERS
+            peer = self._peers.setdefault(name, _Peer())
+        return peer
+
+
+def _follow(peer: _Peer, sequence: int) -> None:
+    """Count the numbers between the one expected and this one. A smaller one means that the sender began anew."""
+    if peer.expected is not None and sequence > peer.expected:
+        peer.num_gaps += sequence - peer.expected
+    peer.expected = sequence + 1

@@ -1,0 +1,138 @@
+"""CURVE keys, and who may connect with them.
+
+*Consumes* a folder of keys. *Produces* this host's key pair, and a verdict on every client that connects over tcp.
+*Waits for* nothing; verdicts are given on a thread of their own.
+
+The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for everyone who may connect;
+copy a host's ``.pub`` there to let it in, remove the file to keep it out. The folder is read again for every new
+connection. A folder that all hosts share lets all of them in by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import structlog
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
+
+from protocol.endpoints import ensure_private_folder
+from protocol.errors import ConfigError
+
+DOMAIN = "headrace"
+_KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+_log = structlog.get_logger("headrace.wire")
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """This host's key pair, and the folder of those that it lets in."""
+
+    folder: Path
+    public: str
+    """40 characters, Z85; told to everyone."""
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def load_or_create(cls, folder: Path) -> Self:
+        """Return this host's keys from ``folder``, made on first use; processes that come at once agree on one pair.
+
+        Raises ConfigError when a key file is damaged or others may read it.
+        """
+        ensure_private_folder(folder)
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "host"
+        path = folder / f"{name}.secret"
+        if not path.exists():
+            public, secret = zmq.curve_keypair()
+            _create_once(path, public + b"\n" + secret + b"\n")
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigError(
+                f"key file {path} has mode {mode:04o}, so others may read it; chmod 600 {path}, or make new keys"
+            )
+        lines = path.read_bytes().split()
+        if len(lines) != 2 or not all(_KEY.fullmatch(line) for line in lines) or zmq.curve_public(lines[1]) != lines[0]:
+            raise ConfigError(f"key file {path} is damaged; remove it and {name}.pub, and new keys are made")
+        _create_once(folder / f"{name}.pub", lines[0] + b"\n")
+        return cls(folder, lines[0].decode("ascii"), lines[1])
+
+    def allowed(self) -> dict[str, str]:
+        """Return public key -> name for everyone who may connect, as the folder is now."""
+        found: dict[str, str] = {}
+        for path in sorted(self.folder.glob("*.pub")):
+            try:
+                key = path.read_bytes().strip()
+            except OSError as error:
+                _log.warning("key file cannot be read", path=str(path), reason=error.strerror)
+                continue
+            if _KEY.fullmatch(key):
+                found[key.decode("ascii")] = path.stem
+            else:
+                _log.warning("key file holds no public key", path=str(path))
+        return found
+
+    def serve(self, raw: zmq.Socket[bytes]) -> None:
+        """Make a socket that binds ask every client for a key that the folder holds."""
+        raw.setsockopt(zmq.CURVE_SERVER, 1)
+        raw.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+        raw.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+        # without this, a context whose authenticator is missing would let everyone in
+        raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def present(self, raw: zmq.Socket[bytes], server_key: str) -> None:
+        """Make a socket that connects show our key and accept nobody but the owner of ``server_key``. Raises ConfigError."""
+        if not _KEY.fullmatch(server_key.encode()):
+            raise ConfigError(
+                f"server key {server_key!r} is not a public CURVE key of 40 characters; take it from the registry"
+            )
+        raw.setsockopt_string(zmq.CURVE_SERVERKEY, server_key)
+        raw.setsockopt_string(zmq.CURVE_PUBLICKEY, self.public)
+        raw.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+
+
+class KeyAuthenticator(ThreadAuthenticator):
+    """Lets in whom the folder of keys names. Every message then carries that name as its User-Id."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
+        super().__init__(context)  # pyright: ignore[reportUnknownMemberType]
+        self._keys = keys
+        self.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
+        self.start()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Give the verdict on one client's public key (Z85)."""
+        allowed = key.decode("ascii") in self._keys.allowed()
+        if not allowed:
+            _log.warning(
+                "connection refused: unknown key", key=key.decode("ascii"), folder=str(self._keys.folder), domain=domain
+            )
+        return allowed
+
+    def curve_user_id(self, client_public_key: bytes) -> str:
+        """Return the name of the file that lets this client in."""
+        key = z85.encode(client_public_key).decode("ascii")
+        return self._keys.allowed().get(key, key)
+
+
+def _create_once(path: Path, data: bytes) -> None:
+    """Write ``path`` whole, unless somebody else has already."""
+    if path.exists():
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        pass  # another process was first; its keys are ours
+    finally:
+        partial.unlink()

@@ -1,0 +1,100 @@
+"""Mailboxes (PULL) and the links to them (PUSH).
+
+*Consumes* messages at a sender, frames at a mailbox. *Produces* deliveries. *Waits for* room (sender; unblocked by the
+mailbox's owner reading) or input (mailbox; unblocked by senders), each with a deadline.
+
+Back-pressure: a link holds at most a high-water mark of messages at each end, besides what the system's socket buffers
+take. When all of that is full, ``send`` waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import zmq
+
+from protocol.channel import Delivery, LinkStats
+from protocol.codec import encode
+from protocol.inbound import Inbound
+from protocol.limits import check_size
+from protocol.messages import Message
+from protocol.zeromq.sockets import AsyncSocket
+
+
+class ZmqSender:
+    """The sending end of one link. Made by ``ZmqTransport.sender``."""
+
+    def __init__(self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int) -> None:
+        self._socket = socket
+        self._endpoint = endpoint
+        self._sender = sender
+        self._max_bytes = max_message_bytes
+        self._sequence = 0
+        self._num_bytes = 0
+        self._num_refused = 0
+
+    @property
+    def endpoint(self) -> str:
+        """Where the mailbox listens."""
+        return self._endpoint
+
+    async def send(self, message: Message, *, timeout_s: float) -> bool:
+        """Hand the message to the link; False when there was no room within ``timeout_s``.
+
+        The message's large arrays are not copied: leave them unchanged. Raises ChannelClosed after ``close``, MessageTooLarge
+        or MalformedMessage for a message that no mailbox would take.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while await self._socket.ready(zmq.POLLOUT, timeout_s=deadline - loop.time()):
+            frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
+            num_bytes = sum(len(frame) if isinstance(frame, bytes) else frame.nbytes for frame in frames)
+            check_size(num_bytes, self._max_bytes)
+            if self._socket.put(frames):
+                self._sequence += 1
+                self._num_bytes += num_bytes
+                return True
+        self._num_refused += 1
+        return False
+
+    def stats(self) -> LinkStats:
+        """Return this link's counters."""
+        return LinkStats(self._endpoint, self._sequence, self._num_bytes, self._num_refused)
+
+    def close(self) -> None:
+        """Close at once, without lingering. Repeated calls do nothing."""
+        self._socket.close()
+
+
+class ZmqMailbox:
+    """The receiving end. Made by ``ZmqTransport.mailbox``."""
+
+    def __init__(self, socket: AsyncSocket, *, endpoint: str, max_message_bytes: int) -> None:
+        self._socket = socket
+        self._endpoint = endpoint
+        self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
+
+    @property
+    def endpoint(self) -> str:
+        """Where senders connect, with the port that was got."""
+        return self._endpoint
+
+    async def receive(self, *, timeout_s: float) -> Delivery | None:
+        """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing. Raises ChannelClosed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while await self._socket.ready(zmq.POLLIN, timeout_s=deadline - loop.time()):
+            frames, address = self._socket.take()
+            delivery = self._inbound.read(frames, address=address)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def stats(self) -> list[LinkStats]:
+        """Return counters by sender."""
+        return self._inbound.stats()
+
+    def close(self) -> None:
+        """Close at once. Repeated calls do nothing."""
+        self._socket.close()

@@ -1,0 +1,126 @@
+"""Ask and answer: DEALER and ROUTER, for weights between hosts.
+
+*Consumes* requests. *Produces* answers. *Waits for* the other side, with a deadline; unblocked by it.
+
+An answer carries the sequence number of its request, so that an answer that comes after its requester gave up is never
+taken for the answer to a later request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+import zmq
+
+from protocol.channel import LinkStats
+from protocol.codec import decode, encode, read_claims
+from protocol.errors import DeadlineExceeded, WireError
+from protocol.inbound import Inbound
+from protocol.limits import check_size
+from protocol.messages import Message
+from protocol.zeromq.sockets import AsyncSocket
+
+_log = structlog.get_logger("headrace.wire")
+
+
+class ZmqRequester:
+    """Asks one responder. Made by ``ZmqTransport.requester``."""
+
+    def __init__(self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int) -> None:
+        self._socket = socket
+        self._endpoint = endpoint
+        self._sender = sender
+        self._max_bytes = max_message_bytes
+        self._sequence = 0
+        self._turn = asyncio.Lock()
+
+    async def request(self, message: Message, *, timeout_s: float) -> Message:
+        """Send ``message`` and return its answer; requests take turns.
+
+        Raises DeadlineExceeded, ChannelClosed, or the WireError of a bad answer.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline), self._turn:
+                return await self._ask(message, deadline - loop.time())
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"no answer from {self._endpoint} to a {type(message).__name__} within {timeout_s:g} s; is its worker alive?"
+            ) from error
+
+    async def _ask(self, message: Message, timeout_s: float) -> Message:
+        self._sequence += 1
+        frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
+        while True:
+            if not await self._socket.ready(zmq.POLLOUT, timeout_s=timeout_s):
+                raise TimeoutError
+            if self._socket.put(frames):
+                break
+        while await self._socket.ready(zmq.POLLIN, timeout_s=timeout_s):
+            answer, _ = self._socket.take()
+            try:
+                decoded, envelope = decode(answer, max_bytes=self._max_bytes)
+            except WireError:
+                if read_claims(answer).sequence in (self._sequence, -1):
+                    raise
+                continue  # an unreadable answer to a request that was given up
+            if envelope.sequence == self._sequence:
+                return decoded
+        raise TimeoutError
+
+    def close(self) -> None:
+        """Close at once. Repeated calls do nothing."""
+        self._socket.close()
+
+
+class ZmqResponder:
+    """Answers requesters. Made by ``ZmqTransport.responder``."""
+
+    def __init__(self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int) -> None:
+        self._socket = socket
+        self._endpoint = endpoint
+        self._sender = sender
+        self._max_bytes = max_message_bytes
+        self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
+
+    @property
+    def endpoint(self) -> str:
+        """Where requesters connect."""
+        return self._endpoint
+
+    async def serve_one(self, handler: Callable[[Message], Message], *, timeout_s: float) -> bool:
+        """Answer the next request with ``handler``; False when none came in time. Raises ChannelClosed, and what
+        ``handler`` raises: its requester then meets its own deadline.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while await self._socket.ready(zmq.POLLIN, timeout_s=deadline - loop.time()):
+            (route, *frames), address = self._socket.take()
+            opened = self._inbound.open(frames, address=address)
+            if opened is None:
+                continue
+            message, envelope = opened
+            answer = encode(handler(message), sender=self._sender, sequence=envelope.sequence, sent_s=time.time())
+            check_size(sum(len(part) if isinstance(part, bytes) else part.nbytes for part in answer), self._max_bytes)
+            try:
+                sent = self._socket.put([route, *answer])
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                sent = False
+            if not sent:
+                _log.warning("answer dropped, its requester is gone or reads nothing", peer=envelope.sender)
+            return True
+        return False
+
+    def stats(self) -> list[LinkStats]:
+        """Return counters by requester."""
+        return self._inbound.stats()
+
+    def close(self) -> None:
+        """Close at once. Repeated calls do nothing."""
+        self._socket.close()

@@ -1,0 +1,206 @@
+"""A ZeroMQ socket in asyncio: its options, its binding, and waiting for it without losing a message.
+
+*Consumes* a context and an endpoint. *Produces* frames in, frames out. *Waits for* readiness, with a deadline; unblocked by
+the peer, or by ``close``.
+
+A pending ``recv`` is never cancelled, because there is none: a task waits until the socket is ready, then reads without
+blocking and without another await. libzmq's descriptor is edge-triggered, it only says that *something* happened; so
+``ready`` looks at EVENTS before each wait and after each wake, and every operation wakes the other waiters to look again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket as os_socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from protocol.arrays import Buffer
+from protocol.endpoints import Endpoint, ensure_private_folder
+from protocol.errors import ChannelClosed, ConfigError
+from protocol.limits import MAX_FRAMES
+from protocol.waiting import Waiters
+
+HEARTBEAT_INTERVAL_MS = 500
+HEARTBEAT_TIMEOUT_MS = 3000
+"""A frozen peer is cut off after this. ZeroMQ's own threads answer heartbeats, so a busy interpreter does not look frozen."""
+HANDSHAKE_TIMEOUT_MS = 5000
+RECONNECT_MS = 50
+RECONNECT_MAX_MS = 1000
+ZERO_COPY_BYTES = 65536
+"""Received frames from this size up are looked at in place; smaller ones are cheaper to copy. pyzmq sends by the same rule."""
+TURNS_PER_YIELD = 32
+"""A socket that is always ready lets other tasks run this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    """What every socket of a transport is bounded by."""
+
+    high_water_mark: int
+    """Messages that a socket queues for a peer, at each end."""
+    max_message_bytes: int
+    """Of one message; set on the socket too, where a peer that sends a larger frame is disconnected."""
+
+
+class AsyncSocket:
+    """One socket, used by one event loop at a time."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: SocketLimits, *, ipv6: bool) -> None:
+        self._socket = context.socket(kind)
+        self._waiters = Waiters()
+        self._turns = 0
+        options = {
+            zmq.LINGER: 0,
+            zmq.SNDHWM: limits.high_water_mark,
+            zmq.RCVHWM: limits.high_water_mark,
+            zmq.MAXMSGSIZE: limits.max_message_bytes,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_INTERVAL_MS,
+            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+            zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS,
+            zmq.IPV6: int(ipv6),
+        }
+        if kind in (zmq.PUSH, zmq.DEALER):
+            # queue nothing for a peer that is not there
+            options |= {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL: RECONNECT_MS, zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS}
+        if kind == zmq.ROUTER:
+            options[zmq.ROUTER_MANDATORY] = 1
+        for option, value in options.items():
+            self._socket.setsockopt(option, value)
+
+    @property
+    def raw(self) -> zmq.Socket[bytes]:
+        """The pyzmq socket, to set keys on."""
+        return self._socket
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called, here or by the context."""
+        return self._socket.closed
+
+    def bind(self, endpoint: Endpoint) -> Endpoint:
+        """Listen at ``endpoint``; return the address that others connect to. Raises ConfigError."""
+        if endpoint.scheme == "ipc":
+            _take_socket_file(Path(endpoint.path))
+        try:
+            self._socket.bind(str(endpoint))
+        except zmq.ZMQError as error:
+            self.close()
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"{endpoint} is in use by another process; stop it, or use port 0 for any free port"
+                ) from error
+            raise ConfigError(
+                f"cannot listen at {endpoint}: {error.strerror}; is it an address of this host (wire.host)?"
+            ) from error
+        if endpoint.scheme == "ipc":
+            return endpoint
+        bound = Endpoint.parse(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        return Endpoint("tcp", host=endpoint.host, port=bound.port).reachable
+
+    def connect(self, endpoint: Endpoint) -> None:
+        """Connect, now or as soon as somebody listens. Raises ConfigError."""
+        try:
+            self._socket.connect(str(endpoint))
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"cannot connect to {endpoint}: {error.strerror}; check the address") from error
+
+    async def ready(self, event: int, *, timeout_s: float) -> bool:
+        """Wait until ``event`` (POLLIN or POLLOUT) holds; False after ``timeout_s``. Raises ChannelClosed.
+
+        Between its return and the caller's next await nobody else touches the socket.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        self._turns += 1
+        if self._turns % TURNS_PER_YIELD == 0:
+            await asyncio.sleep(0)
+        while True:
+            if self._socket.closed:
+                raise ChannelClosed("the channel was closed by its owner")
+            if self._socket.getsockopt(zmq.EVENTS) & event:  # pyright: ignore[reportOperatorIssue]
+                return True
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                return False
+            await self._signal(loop, remaining)
+
+    def take(self) -> tuple[list[Buffer], Callable[[], str]]:
+        """Read the message that ``ready`` found, and a function that tells where it came from."""
+        first = self._socket.recv(zmq.NOBLOCK, copy=False)
+        frames: list[Buffer] = [first.bytes]
+        part = first
+        while part.more:
+            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+            if len(frames) <= MAX_FRAMES + 1:  # one over the limit is enough to be refused
+                frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
+        self._waiters.wake()
+        return frames, lambda: _address(first)
+
+    def put(self, frames: Sequence[Buffer]) -> bool:
+        """Send one message without blocking; False when there is no room for it.
+
+        A connection that dies between two frames of a message leaves libzmq dropping the rest of it: the rest is then pushed
+        out, so that the next message starts at its first frame.
+        """
+        last = len(frames) - 1
+        for index, frame in enumerate(frames):
+            try:
+                self._socket.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if index < last else 0), copy=False)
+            except zmq.Again:
+                if index and index < last:
+                    for rest in range(index + 1, last + 1):
+                        self._socket.send(b"", zmq.NOBLOCK | (zmq.SNDMORE if rest < last else 0))
+                return False
+        self._waiters.wake()
+        return True
+
+    def close(self) -> None:
+        """Close at once; whoever waits gets ChannelClosed. Repeated calls do nothing."""
+        if not self._socket.closed:
+            self._socket.close(linger=0)
+        self._waiters.wake()
+
+    async def _signal(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+        """Return when libzmq says that something happened, or somebody else used the socket."""
+        descriptor = self._socket.getsockopt(zmq.FD)
+        assert isinstance(descriptor, int)
+        if not self._waiters:
+            loop.add_reader(descriptor, self._waiters.wake)
+        try:
+            await self._waiters.wait(timeout_s)
+        finally:
+            if not self._waiters:
+                loop.remove_reader(descriptor)
+
+
+def _take_socket_file(path: Path) -> None:
+    """Remove a dead socket file; libzmq would take over a living one without a word. Raises ConfigError."""
+    ensure_private_folder(path.parent)
+    if not path.exists():
+        return
+    with os_socket.socket(os_socket.AF_UNIX, os_socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise ConfigError(f"ipc://{path} is in use by another process; stop it, or use another name")
+
+
+def _address(frame: zmq.Frame) -> str:
+    """Return the authenticated name or the network address of a frame's sender, as far as known."""
+    for name in ("User-Id", "Peer-Address"):
+        try:
+            value = frame.get(name)
+        except zmq.ZMQError:  # this connection has no such property
+            continue
+        if value:
+            return str(value)
+    return ""

@@ -1,0 +1,122 @@
+"""Everything that one worker opens on ZeroMQ, with one context, one set of limits and one set of keys.
+
+*Consumes* endpoints. *Produces* mailboxes, links, requesters and responders. *Waits for* nothing.
+
+On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, both ends named by their
+keys; without keys, tcp is for the loopback interface alone.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from protocol.endpoints import Endpoint
+from protocol.errors import ChannelClosed, ConfigError
+from protocol.zeromq.curve import CurveKeys, KeyAuthenticator
+from protocol.zeromq.links import ZmqMailbox, ZmqSender
+from protocol.zeromq.requests import ZmqRequester, ZmqResponder
+from protocol.zeromq.sockets import AsyncSocket, SocketLimits
+
+
+class ZmqTransport:
+    """One worker's door to ZeroMQ.
+
+    Attributes:
+        sender_name: the name under which this worker sends.
+    """
+
+    def __init__(self, sender: str, *, high_water_mark: int, max_message_bytes: int, keys: CurveKeys | None) -> None:
+        """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: larger ones are refused.
+        ``keys``: for tcp; None limits tcp to the loopback interface.
+        """
+        self.sender_name = sender
+        self._limits = SocketLimits(high_water_mark, max_message_bytes)
+        self._keys = keys
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator: KeyAuthenticator | None = None
+
+    @property
+    def public_key(self) -> str:
+        """This worker's public CURVE key; "" when the transport has none."""
+        return self._keys.public if self._keys else ""
+
+    def mailbox(self, endpoint: str) -> ZmqMailbox:
+        """Bind a mailbox. Raises ConfigError when the endpoint is malformed, in use, or tcp beyond loopback without keys."""
+        socket, bound = self._bind(zmq.PULL, endpoint)
+        return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes)
+
+    def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
+        """Connect a link; ``server_key`` is the mailbox owner's public key, for tcp. Raises ConfigError."""
+        return ZmqSender(
+            self._connect(zmq.PUSH, endpoint, server_key),
+            endpoint=endpoint,
+            sender=self.sender_name,
+            max_message_bytes=self._limits.max_message_bytes,
+        )
+
+    def responder(self, endpoint: str) -> ZmqResponder:
+        """Bind a responder. Raises ConfigError as ``mailbox`` does."""
+        socket, bound = self._bind(zmq.ROUTER, endpoint)
+        limit = self._limits.max_message_bytes
+        return ZmqResponder(socket, endpoint=bound, sender=self.sender_name, max_message_bytes=limit)
+
+    def requester(self, endpoint: str, *, server_key: str = "") -> ZmqRequester:
+        """Connect to a responder. Raises ConfigError as ``sender`` does."""
+        return ZmqRequester(
+            self._connect(zmq.DEALER, endpoint, server_key),
+            endpoint=endpoint,
+            sender=self.sender_name,
+            max_message_bytes=self._limits.max_message_bytes,
+        )
+
+    def close(self) -> None:
+        """Close everything that this transport opened. Repeated calls do nothing."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+            self._authenticator = None
+        if not self._context.closed:
+            self._context.destroy(linger=0)
+
+    def _socket(self, kind: int, endpoint: Endpoint) -> AsyncSocket:
+        if self._context.closed:
+            raise ChannelClosed("the transport was closed by its owner")
+        return AsyncSocket(self._context, kind, self._limits, ipv6=":" in endpoint.host)
+
+    def _bind(self, kind: int, text: str) -> tuple[AsyncSocket, str]:
+        endpoint = Endpoint.parse(text)
+        secure = self._is_secure(endpoint)
+        socket = self._socket(kind, endpoint)
+        if secure and self._keys is not None:
+            if self._authenticator is None:
+                self._authenticator = KeyAuthenticator(self._context, self._keys)
+            self._keys.serve(socket.raw)
+        return socket, str(socket.bind(endpoint))
+
+    def _connect(self, kind: int, text: str, server_key: str) -> AsyncSocket:
+        endpoint = Endpoint.parse(text)
+        secure = self._is_secure(endpoint)
+        if secure and not server_key:
+            raise ConfigError(f"no server key for {text}; give the public key that its owner has registered")
+        if server_key and self._keys is None:
+            raise ConfigError(
+                f"{text} has a server key, but this worker has no keys; start it with the run's keys folder"
+            )
+        socket = self._socket(kind, endpoint)
+        if secure and self._keys is not None:
+            try:
+                self._keys.present(socket.raw, server_key)
+            except ConfigError:
+                socket.close()
+                raise
+        socket.connect(endpoint)
+        return socket
+
+    def _is_secure(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint is CURVE; plain tcp beyond this host is refused."""
+        if endpoint.scheme == "ipc":
+            return False
+        if self._keys is None and not endpoint.is_local:
+            raise ConfigError(
+                f"{endpoint} leaves this host without encryption; give the transport CURVE keys, or use 127.0.0.1 or ipc"
+            )
+        return self._keys is not None
