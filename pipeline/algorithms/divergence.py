@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pipeline.algorithms.importance import importance_ratio, sequence_importance_ratio
-from pipeline.algorithms.rows import row_counts, row_mean
-from pipeline.algorithms.surrogate import log_ratio
+from pipeline.algorithms.rows import row_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class BehaviorDivergence:
     kl: float
     """mean of ``behaviour - old``: estimates KL(behaviour || proximal), and may be negative"""
     k3_kl: float
-    """mean of ``rho - 1 - log rho``: the same quantity, never negative"""
+    """mean of ``rho - 1 - log rho``, rho not clamped: the same quantity, never negative"""
     training_ppl: float
     training_log_ppl: float
     rollout_ppl: float
@@ -37,7 +36,7 @@ class BehaviorDivergence:
     chi2_token: float
     """mean of ``rho^2``, minus 1"""
     chi2_seq: float
-    """mean over rows of the squared product of rho, minus 1; saturates at exp(20)"""
+    """mean over rows of the squared product of rho, minus 1; each product saturates at exp(+-20)"""
 
 
 def behavior_divergence(
@@ -47,7 +46,7 @@ def behavior_divergence(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> BehaviorDivergence:
-    """Measure the gap over the tokens of the mask; rows without any count in nothing.
+    """Measure the gap over the tokens of the mask. A row without any counts as one of log-prob 0, as in verl.
 
     Raises:
         ValueError: The mask is empty.
@@ -55,16 +54,15 @@ def behavior_divergence(
     if not mask.any():
         raise ValueError("the mask of a divergence is empty; expected at least 1 token: skip the measurement")
     old, behavior = old_logprobs.detach(), behavior_logprobs.detach()
-    present = row_counts(mask, row_ids, num_rows) > 0
     rho = importance_ratio(old, behavior)[mask]
-    z = log_ratio(old, behavior)[mask]
-    training = row_mean(old, mask, row_ids, num_rows)[present]
-    rollout = row_mean(behavior, mask, row_ids, num_rows)[present]
+    z = (old - behavior)[mask]
+    training = row_mean(old, mask, row_ids, num_rows)
+    rollout = row_mean(behavior, mask, row_ids, num_rows)
     difference = training - rollout
-    squared_product = sequence_importance_ratio(2.0 * old, 2.0 * behavior, mask, row_ids, num_rows)[present]
+    product = sequence_importance_ratio(old, behavior, mask, row_ids, num_rows)
     return BehaviorDivergence(
         kl=float((behavior - old)[mask].mean()),
-        k3_kl=float((rho - 1.0 - z).mean()),
+        k3_kl=float((z.exp() - 1.0 - z).mean()),
         training_ppl=float((-training).exp().mean()),
         training_log_ppl=float((-training).mean()),
         rollout_ppl=float((-rollout).exp().mean()),
@@ -75,5 +73,5 @@ def behavior_divergence(
         log_ppl_diff_min=float((-difference).min()),
         ppl_ratio=float((-difference).exp().mean()),
         chi2_token=float(rho.square().mean()) - 1.0,
-        chi2_seq=float(squared_product.mean()) - 1.0,
+        chi2_seq=float(product.square().mean()) - 1.0,
     )

@@ -26,6 +26,9 @@ class Level(StrEnum):
 
     TOKEN = "token"
     SEQUENCE = "sequence"
+    """The product over a row, at each of its tokens."""
+    GEOMETRIC = "geometric"
+    """The geometric mean over a row, at each of its tokens."""
 
 
 class Statistic(StrEnum):
@@ -69,6 +72,18 @@ def sequence_importance_ratio(
     return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
+def geometric_importance_ratio(
+    old_logprobs: Float[Tensor, " tokens"],
+    behavior_logprobs: Float[Tensor, " tokens"],
+    mask: Bool[Tensor, " tokens"],
+    row_ids: Int[Tensor, " tokens"],
+    num_rows: int,
+) -> Float[Tensor, " rows"]:
+    """Return ``exp(mean_t (old - behaviour))`` of each row, clamped like the others, without gradient."""
+    mean = row_mean((old_logprobs - behavior_logprobs).detach(), mask, row_ids, num_rows)
+    return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
 def truncated_weights(rho: Float[Tensor, "*shape"], cap: float) -> Float[Tensor, "*shape"]:
     """Return ``min(rho, cap)``: truncated importance sampling (TIS); verl's cap is 2."""
     return rho.clamp(max=cap)
@@ -91,7 +106,7 @@ def correction_weights(
     floor: float | None = None,
     batch_normalize: bool = False,
 ) -> Float[Tensor, " tokens"]:
-    """Return TIS weights (IcePop's when a floor is given) at token or sequence level; 0 off the mask.
+    """Return TIS weights (IcePop's when a floor is given) of tokens or of whole rows; 0 off the mask.
 
     Batch normalisation divides by the mean weight, over tokens or over rows. It makes a weight depend on the rest of the
     batch, so a caller that uses it must pass the whole mini-batch.
@@ -104,7 +119,8 @@ def correction_weights(
         weights = bound(importance_ratio(old_logprobs, behavior_logprobs)).where(mask, old_logprobs.new_zeros(()))
         mean = weights.sum() / mask.sum().clamp(min=1).to(weights.dtype)
     else:
-        rows = bound(sequence_importance_ratio(old_logprobs, behavior_logprobs, mask, row_ids, num_rows))
+        ratio = sequence_importance_ratio if Level(level) is Level.SEQUENCE else geometric_importance_ratio
+        rows = bound(ratio(old_logprobs, behavior_logprobs, mask, row_ids, num_rows))
         weights = rows[row_ids].where(mask, rows.new_zeros(()))
         present = row_counts(mask, row_ids, num_rows) > 0
         mean = rows[present].mean() if present.any() else rows.new_ones(())

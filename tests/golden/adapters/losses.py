@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +42,11 @@ def policy_loss(inputs: Case) -> dict[str, Any]:
         importance=Importance.NONE,
     )
     mode = inputs.get("loss_agg_mode", "seq-mean-token-mean" if kind == "gspo" else "token-mean")
-    return _surrogate(inputs, rows, objective, mode, inputs["old_log_prob"], None)
+    outputs = _surrogate(inputs, rows, objective, mode, inputs["old_log_prob"], None)
+    if kind == "clip" and inputs["dual_clip_c"] is None:  # those of OpenRLHF, whose metric is not clamped
+        free = -log_ratio(rows.flat(inputs["log_prob"]), rows.flat(inputs["old_log_prob"]), limit=math.inf)
+        outputs["approx_kl"] = rows.mean(free)
+    return outputs
 
 
 def _surrogate(
@@ -168,8 +172,7 @@ def decoupled_ppo(inputs: Case) -> dict[str, Any]:
     logprobs = rows.flat(inputs["log_prob"], grad=True)
     proximal, behavior = rows.flat(inputs["prox_log_prob"]), rows.flat(inputs["behave_log_prob"])
     term = clipped_loss(log_ratio(logprobs, proximal).exp(), rows.flat(inputs["advantages"]), **settings)
-    kept = rejection_mask(proximal, behavior, rows.mask, rows.row_ids, rows.num_rows, **_rejection(selection))
-    losses = term.loss * importance_ratio(proximal, behavior) * kept
+    losses = term.loss * _selected_weights(selection, proximal, behavior, rows)
     loss = (losses * rows.weights("token-mean")).sum()
     (grad,) = gradient(loss, logprobs)
     return {"loss": loss.item(), "grad_log_prob": rows.matrix(grad)}
@@ -187,23 +190,23 @@ def _importance(selection: Case | None) -> dict[str, Any] | None:
     return {"importance": Importance.ICEPOP, "importance_cap": upper, "importance_floor": lower}
 
 
-def _rejection(selection: Case) -> dict[str, Any]:
-    """Translate AReaL's selection into a rejection. A row's ratio is the geometric mean: k1's mean, with bounds turned over."""
+def _selected_weights(selection: Case, proximal: Tensor, behavior: Tensor, rows: Rows) -> Tensor:
+    """Return the behaviour weights under a selection by rows, or by another quantity than the ratio."""
+    place = (rows.mask, rows.row_ids, rows.num_rows)
     upper, lower = selection["upper"], selection["lower"]
-    if selection["level"] == "sequence" and selection["metric"] == "ratio":
-        return {
-            "reduction": "seq_mean",
-            "statistic": "k1",
-            "upper": 1.0 / lower if lower else np.inf,
-            "lower": 1.0 / upper,
-        }
-    reduction = "token" if selection["level"] == "token" else "seq_mean"
-    return {
-        "reduction": reduction,
-        "statistic": selection["metric"].removeprefix("kl_"),
-        "upper": upper,
-        "lower": lower,
-    }
+    if selection["metric"] == "ratio":  # AReaL's ratio of a row is the geometric mean
+        return correction_weights(proximal, behavior, *place, level="geometric", cap=upper, floor=lower)
+    # AReaL takes its divergences from the other side: behaviour over proximal
+    kept = rejection_mask(
+        behavior,
+        proximal,
+        *place,
+        reduction="token" if selection["level"] == "token" else "seq_mean",
+        statistic=selection["metric"].removeprefix("kl_"),
+        upper=upper,
+        lower=lower,
+    )
+    return importance_ratio(proximal, behavior) * kept
 
 
 def _approximations(inputs: Case) -> dict[str, Any]:
