@@ -76,7 +76,10 @@ class VerifierPool:
             finally:
                 self._idle.put_nowait(process)
             if failure is not None:
-                raise ConfigError(f"verifier {spec.name!r} cannot be loaded: {failure.error}")
+                is_missing = failure.kind is FailureKind.UNKNOWN_VERIFIER
+                raise ConfigError(
+                    failure.error if is_missing else f"verifier {spec.name!r} cannot be loaded: {failure.error}"
+                )
 
     async def score(self, responses: Sequence[Response]) -> list[Outcome]:
         """Judge every response by the verifier that it names; outcomes come in the same order.

@@ -44,7 +44,7 @@ class SandboxProcess:
 
     async def load(self, spec: VerifierSpec) -> VerifierFailure | None:
         """Import a verifier in the child; return why it could not be."""
-        if self._process is not None and (self._process.returncode is not None or self._num_calls >= _MAX_CALLS):
+        if self._has_ended() or self._num_calls >= _MAX_CALLS:
             await self.kill()
         if spec.path in self._loaded:
             return None
@@ -90,7 +90,7 @@ class SandboxProcess:
             async with asyncio.timeout(timeout_s):
                 process = self._process or await self._start()
                 reply = await self._round_trip(process, Call(path=spec.path, responses=responses, timeout_s=timeout_s))
-            is_clean = True
+            is_clean = not reply.is_last
         except TimeoutError:
             what = "judged one response" if responses else "started and imported"
             return VerifierFailure(
@@ -106,6 +106,13 @@ class SandboxProcess:
         finally:
             if not is_clean:
                 await self.kill()
+
+    def _has_ended(self) -> bool:
+        """Whether the child ended since the last call; its closed pipe is seen before its exit code."""
+        process = self._process
+        if process is None:
+            return False
+        return process.returncode is not None or (process.stdout is not None and process.stdout.at_eof())
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(

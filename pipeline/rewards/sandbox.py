@@ -46,6 +46,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One outcome for each response; one failure when loading failed; none when loading went well."""
 
     outcomes: tuple[Outcome, ...] = ()
+    is_last: bool = False
+    """The process ends after this reply: the verifier asked it to, or exhausted its memory or stack."""
 
 
 def main(memory_bytes: int) -> None:
@@ -58,34 +60,34 @@ def main(memory_bytes: int) -> None:
         (length,) = HEADER.unpack(header)
         call = decoder.decode(calls.read(length))
         signal.setitimer(signal.ITIMER_REAL, call.timeout_s + _ALARM_GRACE_S)
-        outcomes, is_spent = _serve(call, verifiers)
+        reply = _serve(call, verifiers)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        body = _encode(outcomes)
+        body = _encode(reply)
         replies.write(HEADER.pack(len(body)) + body)
         replies.flush()
-        if is_spent:  # the parent finds the pipe closed and starts another
+        if reply.is_last:
             return
 
 
-def _serve(call: Call, verifiers: dict[str, Any]) -> tuple[list[Outcome], bool]:
-    """Return the outcomes, and whether this process should not serve another call."""
+def _serve(call: Call, verifiers: dict[str, Any]) -> Reply:
     try:
         if call.path not in verifiers:
             verifiers[call.path] = load(call.path)
         if not call.responses:
-            return [], False
-        return checked(verifiers[call.path](list(call.responses)), len(call.responses)), False
+            return Reply()
+        return Reply(outcomes=tuple(checked(verifiers[call.path](list(call.responses)), len(call.responses))))
     except ConfigError as error:
-        return _failed(FailureKind.UNKNOWN_VERIFIER, str(error), call), False
+        return _failed(FailureKind.UNKNOWN_VERIFIER, str(error), call)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  anything a user's function may raise becomes a reported failure
-        is_spent = isinstance(error, MemoryError | SystemExit | RecursionError)
-        return _failed(FailureKind.RAISED, _describe(error), call), is_spent
+        is_last = isinstance(error, MemoryError | SystemExit | RecursionError)
+        return _failed(FailureKind.RAISED, _describe(error), call, is_last=is_last)
 
 
-def _failed(kind: FailureKind, error: str, call: Call) -> list[Outcome]:
-    return [VerifierFailure(kind=kind, error=error)] * max(1, len(call.responses))
+def _failed(kind: FailureKind, error: str, call: Call, *, is_last: bool = False) -> Reply:
+    failure = VerifierFailure(kind=kind, error=error)
+    return Reply(outcomes=(failure,) * max(1, len(call.responses)), is_last=is_last)
 
 
 def _describe(error: BaseException) -> str:
@@ -93,17 +95,17 @@ def _describe(error: BaseException) -> str:
     return "".join(traceback.format_exception(error, limit=-20))[-_MAX_ERROR_CHARS:]
 
 
-def _encode(outcomes: list[Outcome]) -> bytes:
+def _encode(reply: Reply) -> bytes:
     encode = msgspec.msgpack.encode
     try:
-        body = encode(Reply(outcomes=tuple(outcomes)))
+        body = encode(reply)
         if len(body) <= MAX_REPLY_BYTES:
             return body
         problem = f"the verifier's reply has {len(body)} bytes; at most {MAX_REPLY_BYTES} are taken"
     except UnicodeEncodeError as error:
         problem = f"the verifier returned text that is not valid Unicode: {error}"
     failure = VerifierFailure(kind=FailureKind.BAD_VERDICT, error=problem)
-    return encode(Reply(outcomes=(failure,) * len(outcomes)))
+    return encode(Reply(outcomes=(failure,) * len(reply.outcomes), is_last=reply.is_last))
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pipeline.rewards.overlong import soft_overlong_penalty
+from pipeline.algorithms.overlong import soft_overlong_penalty
 from pipeline.rewards.verifier import Verdict
 from protocol.trajectory import FinishReason, RewardScore
 
@@ -53,12 +53,13 @@ def shape(
     """
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
     if "soft" in config.overlong:
-        parts["overlong"] = soft_overlong_penalty(
+        penalty = soft_overlong_penalty(
             num_tokens,
             max_tokens=max_response_tokens,
             cache_tokens=config.overlong_cache_tokens,
             factor=config.overlong_factor,
         )
+        parts["overlong"] = float(penalty)
     return RewardScore(
         reward=sum(parts.values()),
         accuracy=verdict.accuracy,

@@ -1,0 +1,86 @@
+"""``headrace score``: check a verifier on a file of responses before training with it.
+
+*Consumes* a file and a verifier's name. *Produces* a table, or JSON. Only click is loaded until there is something to score.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.rewards.distribution import Quantiles, ScoreReport
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--verifier", help="Registered name or package.module:function; default: each line's `verifier` column.")
+@click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), default=5.0, help="Seconds for one response.")
+@click.option("--processes", type=click.IntRange(min=1), default=1, help="Sandbox processes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def score(file: Path, verifier: str | None, by: str | None, timeout_s: float, processes: int, as_json: bool) -> None:
+    r"""Score the responses in FILE (JSONL or Parquet) and print the distribution.
+
+    Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and further columns.
+
+    \b
+    Examples:
+      headrace score responses.jsonl --verifier math
+      headrace score responses.jsonl --verifier my_rewards:judge --by difficulty
+      headrace score responses.jsonl --verifier arithmetic --json
+    """
+    from pipeline.config.schema import RewardSection
+    from pipeline.rewards.offline import score_file
+
+    report = score_file(file, verifier, config=RewardSection(timeout_s=timeout_s, processes=processes), by=by)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _show(report)
+
+
+def _show(report: ScoreReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    share = "no verdicts" if report.accuracy is None else f"accuracy {report.accuracy:.1%}"
+    console.print(f"{report.path} by {report.verifier or 'each line’s verifier'}: {share}")
+
+    outcomes = Table("outcome", "responses", box=None, pad_edge=False)
+    wrong = report.num_scored - report.num_correct - report.num_partial
+    rows = [("correct", report.num_correct), ("partial", report.num_partial), ("wrong", wrong)]
+    rows += [(f"no verdict: {kind}", count) for kind, count in report.failures.items()]
+    rows += [("unreadable lines", report.num_bad_lines), ("masked (over-long)", report.num_masked)]
+    for name, count in rows:
+        if count or name in ("correct", "wrong"):
+            outcomes.add_row(name, str(count))
+    console.print(outcomes)
+
+    spread = Table("", "mean", "min", "p10", "median", "p90", "p99", "max", box=None, pad_edge=False)
+    _add(spread, "reward", report.reward, "{:.3g}")
+    _add(spread, f"{report.length_unit}, correct", report.correct_lengths, "{:.0f}")
+    _add(spread, f"{report.length_unit}, others", report.other_lengths, "{:.0f}")
+    console.print(spread)
+
+    if report.groups:
+        groups = Table("value", "responses", "no verdict", "accuracy", box=None, pad_edge=False)
+        for group in report.groups:
+            accuracy = "-" if group.accuracy is None else f"{group.accuracy:.1%}"
+            groups.add_row(group.value, str(group.num_responses), str(group.num_failed), accuracy)
+        console.print(groups)
+    for example in (*report.failure_examples, *report.bad_lines):
+        console.print(example)
+
+
+def _add(table: Table, name: str, values: Quantiles | None, form: str) -> None:
+    from dataclasses import astuple
+
+    if values is not None:
+        table.add_row(name, *(form.format(value) for value in astuple(values)))

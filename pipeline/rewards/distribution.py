@@ -1,0 +1,184 @@
+"""Distributions of scores: what ``headrace score`` prints.
+
+*Consumes* scores, failures and unreadable lines one by one. *Produces* a ScoreReport of plain values. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.rewards.verifier import Response, VerifierFailure
+from protocol.trajectory import RewardScore
+
+_MAX_EXAMPLES = 5
+_MAX_GROUPS = 50
+_QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Summary of a list of numbers."""
+
+    mean: float
+    min: float
+    p10: float
+    median: float
+    p90: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccuracy:
+    """One value of the column that the distribution is broken down by."""
+
+    value: str
+    num_responses: int
+    num_failed: int
+    accuracy: float | None
+    """Mean over the responses with a verdict; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreReport:
+    """What a verifier makes of a file of responses."""
+
+    path: str
+    verifier: str | None
+    """None when each line names its own."""
+    num_responses: int
+    """Readable lines: scored and failed."""
+    num_scored: int
+    accuracy: float | None
+    """Mean over the responses with a verdict; None when there is none."""
+    num_correct: int
+    """Accuracy 1."""
+    num_partial: int
+    """Accuracy between 0 and 1."""
+    num_masked: int
+    """Left out of the loss by over-long filtering."""
+    reward: Quantiles | None
+    parts: dict[str, float]
+    """Mean of each summand of the reward, over all scored responses."""
+    length_unit: str
+    """tokens, where the file has num_tokens on every line; else characters."""
+    correct_lengths: Quantiles | None
+    other_lengths: Quantiles | None
+    failures: dict[str, int]
+    """Responses without a verdict, by kind."""
+    failure_examples: list[str]
+    """``file:line: error``, the first few."""
+    num_bad_lines: int
+    bad_lines: list[str]
+    """``file:line: problem``, the first few."""
+    groups: list[GroupAccuracy]
+
+    @property
+    def num_failed(self) -> int:
+        """Responses without a verdict."""
+        return self.num_responses - self.num_scored
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for ``--json``."""
+        return asdict(self)
+
+
+def quantiles(values: Sequence[float]) -> Quantiles | None:
+    """Summarise numbers; each quantile is one of them (the nearest rank). None for no numbers."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Quantiles(sum(ordered) / len(ordered), *(float(ordered[round(q * last)]) for q in _QUANTILES))
+
+
+@dataclass(slots=True)
+class _Group:
+    accuracies: list[float] = field(default_factory=list)
+    num_failed: int = 0
+
+
+class Tally:
+    """Counts while a file is read. ``by`` names a column of ``Response.extra``."""
+
+    def __init__(self, path: str, verifier: str | None, by: str | None) -> None:
+        self._path = path
+        self._verifier = verifier
+        self._by = by
+        self._accuracies: list[float] = []
+        self._rewards: list[float] = []
+        self._lengths: list[tuple[bool, int, int]] = []
+        self._parts: Counter[str] = Counter()
+        self._num_masked = 0
+        self._failures: Counter[str] = Counter()
+        self._failure_examples: list[str] = []
+        self._num_bad_lines = 0
+        self._bad_lines: list[str] = []
+        self._groups: dict[str, _Group] = {}
+
+    def score(self, response: Response, score: RewardScore) -> None:
+        """Count a scored response."""
+        self._accuracies.append(score.accuracy)
+        self._rewards.append(score.reward)
+        self._lengths.append((score.accuracy == 1.0, response.num_tokens, len(response.response_text)))
+        self._num_masked += score.masked
+        for name, value in score.parts.items():
+            self._parts[name] += value  # pyright: ignore[reportArgumentType]  a Counter sums floats as well
+        if self._by is not None:
+            self._group(response).accuracies.append(score.accuracy)
+
+    def failure(self, line: int, response: Response, failure: VerifierFailure) -> None:
+        """Count a response without a verdict."""
+        self._failures[str(failure.kind)] += 1
+        if len(self._failure_examples) < _MAX_EXAMPLES:
+            self._failure_examples.append(f"{self._path}:{line}: {failure.error.strip()}")
+        if self._by is not None:
+            self._group(response).num_failed += 1
+
+    def bad_line(self, line: int, problem: str) -> None:
+        """Count a line that holds no response."""
+        self._num_bad_lines += 1
+        if len(self._bad_lines) < _MAX_EXAMPLES:
+            self._bad_lines.append(f"{self._path}:{line}: {problem}")
+
+    def report(self) -> ScoreReport:
+        """Return what was counted."""
+        num_scored = len(self._accuracies)
+        has_tokens = num_scored > 0 and all(tokens > 0 for _, tokens, _ in self._lengths)
+        lengths = [(correct, tokens if has_tokens else characters) for correct, tokens, characters in self._lengths]
+        return ScoreReport(
+            path=self._path,
+            verifier=self._verifier,
+            num_responses=num_scored + self._failures.total(),
+            num_scored=num_scored,
+            accuracy=_mean(self._accuracies),
+            num_correct=self._accuracies.count(1.0),
+            num_partial=sum(0.0 < accuracy < 1.0 for accuracy in self._accuracies),
+            num_masked=self._num_masked,
+            reward=quantiles(self._rewards),
+            parts={name: total / num_scored for name, total in self._parts.items()},
+            length_unit="tokens" if has_tokens else "characters",
+            correct_lengths=quantiles([length for correct, length in lengths if correct]),
+            other_lengths=quantiles([length for correct, length in lengths if not correct]),
+            failures=dict(self._failures),
+            failure_examples=self._failure_examples,
+            num_bad_lines=self._num_bad_lines,
+            bad_lines=self._bad_lines,
+            groups=[
+                GroupAccuracy(value, len(g.accuracies) + g.num_failed, g.num_failed, _mean(g.accuracies))
+                for value, g in sorted(self._groups.items())
+            ],
+        )
+
+    def _group(self, response: Response) -> _Group:
+        value = str(response.extra.get(self._by or "", "(absent)"))
+        if value not in self._groups and len(self._groups) >= _MAX_GROUPS:
+            value = "(others)"
+        return self._groups.setdefault(value, _Group())
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,118 @@
+"""Scoring a file of responses, to check a verifier before training with it.
+
+*Consumes* a JSONL or Parquet file of ``response``, ``answer`` and, optionally, ``prompt``, ``verifier``,
+``num_tokens``, ``finish_reason`` and further columns. *Produces* a ScoreReport: distributions, and every kind of
+failure with file and line. *Waits for* verifiers, each within its time limit. It is the engine of the reward worker,
+with the same sandbox and the same shaping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import RewardSection
+from pipeline.data.files import BadRow, Row, read_rows
+from pipeline.data.lines import text_of
+from pipeline.rewards.distribution import ScoreReport, Tally
+from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.registry import resolve
+from pipeline.rewards.shaping import shape
+from pipeline.rewards.verifier import Response, VerifierFailure
+from protocol.errors import ConfigError, DataError
+from protocol.trajectory import FinishReason
+
+_OWN_COLUMNS = frozenset({"response", "answer", "prompt", "verifier", "num_tokens", "finish_reason"})
+_FINAL = {str(reason): reason for reason in FinishReason if reason.is_final}
+
+
+def score_file(
+    path: Path,
+    verifier: str | None = None,
+    *,
+    config: RewardSection | None = None,
+    max_response_tokens: int | None = None,
+    by: str | None = None,
+) -> ScoreReport:
+    """Score every response of a file and return the distribution.
+
+    Args:
+        path: ``.jsonl`` or ``.parquet``; one response a line.
+        verifier: for every line; absent, each line's own ``verifier`` column decides.
+        config: time limit, processes and shaping; a run's reward section, or its defaults.
+        max_response_tokens: the run's limit; needed by the soft over-long punishment only.
+        by: a column to break the distribution down by.
+
+    Raises:
+        DataError: the file is missing or unreadable, or holds no response at all.
+        ConfigError: the verifier does not exist or cannot be imported, or shaping needs a limit that is not given.
+    """
+    config = config or RewardSection()
+    if "soft" in config.overlong and max_response_tokens is None:
+        raise ConfigError("reward.overlong is soft: say max_response_tokens, the limit that the punishment leads up to")
+    if verifier is not None:
+        resolve(verifier)
+    tally = Tally(str(path), verifier, by)
+    asyncio.run(_score_rows(read_rows(path), verifier, config, max_response_tokens or 0, tally))
+    report = tally.report()
+    if report.num_responses == 0:
+        raise DataError(f"{path}: no response to score; {'; '.join(report.bad_lines[:3]) or 'the file is empty'}")
+    return report
+
+
+async def _score_rows(
+    rows: Iterator[Row | BadRow], verifier: str | None, config: RewardSection, limit: int, tally: Tally
+) -> None:
+    async with VerifierPool(config) as pool:
+        await pool.start([] if verifier is None else [verifier])
+        while batch := list(itertools.islice(rows, config.max_batch)):
+            good: list[tuple[int, Response]] = []
+            for row in batch:
+                response = row.detail if isinstance(row, BadRow) else _response(row, verifier)
+                if isinstance(response, str):
+                    tally.bad_line(row.line, response)
+                else:
+                    good.append((row.line, response))
+            outcomes = await pool.score([response for _, response in good])
+            for (line, response), outcome in zip(good, outcomes, strict=True):
+                if isinstance(outcome, VerifierFailure):
+                    tally.failure(line, response, outcome)
+                    continue
+                score = shape(
+                    config,
+                    outcome,
+                    num_tokens=response.num_tokens,
+                    max_response_tokens=limit,
+                    finish_reason=response.finish_reason,
+                )
+                tally.score(response, score)
+
+
+def _response(row: Row, verifier: str | None) -> Response | str:
+    """Read a line; a text says what is wrong with it."""
+    columns = {name: value for name, value in row.columns.items() if value is not None}
+    text, answer, name = columns.get("response"), text_of(columns.get("answer")), verifier or columns.get("verifier")
+    if not isinstance(text, str):
+        return f"no `response` text; the line has {', '.join(sorted(columns)[:12]) or 'no columns'}"
+    if not answer:
+        return "no `answer`, or an empty one"
+    if not isinstance(name, str):
+        return "no `verifier` column, and none was named for the file"
+    num_tokens = columns.get("num_tokens", 0)
+    if not isinstance(num_tokens, int) or num_tokens < 0:
+        return f"`num_tokens` is {num_tokens!r}; expected a count"
+    reason: Any = columns.get("finish_reason", "stop")
+    if reason not in _FINAL:
+        return f"`finish_reason` is {reason!r}; expected {' or '.join(_FINAL)}"
+    return Response(
+        prompt_text=str(columns.get("prompt", "")),
+        response_text=text,
+        answer=answer,
+        verifier=name,
+        extra={key: value for key, value in columns.items() if key not in _OWN_COLUMNS},
+        num_tokens=num_tokens,
+        finish_reason=_FINAL[reason],
+    )

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.config.schema import RewardSection
+from pipeline.rewards.cli import score
+from pipeline.rewards.offline import score_file
+from protocol.errors import ConfigError, DataError
+
+LINES: list[dict[str, Any]] = [
+    {"response": "is 4", "answer": 4, "verifier": "arithmetic", "num_tokens": 10, "kind": "a"},
+    {"response": "is 5", "answer": "4", "verifier": "arithmetic", "num_tokens": 30, "kind": "a"},
+    {"response": "is 4", "answer": "four", "verifier": "arithmetic", "num_tokens": 20, "kind": "b"},
+    {"response": "Answer: 4", "answer": "4", "verifier": "dapo_math", "num_tokens": 20, "kind": "b"},
+    {"response": "is 9", "answer": "4", "verifier": "arithmetic", "num_tokens": 100, "finish_reason": "length"},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "responses.jsonl"
+    broken = [
+        '{"response": "4"',
+        '{"answer": "4"}',
+        '{"response": "4", "answer": " "}',
+        '{"response": "4", "answer": "4"}',
+    ]
+    path.write_text("\n".join([*map(json.dumps, LINES), *broken]) + "\n")
+    return path
+
+
+def test_a_file_is_counted_line_by_line(file: Path) -> None:
+    report = score_file(file, by="kind")
+    assert (report.num_responses, report.num_scored, report.num_correct, report.accuracy) == (5, 4, 2, 0.5)
+    assert report.failures == {"bad_answer": 1}
+    assert report.failure_examples[0].startswith(f"{file}:3: the answer 'four'")
+    assert report.num_bad_lines == 4
+    assert [line.split(": ")[0] for line in report.bad_lines] == [f"{file}:{n}" for n in (6, 7, 8, 9)]
+    assert report.reward is not None
+    assert report.reward.mean == 0.0
+    assert report.length_unit == "tokens"
+    assert report.correct_lengths is not None
+    assert report.correct_lengths.mean == 15.0
+    assert [(g.value, g.num_responses, g.num_failed, g.accuracy) for g in report.groups] == [
+        ("(absent)", 1, 0, 0.0),
+        ("a", 2, 0, 0.5),
+        ("b", 2, 1, 1.0),
+    ]
+
+
+def test_shaping_is_that_of_the_reward_worker(file: Path) -> None:
+    config = RewardSection(overlong="soft+filter", overlong_cache_tokens=20)
+    report = score_file(file, config=config, max_response_tokens=100)
+    assert report.num_masked == 1
+    assert report.parts == {"correct": 0.0, "overlong": -0.25}
+    assert report.reward is not None
+    assert report.reward.min == -2.0
+    with pytest.raises(ConfigError, match="max_response_tokens"):
+        score_file(file, config=config)
+
+
+def test_a_named_verifier_overrides_the_lines(file: Path) -> None:
+    report = score_file(file, "tests.pipeline.rewards.user_verifiers:raises")
+    assert report.accuracy is None
+    assert report.failures == {"raised": report.num_responses}
+    assert "KeyError" in report.failure_examples[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "verifier", "error", "says"),
+    [
+        ("none.jsonl", None, "arithmetic", DataError, "no such file"),
+        ("empty.jsonl", "", "arithmetic", DataError, "empty"),
+        ("bad.jsonl", "x\n", "arithmetic", DataError, "bad.jsonl:1"),
+        ("text.txt", "x\n", "arithmetic", DataError, "expected .jsonl or .parquet"),
+        ("ok.jsonl", '{"response": "1", "answer": "1"}\n', "aritmetic", ConfigError, "did you mean arithmetic"),
+        ("ok.jsonl", '{"response": "1", "answer": "1"}\n', "no_such_module:judge", ConfigError, "PYTHONPATH"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    tmp_path: Path, name: str, content: str | None, verifier: str, error: type[Exception], says: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(error, match=says):
+        score_file(tmp_path / name, verifier)
+
+
+def test_the_command_prints_a_table_or_json(file: Path) -> None:
+    table = CliRunner().invoke(score, [str(file), "--by", "kind"], catch_exceptions=False)
+    assert table.exit_code == 0
+    assert "accuracy 50.0%" in table.output
+    assert "no verdict: bad_answer" in table.output
+    printed = CliRunner().invoke(score, [str(file), "--by", "kind", "--json"], catch_exceptions=False)
+    assert json.loads(printed.output) == json.loads(json.dumps(score_file(file, by="kind").to_dict()))

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from protocol.errors import ConfigError
+
+USER = "tests.pipeline.rewards.user_verifiers"
+HOSTILE = "$9^{9^{9^{9}}}$"
+
+
+@dataclass
+class Limits:
+    timeout_s: float = 10.0
+    processes: int = 1
+
+
+def response(text: str, answer: str = "1", *, by: str, **extra: object) -> Response:
+    return Response(response_text=text, answer=answer, verifier=by, extra=extra)
+
+
+async def judge(*responses: Response, limits: Limits | None = None, memory_bytes: int = 1 << 30) -> list[Outcome]:
+    async with VerifierPool(limits or Limits(), memory_bytes=memory_bytes) as pool:
+        return await pool.score(responses)
+
+
+def failure(outcome: Outcome) -> VerifierFailure:
+    assert isinstance(outcome, VerifierFailure), outcome
+    return outcome
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def until_reaped(pid: int) -> None:
+    async with asyncio.timeout(10.0):
+        await asyncio.sleep(0.01)
+        while is_alive(pid):  # noqa: ASYNC110  an event loop's child watcher announces nothing
+            await asyncio.sleep(0.01)
+
+
+async def test_outcomes_come_in_the_order_of_the_responses_whatever_verifier_each_names() -> None:
+    outcomes = await judge(
+        response("\\boxed{\\frac{2}{4}}", "\\frac12", by="math"),
+        response("so 7", "8", by="arithmetic"),
+        response("5", "5", by=f"{USER}:equals"),
+        response("Answer: 12", "12", by="dapo_math"),
+        response("x", "3", by="math"),
+        limits=Limits(processes=2),
+    )
+    assert [o.accuracy for o in outcomes if isinstance(o, Verdict)] == [1.0, 0.0, 1.0, 1.0, 0.0]
+
+
+async def test_an_empty_batch_starts_no_process() -> None:
+    async with VerifierPool(Limits()) as pool:
+        assert await pool.score([]) == []
+        assert await pool.score([response("5", "5", by="arithmetic")]) == [Verdict(accuracy=1.0)]
+        assert pool.pids == []
+
+
+async def test_a_hostile_expression_is_killed_in_time_and_fails_alone() -> None:
+    async with VerifierPool(Limits(timeout_s=0.5)) as pool:
+        await pool.start(["math"])
+        (victim,) = pool.pids
+        started = time.monotonic()
+        hostile, innocent = await pool.score(
+            [response(HOSTILE, "9^{9^{9^{8}}}", by="math"), response("\\boxed{4}", "4", by="math")]
+        )
+        took = time.monotonic() - started
+        assert failure(hostile).kind is FailureKind.TIMEOUT
+        assert innocent == Verdict(accuracy=1.0)
+        assert not is_alive(victim)
+        assert took < 8.0
+
+
+async def test_a_verifier_that_hangs_or_never_lets_go_of_the_interpreter_is_killed() -> None:
+    hung, spun, well = await judge(
+        response("hang", by=f"{USER}:hangs_when_told"),
+        response("", by=f"{USER}:spins_without_the_interpreter"),
+        response("go on", by=f"{USER}:hangs_when_told"),
+        limits=Limits(timeout_s=0.3),
+    )
+    assert failure(hung).kind is failure(spun).kind is FailureKind.TIMEOUT
+    assert "0.3 s" in failure(hung).error
+    assert well == Verdict(accuracy=1.0)
+
+
+async def test_a_raising_verifier_gives_its_traceback_and_never_a_score() -> None:
+    (outcome,) = await judge(response("5", "5", by=f"{USER}:raises"))
+    assert failure(outcome).kind is FailureKind.RAISED
+    assert "no rule for 5" in failure(outcome).error
+    assert "user_verifiers.py" in failure(outcome).error
+
+
+async def test_what_a_verifier_prints_does_not_reach_the_protocol() -> None:
+    outcomes = await judge(response("a", by=f"{USER}:prints_a_lot"), response("b", by=f"{USER}:prints_a_lot"))
+    assert outcomes == [Verdict(accuracy=1.0)] * 2
+
+
+async def test_huge_replies_and_huge_messages_are_cut() -> None:
+    much, message = await judge(
+        response("", by=f"{USER}:returns_too_much"), response("", by=f"{USER}:raises_with_a_huge_message")
+    )
+    assert failure(much).kind is FailureKind.BAD_VERDICT
+    assert "bytes" in failure(much).error
+    assert failure(message).kind is FailureKind.RAISED
+    assert len(failure(message).error) <= 8_000
+
+
+async def test_a_verifier_that_exits_or_dies_is_replaced_for_the_next_response() -> None:
+    exits, dies, after = await judge(
+        response("", by=f"{USER}:exits"), response("", by=f"{USER}:dies"), response("1", "1", by=f"{USER}:equals")
+    )
+    assert failure(exits).kind is FailureKind.RAISED
+    assert failure(dies).kind is FailureKind.DIED
+    assert "exited with code 7" in failure(dies).error
+    assert after == Verdict(accuracy=1.0)
+
+
+async def test_a_verifier_cannot_take_more_memory_than_its_limit() -> None:
+    grown, after = await judge(response("", by=f"{USER}:grows"), response("1", "1", by=f"{USER}:equals"))
+    assert failure(grown).kind in (FailureKind.RAISED, FailureKind.DIED)
+    assert "MemoryError" in failure(grown).error
+    assert after == Verdict(accuracy=1.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("nothing", "NoneType"),
+        ("text", "str"),
+        ("too few", "0 outcomes for 1"),
+        ("too large", "accuracy is 1.5"),
+        ("not a number", "accuracy is nan"),
+        ("not an outcome", "object"),
+        ("a reserved part", "'correct'"),
+        ("an infinite part", "inf"),
+        ("a broken text", "Unicode"),
+    ],
+)
+async def test_what_is_not_an_outcome_is_a_failure_that_says_so(what: str, says: str) -> None:
+    (outcome,) = await judge(response(what, by=f"{USER}:returns"))
+    assert failure(outcome).kind is FailureKind.BAD_VERDICT
+    assert says in failure(outcome).error
+
+
+async def test_extra_columns_reach_the_verifier_and_its_parts_come_back() -> None:
+    (outcome,) = await judge(response("", by=f"{USER}:with_parts", bonus=0.25))
+    assert outcome == Verdict(accuracy=0.5, parts={"format": 0.25})
+
+
+async def test_any_text_survives_the_way_to_the_sandbox_and_back() -> None:
+    texts = ["", "\x00", "é\u202e\U0001f600", "\r\n", "{}[]", "x" * 300_000]
+    outcomes = await judge(*(response(text, text, by=f"{USER}:equals") for text in texts))
+    assert outcomes == [Verdict(accuracy=1.0)] * len(texts)
+
+
+async def test_a_verifier_that_does_not_exist_fails_its_own_responses_only() -> None:
+    unknown, missing, fine = await judge(
+        response("1", by="aritmetic"), response("1", by=f"{USER}:equal"), response("1", by="arithmetic")
+    )
+    assert failure(unknown).kind is failure(missing).kind is FailureKind.UNKNOWN_VERIFIER
+    assert "did you mean arithmetic" in failure(unknown).error
+    assert "did you mean 'equals'" in failure(missing).error
+    assert fine == Verdict(accuracy=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_module_here:judge", "PYTHONPATH"),
+        (f"{USER}:equal", "did you mean 'equals'"),
+        (f"{USER}:not_a_function", "must be a function"),
+        ("tests.pipeline.rewards.broken_import:judge", "nothing_of_this_name"),
+    ],
+)
+async def test_starting_with_a_verifier_that_cannot_be_loaded_is_refused(name: str, says: str) -> None:
+    async with VerifierPool(Limits()) as pool:
+        with pytest.raises(ConfigError, match=says):
+            await pool.start([name])
+
+
+async def test_processes_work_side_by_side() -> None:
+    async with VerifierPool(Limits(processes=3)) as pool:
+        await pool.score([response("1", "1", by=f"{USER}:equals") for _ in range(3)])
+        assert len(set(pool.pids)) == 3
+
+
+async def test_a_cancelled_batch_leaves_no_process_behind_that_could_answer_the_next_one() -> None:
+    async with VerifierPool(Limits(timeout_s=30.0)) as pool:
+        await pool.start([f"{USER}:hangs_when_told"])
+        (victim,) = pool.pids
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await pool.score([response("hang", by=f"{USER}:hangs_when_told")])
+        assert not is_alive(victim)
+        assert await pool.score([response("go on", by=f"{USER}:hangs_when_told")]) == [Verdict(accuracy=1.0)]
+
+
+async def test_a_process_killed_from_outside_between_batches_is_replaced_unnoticed() -> None:
+    async with VerifierPool(Limits()) as pool:
+        ok = response("1", "1", by=f"{USER}:equals")
+        assert await pool.score([ok]) == [Verdict(accuracy=1.0)]
+        (victim,) = pool.pids
+        os.kill(victim, 9)
+        await until_reaped(victim)
+        assert await pool.score([ok]) == [Verdict(accuracy=1.0)]
+
+
+async def test_closing_ends_every_process_and_may_be_repeated() -> None:
+    pool = VerifierPool(Limits(processes=2))
+    await pool.score([response("1", "1", by=f"{USER}:equals") for _ in range(8)])
+    pids = pool.pids
+    assert pids
+    await pool.aclose()
+    await pool.aclose()
+    assert not any(is_alive(pid) for pid in pids)

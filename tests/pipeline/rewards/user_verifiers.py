@@ -1,0 +1,76 @@
+"""Verifiers as users might write them, good and bad. Run in sandbox processes by the tests beside this file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from pipeline.rewards.verifier import Outcome, Response, Verdict
+
+not_a_function = 3
+
+
+def equals(responses: Sequence[Response]) -> list[bool]:
+    return [r.response_text == r.answer for r in responses]
+
+
+def with_parts(responses: Sequence[Response]) -> list[Outcome]:
+    return [Verdict(accuracy=0.5, parts={"format": float(r.extra["bonus"])}) for r in responses]
+
+
+def raises(responses: Sequence[Response]) -> list[float]:
+    raise KeyError(f"no rule for {responses[0].answer}")
+
+
+def hangs_when_told(responses: Sequence[Response]) -> list[float]:
+    while responses[0].response_text == "hang":
+        time.sleep(1.0)
+    return [1.0]
+
+
+def spins_without_the_interpreter(responses: Sequence[Response]) -> list[float]:
+    return [float(len(str(9**9**9)))]
+
+
+def prints_a_lot(responses: Sequence[Response]) -> list[float]:
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("x" * 2_000_000)
+        stream.flush()
+    os.write(1, b"\x00\x00\x00\x01garbage")
+    return [1.0]
+
+
+def returns_too_much(responses: Sequence[Response]) -> list[Outcome]:
+    return [Verdict(accuracy=1.0, parts={"p" * 3_000_000: 0.0})]
+
+
+def raises_with_a_huge_message(responses: Sequence[Response]) -> list[float]:
+    raise ValueError("y" * 5_000_000)
+
+
+def exits(responses: Sequence[Response]) -> list[float]:
+    sys.exit(7)
+
+
+def dies(responses: Sequence[Response]) -> list[float]:
+    os._exit(7)
+
+
+def grows(responses: Sequence[Response]) -> list[float]:
+    return [float(len(bytearray(8 << 30)))]
+
+
+def returns(responses: Sequence[Response]) -> object:
+    return {
+        "nothing": None,
+        "text": "yes",
+        "too few": [],
+        "too large": [1.5],
+        "not a number": [float("nan")],
+        "not an outcome": [object()],
+        "a reserved part": [Verdict(accuracy=1.0, parts={"correct": 1.0})],
+        "an infinite part": [Verdict(accuracy=1.0, parts={"bonus": float("inf")})],
+        "a broken text": [Verdict(accuracy=1.0, parts={"\ud800": 0.0})],
+    }[responses[0].response_text]
