@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config.schema import RunConfig
+from pipeline.data.report import SkipReason
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from protocol.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> TextTokenizer:
+    return load_text_tokenizer(model_folder)
+
+
+def write(path: Path, lines: Iterable[dict[str, Any] | bytes]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"".join((x if isinstance(x, bytes) else json.dumps(x).encode()) + b"\n" for x in lines))
+    return path
+
+
+def config(*train: Path, seed: int = 0, evaluation: tuple[Path, ...] = (), **data: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"seed": seed},
+            "model": {"path": "unused"},
+            "data": {"train": train, "evaluation": evaluation, **data},
+        }
+    )
+
+
+def numbered(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n}+{n}=", "answer": 2 * n, "level": n % 3} for n in range(count)]
+
+
+def test_a_line_becomes_a_prompt_with_everything_a_verifier_may_need(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    lines = [
+        {"prompt": "2+3=", "answer": 5, "level": 1, "tags": ["x"], "note": None},
+        {"messages": [{"role": "user", "content": "hi"}], "answer": " yes ", "verifier": "dapo_math", "id": 77},
+    ]
+    run = config(write(tmp_path / "train.jsonl", lines), shuffle=False, prompt_template="Q: {prompt} {x}")
+    source = PromptSource.load(run, tokenizer)
+    first, second = source.at(0), source.at(1)
+    assert (first.prompt_id, first.text, first.answer, first.verifier) == (
+        "train:1",
+        "Q: 2+3= {x}",
+        "5",
+        "arithmetic",
+    )
+    assert first.extra == {"level": 1, "tags": ["x"]}
+    assert first.tokens.dtype == np.int32
+    assert first.tokens.tolist() == tokenizer.encode("Q: 2+3= {x}")
+    assert (second.prompt_id, second.answer, second.verifier) == ("77", "yes", "dapo_math")
+    assert second.text == '<s>user: "hi" assistant:'
+    assert second.tokens.tolist() == tokenizer.encode(second.text, add_special_tokens=False)
+
+
+def test_every_kind_of_broken_line_is_told_with_file_and_line_and_skipped(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    user = {"role": "user", "content": "hi"}
+    broken: list[tuple[dict[str, Any] | bytes, SkipReason]] = [
+        (b'{"prompt": "\xff", "answer": "1"}', SkipReason.INVALID_UTF8),
+        (b'{"prompt": "a"', SkipReason.NOT_JSON),
+        (b"17", SkipReason.NOT_AN_OBJECT),
+        ({"answer": "1"}, SkipReason.MISSING_FIELD),
+        ({"prompt": "a", "messages": [user], "answer": "1"}, SkipReason.MISSING_FIELD),
+        ({"prompt": "a"}, SkipReason.MISSING_FIELD),
+        ({"prompt": "a", "answer": None}, SkipReason.MISSING_FIELD),
+        ({"prompt": 3, "answer": "1"}, SkipReason.WRONG_TYPE),
+        ({"prompt": "a", "answer": [1]}, SkipReason.WRONG_TYPE),
+        ({"prompt": "a", "answer": True}, SkipReason.WRONG_TYPE),
+        ({"prompt": "a", "answer": "1", "verifier": 3}, SkipReason.WRONG_TYPE),
+        ({"prompt": "a", "answer": "1", "id": []}, SkipReason.WRONG_TYPE),
+        ({"prompt": "a", "answer": "1", "big": 10**30}, SkipReason.WRONG_TYPE),
+        ({"messages": "hi", "answer": "1"}, SkipReason.WRONG_TYPE),
+        ({"messages": [{"role": "user"}], "answer": "1"}, SkipReason.WRONG_TYPE),
+        ({"messages": [], "answer": "1"}, SkipReason.EMPTY_PROMPT),
+        ({"prompt": " \n", "answer": "1"}, SkipReason.EMPTY_PROMPT),
+        ({"prompt": "a", "answer": "  "}, SkipReason.EMPTY_ANSWER),
+        ({"prompt": "x" * 50, "answer": "1"}, SkipReason.OVERLONG),
+        ({"messages": [{"role": "tool", "content": "hi"}], "answer": "1"}, SkipReason.BAD_TEMPLATE),
+        ({"prompt": "b", "answer": "1", "id": "good"}, SkipReason.DUPLICATE_ID),
+    ]
+    good: dict[str, Any] = {"prompt": "a", "answer": "1", "id": "good"}
+    path = write(tmp_path / "train.jsonl", [good, *(line for line, _ in broken)])
+    source = PromptSource.load(config(path, max_prompt_tokens=50), tokenizer)
+    assert source.num_prompts == 1
+    assert source.at(0).prompt_id == "good"
+    report = source.report
+    assert report.num_lines == len(broken) + 1
+    assert report.num_skipped == len(broken)
+    expected: dict[SkipReason, list[int]] = {}
+    for number, (_, reason) in enumerate(broken, start=2):
+        expected.setdefault(reason, []).append(number)
+    assert report.skipped == {reason: len(numbers) for reason, numbers in expected.items()}
+    for reason, numbers in expected.items():
+        assert [e.split(": ")[0] for e in report.examples[reason]] == [f"{path}:{n}" for n in numbers[:3]]
+    assert "51 tokens; data.max_prompt_tokens is 50" in report.examples[SkipReason.OVERLONG][0]
+    assert f"{path}:1" in report.examples[SkipReason.DUPLICATE_ID][0]
+    assert any("skipped 1 (over-long prompt)" in line for line in report.lines())
+
+
+@given(seed=st.integers(0, 2**31), positions=st.lists(st.integers(0, 10_000), max_size=20))
+@settings(max_examples=30)
+def test_a_position_always_gives_the_same_prompt_and_an_epoch_gives_each_once(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: TextTokenizer, seed: int, positions: list[int]
+) -> None:
+    path = write(tmp_path_factory.mktemp("data") / "train.jsonl", numbered(13))
+    one, other = (PromptSource.load(config(path, seed=seed), tokenizer) for _ in range(2))
+    assert one.digest == other.digest
+    for position in positions:
+        assert one.at(position).prompt_id == other.at(position).prompt_id
+    for epoch in range(3):
+        ids = {one.at(epoch * 13 + index).prompt_id for index in range(13)}
+        assert ids == {f"train:{n}" for n in range(1, 14)}
+
+
+def test_without_shuffling_the_order_is_that_of_the_files(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    paths = [write(tmp_path / folder / "train.jsonl", numbered(2)) for folder in ("a", "b")]
+    source = PromptSource.load(config(*paths, shuffle=False), tokenizer)
+    ids = [source.at(position).prompt_id for position in range(5)]
+    assert ids == ["train:1", "train:2", "train#2:1", "train#2:2", "train:1"]
+
+
+def test_held_out_prompts_keep_their_order_and_end(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    train, held_out = write(tmp_path / "t.jsonl", numbered(3)), write(tmp_path / "h.jsonl", numbered(4))
+    source = PromptSource.load(config(train, evaluation=(held_out,)), tokenizer)
+    assert source.num_evaluation_prompts == 4
+    assert [source.evaluation_at(index).prompt_id for index in range(4)] == ["h:1", "h:2", "h:3", "h:4"]
+    for index in (-1, 4):
+        with pytest.raises(IndexError):
+            source.evaluation_at(index)
+    with pytest.raises(IndexError):
+        source.at(-1)
+
+
+def test_the_digest_tells_apart_whatever_changes_what_is_sampled(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    path = write(tmp_path / "train.jsonl", numbered(5))
+    shorter = write(tmp_path / "other.jsonl", numbered(4))
+    runs = [
+        config(path),
+        config(path, seed=1),
+        config(path, shuffle=False),
+        config(path, prompt_template="Q {prompt}"),
+        config(path, verifier="dapo_math"),
+        config(shorter),
+        config(path, evaluation=(shorter,)),
+    ]
+    assert len({PromptSource.load(run, tokenizer).digest for run in runs}) == len(runs)
+    unlimited = config(path, max_prompt_tokens=10_000)
+    assert PromptSource.load(unlimited, tokenizer).digest == PromptSource.load(config(path), tokenizer).digest
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings_", "error", "says"),
+    [
+        ([], {}, DataError, "no usable prompt"),
+        ([b"\xff\xfe", b"garbage"], {}, DataError, r"train\.jsonl:2"),
+        ([{"prompt": "a", "answer": ""}], {}, DataError, "the answer is empty"),
+        (numbered(1), {"verifier": "aritmetic"}, ConfigError, "did you mean arithmetic"),
+        ([{"prompt": "a", "answer": "1", "verifier": "dapo"}], {}, ConfigError, r"train\.jsonl:1: unknown verifier"),
+        (numbered(1), {"prompt_template": "no hole"}, ConfigError, "must contain"),
+    ],
+)
+def test_what_makes_a_whole_run_useless_is_refused(
+    tmp_path: Path,
+    tokenizer: TextTokenizer,
+    lines: list[dict[str, Any] | bytes],
+    settings_: dict[str, Any],
+    error: type[Exception],
+    says: str,
+) -> None:
+    path = write(tmp_path / "train.jsonl", lines)
+    with pytest.raises(error, match=says):
+        PromptSource.load(config(path, **settings_), tokenizer)
+
+
+def test_an_empty_held_out_file_is_refused_too(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    train, empty = write(tmp_path / "t.jsonl", numbered(3)), write(tmp_path / "h.jsonl", [])
+    with pytest.raises(DataError, match=r"no usable prompt in .*h\.jsonl"):
+        PromptSource.load(config(train, evaluation=(empty,)), tokenizer)
