@@ -7,7 +7,7 @@ rule is a pure function of what it is given, so the same claim always makes the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from pipeline.batching import TrainingSample
 from pipeline.replay.buffer import ClaimedUnit, Unit
@@ -30,6 +30,7 @@ class NonFiniteUnit(HeadraceError, ValueError):
         """Name of the unit, as in the claim."""
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """A learning rule: what it learns from, and how."""
 

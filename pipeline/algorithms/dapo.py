@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -25,12 +25,10 @@ from pipeline.algorithms.assemble import AssembledTrajectory, assemble
 from pipeline.algorithms.kl import KLEstimator
 from pipeline.algorithms.objective import Importance, Objective
 from pipeline.batching import TrainingSample
+from pipeline.config.schema import RunConfig
 from pipeline.replay.buffer import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)

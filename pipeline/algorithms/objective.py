@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer, Shaped
 from torch import Tensor
 
 from pipeline.algorithms.aggregation import Aggregation, row_weights
@@ -139,7 +139,7 @@ class Objective:
         """
         zero = logprobs.new_zeros(())
 
-        def on_mask(values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+        def on_mask(values: Shaped[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
             return values.to(logprobs.dtype).where(mask, zero)
 
         logprobs = on_mask(logprobs)

@@ -48,7 +48,7 @@ class Rows:
 
     def weights(self, mode: str, norm_length: float | None = None) -> Tensor:
         """Return the loss weight of each token, 0 off the mask."""
-        rows = row_weights(self.counts(), mode, norm_length=self.width if norm_length is None else norm_length)
+        rows = row_weights(self.counts(), mode, norm_length=float(norm_length or self.width))
         return torch.from_numpy(rows)[self.row_ids] * self.mask
 
 

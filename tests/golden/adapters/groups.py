@@ -41,7 +41,7 @@ def dynamic_sampling(inputs: Case) -> dict[str, Any]:
     loop = filters.DynamicSampling[int](inputs["train_batch_size"], inputs["max_num_gen_batches"])
     batches = iter(inputs["gen_batches"])
     while loop.state is filters.SamplingState.SAMPLING and (batch := next(batches, None)) is not None:
-        loop.offer(batch)
+        loop.offer([(uid, [float(value) for value in accuracies]) for uid, accuracies in batch])
     words = {filters.SamplingState.FULL: "ok", filters.SamplingState.HOPELESS: "error_too_many"}
     return {
         "num_gen_batches": loop.num_generation_batches,
@@ -62,7 +62,7 @@ def group_rules(inputs: Case) -> dict[str, Any]:
             per_step.append({"with_gradient": sorted(running.with_signal())})
         return {"per_step": per_step}
     members = [
-        filters.FinishedMember(member["first_version"], member["finish_version"], member["acc"])
+        filters.FinishedMember(member["first_version"], member["finish_version"], float(member["acc"]))
         for member in inputs["members"]
     ]
     judgement = filters.judge_group(members, eta=inputs["max_staleness"])
