@@ -1,0 +1,117 @@
+"""Makes any message legible, with nothing but the plain ``msgpack`` package.
+
+*Consumes* the frames of a message, or a blob of the ledger, of any version and any type, also truncated. *Produces* plain
+data for ``json.dumps``, or text for people. *Waits for* nothing. It knows no message type, so none can surprise it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs] -- it ships none
+from xxhash import xxh3_64_intdigest
+
+from protocol.arrays import Buffer
+
+MAX_SHOWN = 8
+"""Elements of an array that are shown from its start."""
+_FORMATS = dict(
+    zip(
+        ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"),
+        "?bBhHiIqQefd",
+        strict=True,
+    )
+)
+"""Wire dtype -> format of the ``struct`` module."""
+
+
+def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
+    """Return envelope and body as plain data; arrays as dtype, shape and their first elements.
+
+    One frame is taken for a blob. What cannot be read stands as ``{"unreadable": reason, "hex": first bytes}``. Adds
+    ``checksum_ok``. Never raises.
+    """
+    if not frames:
+        return {"unreadable": "no frames"}
+    if len(frames) == 1:
+        return _peek_blob(bytes(frames[0]))
+    parts = [bytes(frame) for frame in frames]
+    envelope = _unpack(parts[0])
+    shown: dict[str, Any] = {"envelope": envelope, "body": _plain(_unpack(parts[1]), parts[2:])}
+    if isinstance(envelope, dict) and "checksum" in envelope:
+        shown["checksum_ok"] = _checksum(parts[1:]) == envelope["checksum"]
+    return shown
+
+
+def render(frames: Sequence[Buffer]) -> str:
+    """Return ``peek`` as indented text."""
+    return json.dumps(peek(frames), indent=2, ensure_ascii=False, default=repr)
+
+
+def _peek_blob(blob: bytes) -> dict[str, Any]:
+    whole = _unpack(blob)
+    if not isinstance(whole, dict) or "body" not in whole:
+        return {"body": _plain(whole, [])}
+    head = cast("dict[str, Any]", whole)
+    arrays = head.pop("arrays", None)
+    parts = (
+        [part for part in cast("list[object]", arrays) if isinstance(part, bytes)] if isinstance(arrays, list) else []
+    )
+    return {
+        "envelope": {key: value for key, value in head.items() if key != "body"},
+        "body": _plain(head["body"], arrays),
+    }
+
+
+def _unpack(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(
+            data, strict_map_key=False, unicode_errors="replace", object_pairs_hook=_pairs, timestamp=0
+        )
+    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+        return {"unreadable": f"{type(error).__name__}: {error}", "hex": data[:32].hex(" ")}
+
+
+def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """Make a map whose keys are text, whatever they were."""
+    return {key if isinstance(key, str) else repr(key): value for key, value in pairs}
+
+
+def _plain(value: Any, arrays: Sequence[bytes], depth: int = 0) -> Any:
+    """Replace arrays by their description, bytes by hex, and what nests absurdly by a mark."""
+    if depth > 64:
+        return "..."
+    if isinstance(value, dict):
+        return {key: _plain(item, arrays, depth + 1) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        if len(items) == 3 and isinstance(items[0], str) and items[0] in _FORMATS and isinstance(items[1], list):
+            return _array(items[0], cast("list[Any]", items[1]), items[2], arrays)
+        return [_plain(item, arrays, depth + 1) for item in items]
+    if isinstance(value, bytes):
+        return {"num_bytes": len(value), "hex": value[:32].hex(" ")}
+    if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
+        return repr(value)
+    return value
+
+
+def _array(dtype: str, shape: list[Any], data: Any, arrays: Sequence[bytes]) -> dict[str, Any]:
+    shown: dict[str, Any] = {"dtype": dtype, "shape": shape}
+    if isinstance(data, int) and not isinstance(data, bool):
+        shown["frame"] = data
+        data = arrays[data] if 0 <= data < len(arrays) else None
+    if not isinstance(data, bytes):
+        return {**shown, "unreadable": "its bytes are not in this message"}
+    code = _FORMATS[dtype]
+    count = min(len(data) // struct.calcsize(code), MAX_SHOWN)
+    return {**shown, "num_bytes": len(data), "first": list(struct.unpack_from(f"<{count}{code}", data))}
+
+
+def _checksum(parts: Sequence[bytes]) -> int:
+    checksum = 0
+    for index, part in enumerate(parts):
+        checksum = xxh3_64_intdigest(part, checksum) if index else xxh3_64_intdigest(part)
+    return checksum
