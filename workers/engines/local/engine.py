@@ -173,7 +173,7 @@ class LocalEngine:
             if self._slots.num_live == 0:
                 break
             finished += self._step()
-            if finished and not self._waiting:
+            if finished and self._slots.num_live + len(self._waiting) < self.num_slots:
                 break
         return finished
 

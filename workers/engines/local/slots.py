@@ -181,9 +181,11 @@ class SlotTable:
             self.evict(occupant)
 
     def evict(self, occupant: Occupant) -> None:
-        """Free a row that is not live."""
+        """Free a row that is not live; the last one to go gives the cache's memory back."""
         self.occupants[occupant.row] = None
         del self._by_trajectory[occupant.trajectory]
+        if not self._by_trajectory:
+            self.cache.release()
 
     def evict_retained(self) -> None:
         """Free every row that is not live."""
@@ -194,8 +196,6 @@ class SlotTable:
         """Carry out the collected swaps in the arrays and the cache."""
         moves = [(to, came) for to, came in self._order.items() if to != came and self.occupants[to] is not None]
         self._order.clear()
-        if not self._by_trajectory:
-            self.cache.release()
         if not moves:
             return
         targets, sources = [to for to, _ in moves], [came for _, came in moves]
