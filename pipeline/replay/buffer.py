@@ -255,8 +255,8 @@ class Balance:
 
     admitted: int
     trained: int
-    dropped: dict[str, int] = field(default_factory=dict)
-    in_flight: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    in_flight: dict[str, int] = field(default_factory=dict[str, int])
     """Counted by walking the store: open, leased, finished, ready, claimed."""
 
     @property

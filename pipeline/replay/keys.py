@@ -18,7 +18,7 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
 | ``{run}:group:<n>`` | hash | finals, missing, oldest, scored, accuracy, mixed, live, trained, reason | until settled |
-| ``{run}:trajectory:<id>`` | hash | next, final, holder, began, tokens, oldest, newest, missing, live | until settled |
+| ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last | until settled |
 | ``{run}:chunk:<id>`` | hash | blob, one field per score, tokens, oldest, final, missing, attempts by role | until settled |
 | ``{run}:open`` | zset | trajectories with credit that nobody holds, by order | while so |
 | ``{run}:parked`` | zset | (unit chunk) trajectories whose next window waits for a credit, by order | while so |
@@ -79,6 +79,16 @@ def trajectory(run: str, trajectory_id: str) -> str:
 def chunk(run: str, chunk_id: str) -> str:
     """Hash of one chunk: its blob and its scores."""
     return f"{prefix(run)}chunk:{chunk_id}"
+
+
+def claims(run: str) -> str:
+    """Hash claim id -> policy version of the claims that are not settled."""
+    return prefix(run) + "claims"
+
+
+def claim(run: str, claim_id: str) -> str:
+    """Sorted set of one claim's units."""
+    return f"{prefix(run)}claim:{claim_id}"
 
 
 def dead(run: str) -> str:

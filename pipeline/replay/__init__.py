@@ -1,0 +1,29 @@
+"""The ledger: the durable replay buffer between sampling and learning.
+
+*Consumes* chunks from generators, scores from scorers, claims from the learner. *Produces* leases, overdue work, batches.
+*Waits for* nothing: every call answers at once, if need be with the reason why it gives nothing. Generators are unblocked by
+credit, which the learner returns; the learner by units that become ready; scorers by the wire, or by ``overdue``.
+
+A trajectory, and the unit that it is or belongs to::
+
+       credit                  chunk, chunk, ...       final chunk        last score       claim        checkpoint
+    admit ──> open ──────────> leased ───────────────> finished ────────> ready ────────> claimed ────────> trained
+               ^ ^  lease        │ │                      │                 │  ^             │
+               │ └───────────────┘ │ window, unit chunk,  │ no_signal       │  └─────────────┤
+               │  lease ended,     │ no credit            │ dead_letter     │ stale          │ recover
+               │  given back,      v                      v                 v                v
+               └─────────────── parked                 dropped <──────── dropped <──────── dropped
+                  credit                                                              non_finite
+
+``cancelled`` leads from every state to dropped. A drop returns the unit's credit; being trained does not, for the limit grows
+with the version instead (``pipeline/staleness.md``).
+
+======================  ==============================================================================================
+``buffer``              the contract: ``ReplayBuffer`` and its words
+``memory``              the contract in this process, with ``memory_state``, ``memory_views``, ``records``, ``ordered``
+``redis``               the contract on a server, with ``redis_views``, ``faults``, ``connect`` and ``scripts/*.lua``
+``keys``                every key in Redis
+``checks``              what both refuse, and how they say it
+``spec``                from a configuration to a ``LedgerSpec``
+======================  ==============================================================================================
+"""

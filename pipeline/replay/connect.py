@@ -1,0 +1,67 @@
+"""How every process reaches the ledger server.
+
+*Consumes* a URL: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password when there is one. *Produces* asyncio
+clients. *Waits for* at most ``timeout_s`` for a connection of the pool, for connecting, and for each answer.
+
+Commands are repeated after a lost connection. Every ledger script may be repeated: writes are keyed, and the two calls that
+hand something out (``lease``, ``claim``) carry a token by which the server knows the repeat.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import redis.asyncio
+import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from protocol.errors import ConfigError
+
+_SCHEMES = ("redis://", "rediss://", "unix://")
+_LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
+
+
+def connect(
+    url: str,
+    *,
+    password: str | None = None,
+    max_connections: int = 16,
+    timeout_s: float = 5.0,
+    num_retries: int = 3,
+    client_name: str | None = None,
+    **tls: Any,
+) -> redis.asyncio.Redis:
+    """Return a client of the server at ``url``; nothing is sent yet.
+
+    ``password`` overrides the one in the URL. A caller that finds all ``max_connections`` in use waits its turn for up to
+    ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL.
+    """
+    if not url.startswith(_SCHEMES):
+        raise ConfigError(f"ledger URL is {_hide(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")
+    settings: dict[str, Any] = {
+        "max_connections": max_connections,
+        "timeout": timeout_s,
+        "socket_timeout": timeout_s,
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.02), num_retries, _LOST),
+        "health_check_interval": 30,
+        **tls,
+    }
+    if not url.startswith("unix://"):
+        settings |= {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
+    if password is not None:
+        settings["password"] = password
+    if client_name is not None:
+        settings["client_name"] = client_name
+    try:
+        pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
+    except ValueError as error:
+        raise ConfigError(f"ledger URL {_hide(url)!r} cannot be read: {error}") from error
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _hide(url: str) -> str:
+    """Return a URL without its password, for messages."""
+    scheme, separator, rest = url.partition("://")
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}***@{host}" if at else url

@@ -1,0 +1,45 @@
+"""From what the Redis client raises to the ledger's own errors.
+
+*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerFull, Fenced or LedgerError. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from redis import exceptions
+
+from protocol.errors import Fenced, LedgerError, LedgerFull, LedgerUnavailable
+
+
+@contextmanager
+def ledger_faults(doing: str) -> Generator[None]:
+    """Raise the ledger's own errors for whatever the Redis client raises inside. ``doing`` says what, for people."""
+    try:
+        yield
+    except exceptions.ResponseError as error:
+        raise _from_reply(doing, str(error)) from error
+    except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+        raise LedgerUnavailable(
+            f"{doing}: the ledger server does not answer ({error}); is it running, and is the address right?"
+        ) from error
+    except exceptions.RedisError as error:
+        raise LedgerError(f"{doing}: the Redis client failed ({error})") from error
+
+
+def _from_reply(doing: str, text: str) -> LedgerError:
+    if text.startswith("FENCED"):
+        return Fenced(f"{doing}: a newer incarnation exists (epoch {text.split()[-1]}); stop at once")
+    if text.startswith("UNOPENED"):
+        return LedgerError(f"{doing}: the run's ledger was not opened; call open(spec) first, or check the run's name")
+    # older servers wrap what a script's command raised, so the code is not always at the start
+    if "OOM" in text and "maxmemory" in text:
+        return LedgerFull(
+            f"{doing}: the ledger server is at its memory limit and refuses writes; nothing was changed. Let scorers and "
+            "learner catch up, or raise ledger.max_memory_mb"
+        )
+    for code in ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"):
+        if text.startswith(code):
+            return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")
+    return LedgerError(f"{doing}: the ledger server refused the command: {text}")

@@ -1,0 +1,493 @@
+"""The ledger in this process: the replay contract as a pure state machine with an injected clock.
+
+*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims. *Waits for* nothing: no
+method awaits anything, so each is atomic on an event loop.
+
+It runs a whole pipeline inside one process, and it is the model that the Redis ledger is tested against. It keeps the same
+bytes as Redis, so that what one refuses for want of memory the other refuses too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from pipeline.replay.buffer import (
+    Audit,
+    ChunkWrite,
+    Claim,
+    ClaimedUnit,
+    ClaimRefused,
+    ClaimWait,
+    DeadLetter,
+    DropReason,
+    EvaluationRequest,
+    EvaluationSample,
+    EvaluationState,
+    Lease,
+    LeaseGrant,
+    LedgerSpec,
+    QueueStat,
+    Refusal,
+    ScoredChunk,
+    Totals,
+    Unit,
+    WriteStatus,
+)
+from pipeline.replay.checks import SCORE_TYPES, check_chunk, check_evaluation, claim_gone, mismatch, parse_chunk
+from pipeline.replay.memory_state import LedgerState
+from pipeline.replay.memory_views import audit_of, queues_of, totals_of
+from pipeline.replay.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
+from pipeline.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
+from protocol.codec import from_blob, to_blob
+from protocol.errors import Fenced, LedgerError
+from protocol.ids import ChunkId, Incarnation, TrajectoryId
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+
+_MAX_DEAD_LETTERS = 1000
+
+
+class MemoryReplay:
+    """The replay contract (``pipeline.replay.buffer.ReplayBuffer``) in this process.
+
+    ``epoch_of`` returns the newest epoch of a worker, 0 when it never registered: the registry's knowledge.
+    """
+
+    def __init__(self, epoch_of: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
+        self._epoch_of = epoch_of
+        self._clock = clock
+        self._opened: LedgerState | None = None
+        self._claim_numbers = itertools.count()
+
+    async def open(self, spec: LedgerSpec) -> None:
+        """Create the ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot work."""
+        check_spec(spec)
+        if self._opened is None:
+            self._opened = LedgerState(spec)
+        elif self._opened.spec != spec:
+            raise mismatch(self._opened.spec, spec)
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def lease(self, who: Incarnation, *, max_trajectories: int) -> LeaseGrant:
+        """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
+        s, now = self._enter(who)
+        for holder, until in sorted(s.holders.items()):
+            worker, _, epoch = holder.rpartition("#")
+            if until <= now or self._epoch_of(worker) > int(epoch):
+                s.reopen_all(holder, now)
+                del s.holders[holder]
+        leases: list[Lease] = []
+        refused: Refusal | None = None
+        while len(leases) < max_trajectories:
+            taken = self._take(s, now)
+            if isinstance(taken, Refusal):
+                refused = taken
+                break
+            s.hold(taken, str(who), now)
+            leases.append(self._lease_of(s, taken))
+        self._touch(s, who, now)
+        return LeaseGrant(tuple(leases), refused)
+
+    def _take(self, s: LedgerState, now: float) -> TrajectoryId | Refusal:
+        evaluation = s.evaluation_open.first
+        if evaluation is not None:
+            s.evaluation_open.discard(evaluation)
+            return evaluation[1]
+        oldest, parked = s.open.first, s.parked.first
+        if parked is not None and (oldest is None or parked < oldest):
+            why = s.refusal(1)
+            if why is None:
+                s.parked.discard(parked)
+                s.running.add(ChunkId(parked, s.trajectories[parked].next))
+                s.used += 1
+                return parked
+            if oldest is None:
+                return why
+        if oldest is None:
+            why = self._admit_group(s, now)
+            if why is not None:
+                return why
+            oldest = s.open.first
+            assert oldest is not None
+        s.open.discard(oldest)
+        return oldest
+
+    def _admit_group(self, s: LedgerState, now: float) -> Refusal | None:
+        size = s.spec.group_size
+        why = s.refusal(size)
+        if why is not Refusal.CLOSED and s.is_exhausted:
+            why = Refusal.EXHAUSTED
+        if why is not None:
+            return why
+        number = s.admitted["groups"]
+        s.groups[number] = GroupRecord(live=size)
+        for trajectory in s.members(number):
+            s.trajectories[trajectory] = TrajectoryRecord(since_s=now)
+            s.open.add(trajectory)
+            s.running.add(s.unit_of(ChunkId(trajectory, 0)))
+        s.admitted.update(groups=1, trajectories=size)
+        s.used += size
+        return None
+
+    def _lease_of(self, s: LedgerState, trajectory: TrajectoryId) -> Lease:
+        record = s.trajectories[trajectory]
+        last = None
+        if record.next:
+            stored = s.chunks.get(ChunkId(trajectory, record.next - 1))
+            last = from_blob(record.last if stored is None else stored.blob, TrajectoryChunk)
+        evaluation = s.evaluations[int(trajectory.lane[1:])].request if trajectory.is_evaluation else None
+        return Lease(trajectory, record.next, last, evaluation)
+
+    async def renew(self, who: Incarnation) -> None:
+        """Move the end of the lease on all that ``who`` holds."""
+        s, now = self._enter(who)
+        self._touch(s, who, now)
+
+    async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
+        """Open held trajectories for others at once; return how many."""
+        s, now = self._enter(who)
+        if trajectories is None:
+            return s.reopen_all(str(who), now)
+        held = [trajectory for trajectory in trajectories if trajectory in s.held.get(str(who), ())]
+        for trajectory in held:
+            s.reopen(trajectory, str(who), now)
+        return len(held)
+
+    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk) -> ChunkWrite:
+        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored."""
+        check_chunk(chunk)
+        s, now = self._enter(who)
+        trajectory, index, blob = chunk.trajectory, chunk.id.index, to_blob(chunk)
+        t = s.trajectories.get(trajectory)
+        if t is None:
+            return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
+        holds = t.holder == str(who)
+        if index < t.next:
+            stored = s.chunks.get(chunk.id)
+            there = stored.blob if stored is not None else (t.last if index == t.next - 1 else b"")
+            if there == blob or (not there and holds):
+                return ChunkWrite(WriteStatus.DUPLICATE, keeps_lease=holds)
+            return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
+        if index > t.next or not holds:
+            return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
+
+        final = chunk.finish_reason.is_final
+        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=chunk.oldest_version, final=final, written_s=now)
+        s.store_chunk(chunk.id, c)
+        t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)
+        t.lower_oldest(chunk.oldest_version)
+        t.num_tokens += chunk.num_tokens
+        t.next, t.since_s, t.final = index + 1, now, final
+        self._touch(s, who, now)
+        if final:
+            s.let_go(trajectory, str(who))
+        needed = s.needed_fields(trajectory, final=final)
+        for field in needed:
+            s.due[field][chunk.id] = now + s.spec.scoring_deadline_s
+        if trajectory.is_evaluation:
+            if index:
+                s.forget_chunk(ChunkId(trajectory, index - 1))
+        else:
+            s.admitted["tokens"] += chunk.num_tokens
+            self._add_to_unit(s, chunk, len(needed), now)
+            if s.spec.unit is Unit.CHUNK and not final:
+                self._continue_or_park(s, chunk.id, str(who))
+        return ChunkWrite(WriteStatus.STORED, keeps_lease=t.holder == str(who))
+
+    def _add_to_unit(self, s: LedgerState, chunk: TrajectoryChunk, missing: int, now: float) -> None:
+        name = s.unit_of(chunk.id)
+        unit = s.record(name)
+        unit.missing += missing
+        unit.lower_oldest(chunk.oldest_version)
+        if isinstance(unit, GroupRecord):
+            unit.finals += chunk.finish_reason.is_final
+            s.running_age[name] = min(s.running_age.get(name, chunk.oldest_version), chunk.oldest_version)
+        else:
+            assert unit.oldest is not None
+            s.running_age[name] = unit.oldest
+        if s.spec.unit is Unit.CHUNK:
+            t = s.trajectories[chunk.trajectory]
+            t.live += 1
+            s.stored_bytes -= len(t.last)
+            t.last = b""
+        s.ready_if_complete(chunk.id, now)
+
+    def _continue_or_park(self, s: LedgerState, chunk: ChunkId, who: str) -> None:
+        if s.refusal(1) is not None:
+            s.let_go(chunk.trajectory, who)
+            s.parked.add(chunk.trajectory)
+            return
+        s.running.add(ChunkId(chunk.trajectory, chunk.index + 1))
+        s.begin_age(chunk.trajectory, chunk.index + 1)
+        s.used += 1
+
+    # -- scoring -----------------------------------------------------------------------------------------------------
+
+    async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
+        """Fill a field of a chunk once; complete units become ready, or are dropped for want of signal."""
+        s, now = self._enter(who)
+        field, c = field_of(score), s.chunks.get(chunk)
+        if c is None:
+            return WriteStatus.UNKNOWN
+        if field in c.scores:
+            return WriteStatus.DUPLICATE
+        if field not in s.needed_fields(chunk.trajectory, final=c.final):
+            return WriteStatus.UNKNOWN
+        if chunk.trajectory.is_evaluation:
+            assert isinstance(score, RewardScore)
+            self._record_sample(s, chunk, score)
+            return WriteStatus.STORED
+        blob = to_blob(score)
+        c.scores[field] = blob
+        s.stored_bytes += len(blob)
+        del s.due[field][chunk]
+        unit = s.record(s.unit_of(chunk))
+        unit.missing -= 1
+        if isinstance(unit, GroupRecord) and isinstance(score, RewardScore):
+            unit.accuracies.append(score.accuracy)
+            same = len(set(unit.accuracies)) == 1
+            if len(unit.accuracies) == s.spec.group_size and s.spec.signal_filter and same:
+                s.end_unit(chunk.trajectory.group, DropReason.NO_SIGNAL)
+                return WriteStatus.STORED
+        s.ready_if_complete(chunk, now)
+        return WriteStatus.STORED
+
+    def _record_sample(self, s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
+        name = chunk.trajectory
+        t = s.trajectories.pop(name)
+        assert t.oldest is not None
+        sample = EvaluationSample(
+            name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest
+        )
+        s.evaluations[int(name.lane[1:])].samples.append(sample)
+        s.forget_chunk(chunk)
+
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
+        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
+        s, now = self._enter(who)
+        due = s.due[field]
+        late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
+        for _, _, chunk in late:
+            due[chunk] = now + s.spec.scoring_deadline_s
+        return [from_blob(s.chunks[chunk].blob, TrajectoryChunk) for _, _, chunk in late]
+
+    async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and return True."""
+        s, now = self._enter(who)
+        if chunk not in s.due[field]:
+            return False
+        c = s.chunks[chunk]
+        c.attempts[field] += 1
+        if c.attempts[field] < s.spec.max_attempts:
+            s.due[field][chunk] = now
+            return False
+        s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), error, c.attempts[field], now))
+        del s.dead[_MAX_DEAD_LETTERS:]
+        if chunk.trajectory.is_evaluation:
+            s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
+            s.forget_chunk(chunk)
+            del s.trajectories[chunk.trajectory]
+        else:
+            s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
+        return True
+
+    async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
+        """Return the newest dead letters first."""
+        return self._state.dead[:limit]
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
+        """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
+        s, _ = self._enter(who)
+        ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
+        for unit in ready:
+            if is_stale(policy_version, unit.oldest_version, s.spec.eta):
+                s.end_unit(s.name(unit.name), DropReason.STALE)
+        ready = [unit for unit in ready if not is_stale(policy_version, unit.oldest_version, s.spec.eta)]
+        needed = s.spec.units_per_update // s.weight
+        if len(ready) < needed:
+            ended = s.closed or s.is_exhausted
+            moving = len(s.running) > 0 or (not s.closed and len(s.parked) > 0)
+            return self._refused(s, ClaimWait.STARVED if ended and not moving else ClaimWait.NOT_ENOUGH, needed)
+        chosen = choose(
+            ready,
+            sorted(s.running_age.values()),
+            policy_version=policy_version,
+            eta=s.spec.eta,
+            needed=needed,
+            surplus_units=surplus(s.spec.oversampling, s.spec.units_per_update) // s.weight,
+            late=s.spec.late,
+        )
+        if chosen is None:
+            return self._refused(s, ClaimWait.LATE_WORK, needed)
+        names = [s.name(text) for text in chosen]
+        for name in names:
+            s.ready.discard(name)
+            s.record(name).state = "claimed"
+        claim_id = f"{who}/{next(self._claim_numbers)}"
+        s.claims[claim_id] = ClaimRecord(policy_version, names)
+        return Claim(claim_id, policy_version, tuple(chosen))
+
+    def _refused(self, s: LedgerState, wait: ClaimWait, needed: int) -> ClaimRefused:
+        oldest = s.running.first
+        return ClaimRefused(wait, len(s.ready), needed, None if oldest is None else str(oldest))
+
+    async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
+        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or cancelled meanwhile."""
+        s = self._state
+        record = s.claims.get(claim.claim_id)
+        if record is None:
+            raise claim_gone(claim)
+        names = [name for text in claim.units if (name := s.name(text)) in record.units]
+        return [ClaimedUnit(str(name), tuple(map(tuple, self._chunks_of(s, name)))) for name in names]
+
+    def _chunks_of(self, s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[ScoredChunk]]:
+        if isinstance(name, ChunkId):
+            return [[_scored(s.chunks[name])]]
+        trajectories = s.members(name) if isinstance(name, int) else iter((name,))
+        return [
+            [_scored(s.chunks[ChunkId(one, index)]) for index in range(s.trajectories[one].next)]
+            for one in trajectories
+        ]
+
+    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
+        """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
+        s, _ = self._enter(who)
+        record, name = s.claims.get(claim.claim_id), s.name(unit)
+        if record is not None and name in record.units:
+            record.units.remove(name)
+            s.end_unit(name, reason)
+
+    async def advance(self, who: Incarnation, policy_version: int) -> None:
+        """Make ``policy_version`` the one that admission counts from. It only grows."""
+        s, _ = self._enter(who)
+        s.version = max(s.version, policy_version)
+
+    async def settle(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+        """Mark claims trained and forget their data; return how many were not settled before."""
+        s, _ = self._enter(who)
+        there = [claim for claim in dict.fromkeys(claims) if claim in s.claims]
+        for claim in there:
+            for name in s.claims.pop(claim).units:
+                s.end_unit(name, None)
+        return len(there)
+
+    async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
+        s, now = self._enter(who)
+        await self.settle(who, applied)
+        returned = [name for record in s.claims.values() for name in record.units]
+        s.claims.clear()
+        for name in returned:
+            s.make_ready(name, now)
+        return len(returned)
+
+    async def close_admission(self, who: Incarnation) -> None:
+        """Give no new credit from now on."""
+        s, _ = self._enter(who)
+        s.closed = True
+
+    async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
+        """Drop everything that is not trained; return how many groups were ended."""
+        s, _ = self._enter(who)
+        groups = sorted(s.groups)
+        for number in groups:
+            if s.spec.unit is Unit.GROUP:
+                s.end_unit(number, reason)
+                continue
+            for trajectory in s.members(number):
+                if trajectory not in s.trajectories:
+                    continue
+                if s.spec.unit is Unit.TRAJECTORY:
+                    s.end_unit(trajectory, reason)
+                else:
+                    self._cancel_windows(s, trajectory, reason)
+        s.claims.clear()
+        return len(groups)
+
+    def _cancel_windows(self, s: LedgerState, trajectory: TrajectoryId, reason: DropReason) -> None:
+        t = s.trajectories[trajectory]
+        granted = ChunkId(trajectory, t.next)
+        for chunk in [ChunkId(trajectory, index) for index in range(t.next)]:
+            if chunk in s.chunks:
+                s.end_unit(chunk, reason)
+        if s.running.discard(granted):
+            s.running_age.pop(granted, None)
+            s.used -= 1
+        if trajectory in s.trajectories:
+            s.end_trajectory(trajectory, None if t.trained else reason)
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
+        """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
+        check_evaluation(request)
+        s, now = self._enter(who)
+        if request.number in s.evaluations:
+            return
+        s.evaluations[request.number] = EvaluationRecord(request)
+        for prompt in range(request.num_prompts):
+            for sample in range(request.samples_per_prompt):
+                trajectory = TrajectoryId(f"e{request.number}", prompt, sample)
+                s.trajectories[trajectory] = TrajectoryRecord(since_s=now)
+                s.open_evaluation(trajectory)
+
+    async def evaluation(self, number: int) -> EvaluationState | None:
+        """Return how far an evaluation is; None when it was never requested."""
+        record = self._state.evaluations.get(number)
+        if record is None:
+            return None
+        samples = tuple(sorted(record.samples, key=lambda sample: (sample.prompt, sample.sample)))
+        return EvaluationState(record.request, samples, record.num_failed)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    async def totals(self) -> Totals:
+        """Return the counters."""
+        return totals_of(self._state)
+
+    async def audit(self) -> Audit:
+        """Count both sides of the conservation law at one moment."""
+        return audit_of(self._state)
+
+    async def queues(self) -> list[QueueStat]:
+        """Return every ledger queue's depth, limit, oldest age and consumer."""
+        return queues_of(self._state, self._clock())
+
+    async def peek(self, key: str) -> list[bytes]:
+        """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
+        chunk = parse_chunk(key)
+        record = None if chunk is None else self._state.chunks.get(chunk)
+        if record is None:
+            return []
+        return [record.blob, *(record.scores[field] for field in Field if field in record.scores)]
+
+    async def aclose(self) -> None:
+        """Do nothing: there is no connection."""
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> LedgerState:
+        if self._opened is None:
+            raise LedgerError("the ledger was not opened; call open(spec) first")
+        return self._opened
+
+    def _enter(self, who: Incarnation) -> tuple[LedgerState, float]:
+        newest = self._epoch_of(who.worker)
+        if newest > who.epoch:
+            raise Fenced(f"{who} is not the newest incarnation of {who.worker}: epoch {newest} exists; stop at once")
+        return self._state, self._clock()
+
+    def _touch(self, s: LedgerState, who: Incarnation, now: float) -> None:
+        s.holders[str(who)] = now + s.spec.lease_s
+
+
+def _scored(record: ChunkRecord) -> ScoredChunk:
+    scores: dict[Field, Score] = {
+        field: from_blob(record.scores[field], SCORE_TYPES[field]) for field in Field if field in record.scores
+    }
+    return ScoredChunk(from_blob(record.blob, TrajectoryChunk), scores)

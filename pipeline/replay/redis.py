@@ -1,0 +1,383 @@
+"""The ledger in Redis: one Lua script for each transition, sent by its digest.
+
+*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims. *Waits for* the server's
+answer, for as long as the client's timeout and retries allow (``pipeline.replay.connect``), then raises LedgerUnavailable.
+
+Memory. ``LedgerSpec.max_bytes`` is compared with a counter that every script keeps: the bytes of all stored blobs, plus 512 a
+chunk for keys and indexes. (Scripts cannot read INFO on every server, and the server's own figure also counts buffers that
+come and go.) Above it no new credit is given. Should the server reach its ``maxmemory`` all the same, it refuses leases,
+chunks and evaluation requests, whole, and lets through all that makes room: scores, claims, drops, settling.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio
+from redis.commands.core import AsyncScript
+
+from pipeline.replay import keys
+from pipeline.replay.buffer import (
+    Audit,
+    ChunkWrite,
+    Claim,
+    ClaimedUnit,
+    ClaimRefused,
+    ClaimWait,
+    DeadLetter,
+    DropReason,
+    EvaluationRequest,
+    EvaluationSample,
+    EvaluationState,
+    Lease,
+    LeaseGrant,
+    LedgerSpec,
+    QueueStat,
+    Refusal,
+    ScoredChunk,
+    Totals,
+    Unit,
+    WriteStatus,
+)
+from pipeline.replay.checks import (
+    SCORE_TYPES,
+    check_chunk,
+    check_evaluation,
+    claim_gone,
+    mismatch,
+    parse_chunk,
+    spec_texts,
+)
+from pipeline.replay.faults import ledger_faults
+from pipeline.replay.redis_views import audit_from, queues_from, totals_from
+from pipeline.replay.scripts import load
+from pipeline.staleness import check_spec, surplus
+from protocol.codec import from_blob, to_blob
+from protocol.errors import LedgerError, LedgerFull, LedgerMismatch
+from protocol.ids import ChunkId, Incarnation, TrajectoryId
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+
+_FETCH_CHUNKS = 256
+"""Chunks read by one pipeline: bounds what waits in the server's output buffer."""
+
+_request_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
+
+
+class RedisReplay:
+    """The replay contract (``pipeline.replay.buffer.ReplayBuffer``) on a Redis >= 6.2 or Valkey server.
+
+    ``now`` returns seconds; without it the scripts read the server's clock, so that workers' clocks need not agree.
+    The client is closed by ``aclose``.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None) -> None:
+        self._client = client
+        self._run = run
+        self._now = now
+        self._counters = keys.counters(run)
+        self._scripts: dict[str, AsyncScript] = {}
+        self._layout: tuple[Unit, int] | None = None
+        self._lease_token = secrets.token_hex(8)
+        self._claim_token = secrets.token_hex(8)
+
+    async def open(self, spec: LedgerSpec) -> None:
+        """Create the run's ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot
+        work."""
+        check_spec(spec)
+        if spec.run != self._run:
+            raise LedgerMismatch(
+                f"the specification is of run {spec.run!r}, this ledger of {self._run!r}; use one name"
+            )
+        texts = spec_texts(spec)
+        extra = {"surplus": str(surplus(spec.oversampling, spec.units_per_update))}
+        flat = [text for pair in (texts | extra).items() for text in pair]
+        with ledger_faults("open"):
+            script = self._client.register_script(_OPEN)
+            there = cast("list[bytes]", await script(keys=[keys.spec(self._run)], args=flat))
+        have = {there[i].decode(): there[i + 1].decode() for i in range(0, len(there), 2)}
+        if have != texts | extra:
+            raise mismatch(have, spec)
+        self._layout = (spec.unit, spec.group_size)
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def lease(self, who: Incarnation, *, max_trajectories: int) -> LeaseGrant:
+        """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
+        try:
+            reply = await self._call("lease", who, max_trajectories, self._lease_token)
+        except LedgerFull:
+            return LeaseGrant((), Refusal.MEMORY)
+        # Only an answer ends a request: after a lost one the same token asks again and gets the same trajectories.
+        self._lease_token = secrets.token_hex(8)
+        leases = tuple(
+            Lease(
+                TrajectoryId.parse(name.decode()),
+                index,
+                from_blob(last, TrajectoryChunk) if last else None,
+                _request_decoder.decode(request) if request else None,
+            )
+            for name, index, last, request in reply[1:]
+        )
+        return LeaseGrant(leases, Refusal(reply[0].decode()) if reply[0] else None)
+
+    async def renew(self, who: Incarnation) -> None:
+        """Move the end of the lease on all that ``who`` holds."""
+        await self._call("renew", who)
+
+    async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
+        """Open held trajectories for others at once; return how many."""
+        if trajectories is None:
+            return await self._call("give_back", who, "all")
+        return await self._call("give_back", who, "some", *map(str, trajectories))
+
+    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk) -> ChunkWrite:
+        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored, LedgerFull when
+        the server has no room for it."""
+        check_chunk(chunk)
+        status, keeps = await self._call(
+            "write_chunk",
+            who,
+            str(chunk.trajectory),
+            chunk.id.index,
+            int(chunk.finish_reason.is_final),
+            chunk.num_tokens,
+            chunk.oldest_version,
+            chunk.newest_version,
+            to_blob(chunk),
+        )
+        return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
+
+    # -- scoring -----------------------------------------------------------------------------------------------------
+
+    async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
+        """Fill a field of a chunk once; complete units become ready, or are dropped for want of signal."""
+        # the sum turns -0.0 into 0.0, so that equal accuracies are equal texts
+        shown = (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
+        status = await self._call("write_score", who, str(chunk), field_of(score).value, to_blob(score), *shown)
+        return WriteStatus(status.decode())
+
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
+        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
+        blobs = await self._call("overdue", who, field.value, max_chunks)
+        return [from_blob(blob, TrajectoryChunk) for blob in blobs]
+
+    async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and return True."""
+        return bool(await self._call("fail_score", who, str(chunk), field.value, error.encode("utf-8", "replace")))
+
+    async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
+        """Return the newest dead letters first."""
+        if limit <= 0:
+            return []
+        with ledger_faults("dead_letters"):
+            packed = cast("list[bytes]", await cast("Any", self._client.lrange(keys.dead(self._run), 0, limit - 1)))
+        return [_dead_letter(record) for record in packed]
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
+        """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
+        claim_id = f"{who}/{self._claim_token}"
+        reply = await self._call("claim", who, policy_version, claim_id)
+        outcome = reply[0].decode()
+        if outcome == "claim":
+            self._claim_token = secrets.token_hex(8)
+            return Claim(claim_id, reply[1], tuple(name.decode() for name in reply[2:]))
+        return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
+
+    async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
+        """Read all that a claim still holds, in a few pipelined trips. Raises LedgerError when it was settled, returned or
+        cancelled meanwhile."""
+        unit, group_size = await self._read_layout()
+        there, units = await self._pipelined(
+            "fetch",
+            [
+                ("HEXISTS", keys.claims(self._run), claim.claim_id),
+                ("ZRANGE", keys.claim(self._run, claim.claim_id), 0, -1),
+            ],
+            atomic=True,
+        )
+        if not there:
+            raise claim_gone(claim)
+        held = {name.decode() for name in units}
+        names = [name for name in claim.units if name in held]
+        if unit is Unit.CHUNK:
+            chunks = await self._read_chunks(claim, names)
+            return [ClaimedUnit(name, ((chunk,),)) for name, chunk in zip(names, chunks, strict=True)]
+        members = [
+            [f"t.{name}.{member}" for member in range(group_size)] if unit is Unit.GROUP else [name] for name in names
+        ]
+        trajectories = [one for group in members for one in group]
+        lengths = await self._pipelined(
+            "fetch", [("HGET", keys.trajectory(self._run, one), "next") for one in trajectories]
+        )
+        chunks = iter(
+            await self._read_chunks(
+                claim,
+                [
+                    f"{one}.{index}"
+                    for one, length in zip(trajectories, lengths, strict=True)
+                    for index in range(int(length or 0))
+                ],
+            )
+        )
+        by_trajectory = {
+            one: tuple(next(chunks) for _ in range(int(length or 0)))
+            for one, length in zip(trajectories, lengths, strict=True)
+        }
+        return [
+            ClaimedUnit(name, tuple(by_trajectory[one] for one in group))
+            for name, group in zip(names, members, strict=True)
+        ]
+
+    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
+        """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
+        await self._call("drop", who, claim.claim_id, unit, reason.value)
+
+    async def advance(self, who: Incarnation, policy_version: int) -> None:
+        """Make ``policy_version`` the one that admission counts from. It only grows."""
+        await self._call("advance", who, policy_version)
+
+    async def settle(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+        """Mark claims trained and forget their data; return how many were not settled before."""
+        return await self._call("settle", who, *claims)
+
+    async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
+        return await self._call("recover", who, *applied)
+
+    async def close_admission(self, who: Incarnation) -> None:
+        """Give no new credit from now on."""
+        await self._call("close_admission", who)
+
+    async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
+        """Drop everything that is not trained; return how many groups were ended."""
+        return await self._call("cancel", who, reason.value)
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
+        """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
+        check_evaluation(request)
+        encoded = _request_encoder.encode(request)
+        await self._call(
+            "request_evaluation", who, request.number, encoded, request.num_prompts, request.samples_per_prompt
+        )
+
+    async def evaluation(self, number: int) -> EvaluationState | None:
+        """Return how far an evaluation is; None when it was never requested."""
+        head, samples = await self._pipelined(
+            "evaluation",
+            [
+                ("HMGET", keys.evaluation(self._run, number), "request", "failed"),
+                ("HGETALL", keys.evaluation_samples(self._run, number)),
+            ],
+            atomic=True,
+        )
+        if head[0] is None:
+            return None
+        read = sorted(
+            (_sample(name, text) for name, text in samples.items()), key=lambda sample: (sample.prompt, sample.sample)
+        )
+        return EvaluationState(_request_decoder.decode(head[0]), tuple(read), int(head[1] or 0))
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    async def totals(self) -> Totals:
+        """Return the counters."""
+        return totals_from(await self._call("totals", None))
+
+    async def audit(self) -> Audit:
+        """Count both sides of the conservation law at one moment. Walks the store: for people and tests, not for loops."""
+        return audit_from(await self._call("audit", None))
+
+    async def queues(self) -> list[QueueStat]:
+        """Return every ledger queue's depth, limit, oldest age and consumer."""
+        return queues_from(await self._call("queues", None))
+
+    async def peek(self, key: str) -> list[bytes]:
+        """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
+        if parse_chunk(key) is None:
+            return []
+        [stored] = await self._pipelined("peek", [("HMGET", keys.chunk(self._run, key), "blob", *Field)])
+        return [blob for blob in stored if blob is not None]
+
+    async def aclose(self) -> None:
+        """Close the client. Repeated calls do nothing."""
+        await self._client.aclose()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
+        """Run a script; raise the ledger's own errors."""
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self._client.register_script(load(name))
+        now = "" if self._now is None else repr(float(self._now()))
+        caller = ("", 0) if who is None else (who.worker, who.epoch)
+        with ledger_faults(f"{name} for {who}" if who is not None else name):
+            return await script(keys=[self._counters], args=cast("Any", [now, *caller, *args]))
+
+    async def _pipelined(self, doing: str, commands: Iterable[tuple[Any, ...]], *, atomic: bool = False) -> list[Any]:
+        with ledger_faults(doing):
+            async with self._client.pipeline(transaction=atomic) as pipe:
+                for command in commands:
+                    cast("Any", pipe).execute_command(*command)
+                return await pipe.execute()
+
+    async def _read_layout(self) -> tuple[Unit, int]:
+        """Return the run's unit and group size, also in a process that never called open."""
+        if self._layout is None:
+            [found] = await self._pipelined("fetch", [("HMGET", keys.spec(self._run), "unit", "group_size")])
+            if found[0] is None:
+                raise LedgerError(f"run {self._run!r} has no ledger; call open(spec) first, or check the run's name")
+            self._layout = (Unit(found[0].decode()), int(found[1]))
+        return self._layout
+
+    async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
+        read: list[ScoredChunk] = []
+        for start in range(0, len(names), _FETCH_CHUNKS):
+            part = names[start : start + _FETCH_CHUNKS]
+            rows = await self._pipelined(
+                "fetch", [("HMGET", keys.chunk(self._run, name), "blob", *Field) for name in part]
+            )
+            for blob, *scores in rows:
+                if blob is None:
+                    raise claim_gone(claim)
+                read.append(_scored(blob, scores))
+        return read
+
+
+_OPEN = """
+-- KEYS[1] {run}:spec; ARGV setting, text, ... Returns what the ledger was made with: by this call, or by an earlier one.
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], unpack(ARGV)) end
+return redis.call('HGETALL', KEYS[1])
+"""
+
+
+def _scored(blob: bytes, scores: list[bytes | None]) -> ScoredChunk:
+    read: dict[Field, Score] = {
+        field: from_blob(score, SCORE_TYPES[field])
+        for field, score in zip(Field, scores, strict=True)
+        if score is not None
+    }
+    return ScoredChunk(from_blob(blob, TrajectoryChunk), read)
+
+
+def _sample(name: bytes, text: bytes) -> EvaluationSample:
+    prompt, sample = name.split(b".")
+    accuracy, reward, tokens, oldest, newest = text.split()
+    return EvaluationSample(
+        int(prompt), int(sample), float(accuracy), float(reward), int(tokens), int(oldest), int(newest)
+    )
+
+
+def _dead_letter(packed: bytes) -> DeadLetter:
+    chunk, role, worker, error, attempts, at_s = msgspec.msgpack.decode(
+        packed, type=tuple[str, str, str, str, int, str]
+    )
+    return DeadLetter(chunk, role, worker, error, attempts, float(at_s))

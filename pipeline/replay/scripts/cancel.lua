@@ -1,0 +1,47 @@
+-- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left alone.
+--
+-- Writes   everything of the training lane
+-- ARGV[4]  reason
+-- Returns  how many groups were ended
+
+allow_growth()
+local reason = ARGV[4]
+
+-- Chunk units: those that are stored, then the credit of the window that is not, then the trajectory itself.
+local function cancel_trajectory(tid)
+  local next_index = call('HGET', trajectory_key(tid), 'next')
+  if not next_index then return end
+  for index = 0, tonumber(next_index) - 1 do
+    local cid = chunk_id(tid, index)
+    if call('EXISTS', chunk_key(cid)) == 1 then end_unit(cid, reason) end
+  end
+  local granted = chunk_id(tid, next_index)
+  if call('ZREM', P .. 'running', granted) == 1 then
+    call('ZREM', P .. 'running_age', granted)
+    count('used', -1)
+  end
+  local key = trajectory_key(tid)
+  if call('EXISTS', key) == 1 then
+    local trained = call('HGET', key, 'trained')
+    if trained then end_trajectory(tid, nil) else end_trajectory(tid, reason) end
+  end
+end
+
+local groups = call('ZRANGE', P .. 'groups', 0, -1)
+for _, group in ipairs(groups) do
+  if S.unit == 'group' then
+    end_unit(group, reason)
+  else
+    for member = 0, S.group_size - 1 do
+      local tid = 't.' .. group .. '.' .. string.format('%d', member)
+      if S.unit == 'chunk' then
+        cancel_trajectory(tid)
+      elseif call('EXISTS', trajectory_key(tid)) == 1 then
+        end_unit(tid, reason)
+      end
+    end
+  end
+end
+for _, id in ipairs(call('HKEYS', P .. 'claims')) do call('DEL', P .. 'claim:' .. id) end
+call('DEL', P .. 'claims')
+return #groups

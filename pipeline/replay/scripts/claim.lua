@@ -1,0 +1,77 @@
+-- claim.lua: drop ready units that are too stale, then lease one update's units to the learner, or say what it waits for.
+--
+-- The choice is pipeline.staleness.choose, line by line; pipeline/staleness.md proves what it keeps.
+--
+-- Reads    spec counters running running_age parked
+-- Writes   ready ready_age claims claim:<id>, the units' state, and all that a dropped unit leaves behind
+-- ARGV[4]  the learner's version   ARGV[5] id for the new claim; a repeat of an id gets the same claim again
+-- Returns  { 'claim', version, unit, ... } or { wait, ready units, needed units, oldest running unit or '' }
+
+local version, id = tonumber(ARGV[4]), ARGV[5]
+local there = call('HGET', P .. 'claims', id)
+if there then
+  local reply = { 'claim', tonumber(there) }
+  for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do reply[#reply + 1] = name end
+  return reply
+end
+
+allow_growth()
+local edge = version - S.eta
+for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
+  end_unit(name, 'stale')
+end
+
+local needed, surplus = S.batch / WEIGHT, math.floor(S.surplus / WEIGHT)
+local ready = call('ZRANGE', P .. 'ready', 0, -1, 'WITHSCORES')
+local num_ready = #ready / 2
+
+local function refuse(wait)
+  return { wait, num_ready, needed, call('ZRANGE', P .. 'running', 0, 0)[1] or '' }
+end
+
+if num_ready < needed then
+  local c = call('HMGET', COUNTERS, 'closed', 'groups:admitted')
+  local ended = c[1] or (S.num_prompts and integer(c[2]) >= S.num_prompts)
+  local moving = call('ZCARD', P .. 'running') > 0 or (not c[1] and call('ZCARD', P .. 'parked') > 0)
+  return refuse((ended and not moving) and 'starved' or 'not_enough')
+end
+if S.late == 'wait' and call('ZCOUNT', P .. 'running_age', edge, edge) > 0 then return refuse('late_work') end
+
+local chosen, num_chosen = {}, 0
+for lag = 0, S.eta - 1 do
+  local horizon = edge + lag
+  local due = call('ZCOUNT', P .. 'ready_age', edge, horizon) + call('ZCOUNT', P .. 'running_age', edge, horizon)
+  local urgent = math.min(due - lag * needed, needed)
+  if num_chosen < urgent then
+    for i = 1, #ready, 2 do
+      if num_chosen >= urgent then break end
+      local name = ready[i]
+      if not chosen[name] and tonumber(call('ZSCORE', P .. 'ready_age', name)) <= horizon then
+        chosen[name] = true
+        num_chosen = num_chosen + 1
+      end
+    end
+  end
+  if S.late == 'wait' and num_chosen < math.min(due - lag * needed - surplus, needed) then return refuse('late_work') end
+end
+for i = 1, #ready, 2 do
+  if num_chosen >= needed then break end
+  if not chosen[ready[i]] then
+    chosen[ready[i]] = true
+    num_chosen = num_chosen + 1
+  end
+end
+
+local reply = { 'claim', version }
+for i = 1, #ready, 2 do
+  local name = ready[i]
+  if chosen[name] then
+    call('ZREM', P .. 'ready', name)
+    call('ZREM', P .. 'ready_age', name)
+    call('ZADD', P .. 'claim:' .. id, ready[i + 1], name)
+    call('HSET', unit_key(name), 'state', 'claimed')
+    reply[#reply + 1] = name
+  end
+end
+call('HSET', P .. 'claims', id, version)
+return reply

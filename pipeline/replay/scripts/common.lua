@@ -1,0 +1,262 @@
+-- common.lua: put before every script by pipeline.replay.scripts; not a transition of its own.
+--
+-- KEYS[1]  {run}:counters, by which the script is routed. Every other key is derived from its hash tag, so lies in the same
+--          slot; pipeline/replay/keys.py lists them all.
+-- ARGV[1]  now in seconds, or '' for the server's own time
+-- ARGV[2]  worker, ARGV[3] epoch of the caller; '' and '0' for calls that need no incarnation
+--
+-- Errors: FENCED <newest epoch>, UNOPENED. Each is raised before the first write. Under `maxmemory` a server refuses the first
+-- write of a script that may need memory, and never a later one, so a script either changes nothing or completes.
+
+local call = redis.call
+local P = string.sub(KEYS[1], 1, -9)
+local COUNTERS = KEYS[1]
+local CHUNK_OVERHEAD = 512
+local MAX_CHUNKS = 65536
+local FIELDS = { 'reward', 'reference', 'value' }
+
+local function integer(value) return tonumber(value or '0') end
+
+local S = call('HMGET', P .. 'spec', 'unit', 'group_size', 'units_per_update', 'eta', 'num_prompts', 'surplus', 'fields',
+  'signal_filter', 'late', 'lease_s', 'scoring_deadline_s', 'max_attempts', 'max_bytes')
+if not S[1] then return redis.error_reply('UNOPENED no ledger of this run') end
+S = {
+  unit = S[1], group_size = tonumber(S[2]), batch = tonumber(S[3]), eta = tonumber(S[4]), num_prompts = tonumber(S[5]),
+  surplus = tonumber(S[6]), fields = S[7], signal_filter = S[8] == '1', late = S[9], lease_s = tonumber(S[10]),
+  scoring_deadline_s = tonumber(S[11]), max_attempts = tonumber(S[12]), max_bytes = tonumber(S[13]),
+}
+-- credit that one unit takes
+local WEIGHT = S.unit == 'group' and S.group_size or 1
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = call('TIME')
+  now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local WHO = ARGV[2] .. '#' .. ARGV[3]
+if ARGV[2] ~= '' then
+  local newest = integer(call('HGET', P .. 'epochs', ARGV[2]))
+  if newest > tonumber(ARGV[3]) then return redis.error_reply('FENCED ' .. newest) end
+end
+
+-- Scripts that make room begin with a write that is never refused for want of memory; the rest of the script then passes too.
+local function allow_growth() call('DEL', P .. 'never') end
+
+local function count(name, by) if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end end
+local function counter(name) return integer(call('HGET', COUNTERS, name)) end
+
+-- -- names ---------------------------------------------------------------------------------------------------------------
+
+local function trajectory_key(tid) return P .. 'trajectory:' .. tid end
+local function chunk_key(cid) return P .. 'chunk:' .. cid end
+local function group_key(number) return P .. 'group:' .. number end
+
+local function parts(tid)
+  local lane, group, member = string.match(tid, '^(.-)%.(%d+)%.(%d+)$')
+  return lane, tonumber(group), tonumber(member)
+end
+
+local function chunk_parts(cid)
+  local tid, index = string.match(cid, '^(.*)%.(%d+)$')
+  return tid, tonumber(index)
+end
+
+local function is_evaluation(tid) return string.sub(tid, 1, 2) ~= 't.' end
+
+local function trajectory_order(tid)
+  local lane, group, member = parts(tid)
+  if lane == 't' then return group * S.group_size + member end
+  return tonumber(string.sub(lane, 2)) * 1e11 + group * 1e4 + member
+end
+
+local function chunk_id(tid, index) return tid .. '.' .. string.format('%d', index) end
+local function chunk_order(tid, index) return trajectory_order(tid) * MAX_CHUNKS + index end
+
+-- -- credit --------------------------------------------------------------------------------------------------------------
+
+-- Return why `wanted` more credits cannot be given, or nil when they can.
+local function refusal(wanted)
+  local c = call('HMGET', COUNTERS, 'closed', 'bytes', 'used', 'version')
+  if c[1] then return 'closed' end
+  if S.max_bytes and integer(c[2]) > S.max_bytes then return 'memory' end
+  if integer(c[3]) + wanted > (S.eta + integer(c[4]) + 1) * S.batch + S.surplus then return 'no_credit' end
+  return nil
+end
+
+local function run_unit(name, order)
+  call('ZADD', P .. 'running', order, name)
+end
+
+-- -- holding -------------------------------------------------------------------------------------------------------------
+
+local function touch(who) call('ZADD', P .. 'holders', now + S.lease_s, who) end
+
+local function let_go(tid, who)
+  call('SREM', P .. 'held:' .. who, tid)
+  call('HDEL', trajectory_key(tid), 'holder')
+end
+
+-- The unit that this trajectory's next tokens belong to may from now on hold tokens of the present version.
+local function begin_age(tid, next_index)
+  local version = counter('version')
+  if S.unit == 'group' then
+    local _, group = parts(tid)
+    call('ZADD', P .. 'running_age', 'LT', version, string.format('%d', group))
+  elseif S.unit == 'trajectory' then
+    if next_index == 0 then call('ZADD', P .. 'running_age', version, tid) end
+  else
+    call('ZADD', P .. 'running_age', version, chunk_id(tid, next_index))
+  end
+end
+
+local function hold(tid, who)
+  local key = trajectory_key(tid)
+  call('SADD', P .. 'held:' .. who, tid)
+  call('HSET', key, 'holder', who, 'since', string.format('%.17g', now))
+  if not is_evaluation(tid) then begin_age(tid, integer(call('HGET', key, 'next'))) end
+end
+
+-- Open a held trajectory for others. What it has not begun cannot grow old.
+local function reopen(tid, who)
+  let_go(tid, who)
+  local key = trajectory_key(tid)
+  call('HSET', key, 'since', string.format('%.17g', now))
+  if is_evaluation(tid) then
+    call('ZADD', P .. 'evaluation_open', trajectory_order(tid), tid)
+    return
+  end
+  call('ZADD', P .. 'open', trajectory_order(tid), tid)
+  local next_index = integer(call('HGET', key, 'next'))
+  if S.unit == 'chunk' then
+    call('ZREM', P .. 'running_age', chunk_id(tid, next_index))
+  elseif S.unit == 'trajectory' and next_index == 0 then
+    call('ZREM', P .. 'running_age', tid)
+  end
+end
+
+local function reopen_all(who)
+  local held = call('SMEMBERS', P .. 'held:' .. who)
+  for _, tid in ipairs(held) do reopen(tid, who) end
+  return #held
+end
+
+-- -- leaving the ledger --------------------------------------------------------------------------------------------------
+
+-- Forget a chunk's data and everything that points to it; return the bytes that this frees.
+local function forget_chunk(cid)
+  local key = chunk_key(cid)
+  local freed = CHUNK_OVERHEAD + call('HSTRLEN', key, 'blob')
+  for _, field in ipairs(FIELDS) do
+    freed = freed + call('HSTRLEN', key, field)
+    call('ZREM', P .. 'due:' .. field, cid)
+  end
+  call('DEL', key)
+  count('bytes', -freed)
+end
+
+-- Count a chunk's tokens as trained (no reason) or dropped, and forget it.
+local function end_chunk(cid, reason)
+  local tokens = integer(call('HGET', chunk_key(cid), 'tokens'))
+  count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', tokens)
+  forget_chunk(cid)
+end
+
+-- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of it.
+local function end_trajectory(tid, reason)
+  local key = trajectory_key(tid)
+  local _, group = parts(tid)
+  local holder = call('HGET', key, 'holder')
+  if holder then let_go(tid, holder) end
+  call('ZREM', P .. 'open', tid)
+  call('ZREM', P .. 'parked', tid)
+  count('bytes', -call('HSTRLEN', key, 'last'))
+  call('DEL', key)
+  count(reason and ('trajectories:dropped:' .. reason) or 'trajectories:trained', 1)
+  local gkey = group_key(group)
+  if not reason then call('HSET', gkey, 'trained', 1) end
+  if call('HINCRBY', gkey, 'live', -1) == 0 then
+    local trained = call('HGET', gkey, 'trained')
+    count(trained and 'groups:trained' or ('groups:dropped:' .. reason), 1)
+    call('DEL', gkey)
+    call('ZREM', P .. 'groups', group)
+  end
+end
+
+local function end_whole_trajectory(tid, reason)
+  for index = 0, integer(call('HGET', trajectory_key(tid), 'next')) - 1 do end_chunk(chunk_id(tid, index), reason) end
+  end_trajectory(tid, reason)
+end
+
+-- A chunk leaves by itself. The newest chunk of an unfinished trajectory leaves its blob behind: the next window needs it.
+local function end_chunk_unit(cid, reason)
+  local tid, index = chunk_parts(cid)
+  local key = trajectory_key(tid)
+  local t = call('HMGET', key, 'next', 'final')
+  if not t[2] and integer(t[1]) == index + 1 then
+    local blob = call('HGET', chunk_key(cid), 'blob')
+    call('HSET', key, 'last', blob)
+    count('bytes', #blob)
+  end
+  end_chunk(cid, reason)
+  if not reason then call('HSET', key, 'trained', 1) end
+  if call('HINCRBY', key, 'live', -1) == 0 and t[2] then
+    if call('HGET', key, 'trained') then reason = nil end
+    end_trajectory(tid, reason)
+  end
+end
+
+-- Take a unit out of the ledger: trained (no reason), or dropped, which returns its credit.
+local function end_unit(name, reason)
+  for _, index in ipairs({ 'running', 'running_age', 'ready', 'ready_age' }) do call('ZREM', P .. index, name) end
+  if reason then count('used', -WEIGHT) end
+  if S.unit == 'group' then
+    local last = S.group_size - 1
+    for member = 0, last do end_whole_trajectory('t.' .. name .. '.' .. member, reason) end
+  elseif S.unit == 'trajectory' then
+    end_whole_trajectory(name, reason)
+  else
+    end_chunk_unit(name, reason)
+  end
+end
+
+local function unit_key(name)
+  if S.unit == 'group' then return group_key(name) end
+  if S.unit == 'trajectory' then return trajectory_key(name) end
+  return chunk_key(name)
+end
+
+local function make_ready(name, order)
+  local key = unit_key(name)
+  call('ZREM', P .. 'running', name)
+  call('ZREM', P .. 'running_age', name)
+  call('ZADD', P .. 'ready', order, name)
+  call('ZADD', P .. 'ready_age', integer(call('HGET', key, 'oldest')), name)
+  call('HSET', key, 'state', 'ready', 'ready_s', string.format('%.17g', now))
+end
+
+-- After a final chunk or a score: make the unit of this chunk ready when nothing is missing any more.
+local function ready_if_complete(tid, index)
+  if S.unit == 'group' then
+    local _, group = parts(tid)
+    local g = call('HMGET', group_key(group), 'finals', 'missing')
+    if integer(g[1]) == S.group_size and integer(g[2]) == 0 then make_ready(string.format('%d', group), group) end
+  elseif S.unit == 'trajectory' then
+    local t = call('HMGET', trajectory_key(tid), 'final', 'missing')
+    if t[1] and integer(t[2]) == 0 then make_ready(tid, trajectory_order(tid)) end
+  else
+    local cid = chunk_id(tid, index)
+    if integer(call('HGET', chunk_key(cid), 'missing')) == 0 then make_ready(cid, chunk_order(tid, index)) end
+  end
+end
+
+local function is_needed(field, final)
+  if field == 'reward' and not final then return false end
+  return string.find(S.fields, field, 1, true) ~= nil
+end
+
+-- Evaluation: a response leaves with its sample recorded, or as failed.
+local function end_evaluation(tid, index)
+  forget_chunk(chunk_id(tid, index))
+  call('DEL', trajectory_key(tid))
+end

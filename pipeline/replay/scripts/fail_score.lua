@@ -1,0 +1,33 @@
+-- fail_score.lua: count a scorer's failure on a chunk; after the last attempt drop its unit as a dead letter.
+--
+-- Writes   chunk:<id> due:<field> dead evaluation:<n> counters, and all that a dropped unit leaves behind
+-- ARGV[4]  chunk   ARGV[5] field   ARGV[6] traceback
+-- Returns  1 when the unit was dropped, else 0. A chunk that is gone, or has the field by now, changes nothing.
+
+local cid, field = ARGV[4], ARGV[5]
+local tid, index = chunk_parts(cid)
+local ckey = chunk_key(cid)
+if not call('ZSCORE', P .. 'due:' .. field, cid) then return 0 end
+allow_growth()
+local attempts = call('HINCRBY', ckey, 'attempts:' .. field, 1)
+if attempts < S.max_attempts then
+  call('ZADD', P .. 'due:' .. field, now, cid)
+  return 0
+end
+call('LPUSH', P .. 'dead', cmsgpack.pack({ cid, field, WHO, ARGV[6], attempts, string.format('%.17g', now) }))
+call('LTRIM', P .. 'dead', 0, 999)
+if is_evaluation(tid) then
+  local lane = parts(tid)
+  call('HINCRBY', P .. 'evaluation:' .. string.sub(lane, 2), 'failed', 1)
+  end_evaluation(tid, index)
+  return 1
+end
+local _, group = parts(tid)
+if S.unit == 'group' then
+  end_unit(string.format('%d', group), 'dead_letter')
+elseif S.unit == 'trajectory' then
+  end_unit(tid, 'dead_letter')
+else
+  end_unit(cid, 'dead_letter')
+end
+return 1

@@ -1,0 +1,114 @@
+-- lease.lua: give an incarnation trajectories to extend: evaluation first, then what nobody holds, then new groups.
+--
+-- Reads and writes  spec counters epochs holders held:* grant:<who> open parked evaluation_open evaluation:<n> groups group:<n>
+--                   trajectory:* chunk:* running running_age
+-- ARGV[4]  how many at most        ARGV[5]  token of this request; a repeat of the last token gets the last answer again
+-- Returns  { refusal or '', { trajectory, next index, last chunk or '', evaluation request or '' }, ... }
+
+local wanted, token = tonumber(ARGV[4]), ARGV[5]
+local grant_key = P .. 'grant:' .. WHO
+
+local function row(tid)
+  local key = trajectory_key(tid)
+  local next_index, blob, request = integer(call('HGET', key, 'next')), '', ''
+  if next_index > 0 then
+    blob = call('HGET', chunk_key(chunk_id(tid, next_index - 1)), 'blob') or call('HGET', key, 'last')
+  end
+  if is_evaluation(tid) then
+    local lane = parts(tid)
+    request = call('HGET', P .. 'evaluation:' .. string.sub(lane, 2), 'request')
+  end
+  return { tid, next_index, blob, request }
+end
+
+local last = call('HMGET', grant_key, 'token', 'trajectories', 'refusal')
+if last[1] == token then
+  local reply = { last[3] }
+  for tid in string.gmatch(last[2], '%S+') do
+    if call('SISMEMBER', P .. 'held:' .. WHO, tid) == 1 then reply[#reply + 1] = row(tid) end
+  end
+  return reply
+end
+
+-- Whoever was silent for too long, or has a newer incarnation, loses what it holds.
+for _, holder in ipairs(call('ZRANGEBYSCORE', P .. 'holders', '-inf', now)) do
+  reopen_all(holder)
+  call('ZREM', P .. 'holders', holder)
+end
+for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
+  local worker, epoch = string.match(holder, '^(.*)#(%d+)$')
+  if integer(call('HGET', P .. 'epochs', worker)) > tonumber(epoch) then
+    reopen_all(holder)
+    call('ZREM', P .. 'holders', holder)
+  end
+end
+
+local function admit_group()
+  local number = counter('groups:admitted')
+  local why = refusal(S.group_size)
+  if why ~= 'closed' and S.num_prompts and number >= S.num_prompts then why = 'exhausted' end
+  if why then return why end
+  local name = string.format('%d', number)
+  call('HSET', group_key(name), 'live', S.group_size)
+  call('ZADD', P .. 'groups', number, name)
+  if S.unit == 'group' then run_unit(name, number) end
+  for member = 0, S.group_size - 1 do
+    local tid = 't.' .. name .. '.' .. string.format('%d', member)
+    call('HSET', trajectory_key(tid), 'next', 0, 'since', string.format('%.17g', now))
+    call('ZADD', P .. 'open', trajectory_order(tid), tid)
+    if S.unit == 'trajectory' then
+      run_unit(tid, trajectory_order(tid))
+    elseif S.unit == 'chunk' then
+      run_unit(chunk_id(tid, 0), chunk_order(tid, 0))
+    end
+  end
+  count('groups:admitted', 1)
+  count('trajectories:admitted', S.group_size)
+  count('used', S.group_size)
+  return nil
+end
+
+-- Return the next trajectory, taken out of its queue, or nil and why there is none.
+local function take()
+  local evaluation = call('ZRANGE', P .. 'evaluation_open', 0, 0)[1]
+  if evaluation then
+    call('ZREM', P .. 'evaluation_open', evaluation)
+    return evaluation
+  end
+  local open = call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES')
+  local parked = call('ZRANGE', P .. 'parked', 0, 0, 'WITHSCORES')
+  if parked[1] and not (open[1] and tonumber(open[2]) < tonumber(parked[2])) then
+    local why = refusal(1)
+    if not why then
+      local tid = parked[1]
+      local index = integer(call('HGET', trajectory_key(tid), 'next'))
+      call('ZREM', P .. 'parked', tid)
+      run_unit(chunk_id(tid, index), chunk_order(tid, index))
+      count('used', 1)
+      return tid
+    end
+    if not open[1] then return nil, why end
+  end
+  if not open[1] then
+    local why = admit_group()
+    if why then return nil, why end
+    open = call('ZRANGE', P .. 'open', 0, 0)
+  end
+  call('ZREM', P .. 'open', open[1])
+  return open[1]
+end
+
+local reply, names, why = { '' }, {}, nil
+while #names < wanted do
+  local tid
+  tid, why = take()
+  if not tid then break end
+  hold(tid, WHO)
+  names[#names + 1] = tid
+  reply[#reply + 1] = row(tid)
+end
+reply[1] = why or ''
+touch(WHO)
+call('HSET', grant_key, 'token', token, 'trajectories', table.concat(names, ' '), 'refusal', reply[1])
+call('EXPIRE', grant_key, 3600)
+return reply

@@ -1,0 +1,41 @@
+-- queues.lua: measure every ledger queue.
+--
+-- Reads    counters open parked holders held:* due:* ready claims evaluation_open dead, and the first entry of each
+-- Returns  { name, depth, limit or -1, age of the oldest as text or '' } for each queue
+
+local function age(since) return since and string.format('%.17g', now - tonumber(since)) or '' end
+
+local function first(key) return call('ZRANGE', P .. key, 0, 0)[1] end
+
+local function trajectories(name)
+  local oldest = first(name)
+  return { name, call('ZCARD', P .. name), -1, oldest and age(call('HGET', trajectory_key(oldest), 'since')) or '' }
+end
+
+local version = counter('version')
+local limit = (S.eta + version + 1) * S.batch + S.surplus
+local held = 0
+for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do held = held + call('SCARD', P .. 'held:' .. holder) end
+
+local reply = {
+  { 'credit', counter('used'), limit, '' }, trajectories('evaluation_open'), trajectories('open'), trajectories('parked'),
+  { 'leased', held, -1, '' },
+}
+for _, field in ipairs(FIELDS) do
+  if field == 'reward' or string.find(S.fields, field, 1, true) then
+    local oldest = first('due:' .. field)
+    reply[#reply + 1] = {
+      field, call('ZCARD', P .. 'due:' .. field), -1, oldest and age(call('HGET', chunk_key(oldest), 'written_s')) or '',
+    }
+  end
+end
+local oldest = first('ready')
+reply[#reply + 1] = {
+  'ready', call('ZCARD', P .. 'ready') * WEIGHT, -1, oldest and age(call('HGET', unit_key(oldest), 'ready_s')) or '',
+}
+local claimed = 0
+for _, id in ipairs(call('HKEYS', P .. 'claims')) do claimed = claimed + call('ZCARD', P .. 'claim:' .. id) * WEIGHT end
+reply[#reply + 1] = { 'claimed', claimed, -1, '' }
+reply[#reply + 1] = { 'dead', call('LLEN', P .. 'dead'), -1, '' }
+reply[#reply + 1] = { 'bytes', counter('bytes'), S.max_bytes or -1, '' }
+return reply

@@ -1,0 +1,23 @@
+-- recover.lua: settle the claims that a checkpoint holds, and return every other claim's units to ready.
+--
+-- Writes   claims claim:* ready ready_age counters, and all that the settled units leave behind
+-- ARGV[4..]  claims whose effect the checkpoint holds
+-- Returns  how many units came back
+
+allow_growth()
+local applied, returned = {}, 0
+for i = 4, #ARGV do applied[ARGV[i]] = true end
+for _, id in ipairs(call('HKEYS', P .. 'claims')) do
+  local units = call('ZRANGE', P .. 'claim:' .. id, 0, -1, 'WITHSCORES')
+  for i = 1, #units, 2 do
+    if applied[id] then
+      end_unit(units[i], nil)
+    else
+      make_ready(units[i], units[i + 1])
+      returned = returned + 1
+    end
+  end
+  call('DEL', P .. 'claim:' .. id)
+end
+call('DEL', P .. 'claims')
+return returned

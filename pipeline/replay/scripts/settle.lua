@@ -1,0 +1,17 @@
+-- settle.lua: mark claims trained and forget their data.
+--
+-- Writes   claims claim:* counters, and all that the units leave behind
+-- ARGV[4..]  claims; those that are not there (any more) are passed over
+-- Returns  how many were settled
+
+allow_growth()
+local settled = 0
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  if call('HDEL', P .. 'claims', id) == 1 then
+    for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do end_unit(name, nil) end
+    call('DEL', P .. 'claim:' .. id)
+    settled = settled + 1
+  end
+end
+return settled

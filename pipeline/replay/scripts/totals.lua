@@ -1,0 +1,21 @@
+-- totals.lua: read the counters that bound staleness and describe progress.
+--
+-- Reads    spec counters ready running
+-- Returns  { version, used, limit, ready units, running units, groups admitted, tokens generated,
+--            tokens trained, closed, exhausted, { reason, groups dropped, ... } }
+
+local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed')
+local dropped = {}
+for _, reason in ipairs({ 'stale', 'no_signal', 'dead_letter', 'non_finite', 'cancelled' }) do
+  local number = counter('groups:dropped:' .. reason)
+  if number > 0 then
+    dropped[#dropped + 1] = reason
+    dropped[#dropped + 1] = number
+  end
+end
+local version, groups = integer(c[1]), integer(c[3])
+return {
+  version, integer(c[2]), (S.eta + version + 1) * S.batch + S.surplus, call('ZCARD', P .. 'ready'),
+  call('ZCARD', P .. 'running') * WEIGHT, groups, integer(c[4]), integer(c[5]), c[6] and 1 or 0,
+  (S.num_prompts and groups >= S.num_prompts) and 1 or 0, dropped,
+}
