@@ -14,7 +14,6 @@ from typing import Any
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.rewards.registry import resolve
 from protocol.errors import ConfigError, DataError
 
 
@@ -28,10 +27,10 @@ def preflight(config: RunConfig) -> list[str]:
     if config.model.reference_path is not None:
         _model_config(config.model.reference_path)
     source = PromptSource.load(config, load_text_tokenizer(config.model.path))
-    findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})", *source.report.lines()]
-    resolve(config.data.verifier)
-    for name in sorted(source.verifiers):
-        resolve(name)
+    findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})"]
+    findings += [f"training: {line}" for line in source.report.lines()]
+    if config.data.evaluation:
+        findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
     _check_length(config, model)
     _check_address(config)
     needed = config.algorithm.groups_per_update

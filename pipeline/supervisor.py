@@ -30,9 +30,10 @@ import structlog
 
 from pipeline.config.load import write_resolved
 from pipeline.config.schema import RunConfig
-from pipeline.fleet import Action, FleetFailure, FleetPlan, Phase, RestartPolicy, Verb
+from pipeline.fleet import Action, FleetFailure, FleetPlan, RestartPolicy, Verb
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
+from pipeline.report import write_report
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_redis import RedisRegistry
@@ -109,7 +110,9 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another supervisor runs {run_dir}; look at it with `headrace status {run_dir}`") from None
+            raise ConfigError(
+                f"another supervisor runs {run_dir}; look at it with `headrace status {run_dir}`"
+            ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -153,6 +156,14 @@ class Supervisor:
             await registry.set_fleet(Fleet(desired_counts(self._config)))
             status = await self._supervise(registry, replay, server, watch, watch_every_s)
             await registry.set_run_status(status)
+            audit = await replay.audit()
+            await asyncio.to_thread(
+                write_report,
+                self._run_dir,
+                title=self._config.run.name,
+                detail=f"{status.state}: {status.detail}",
+                audit=audit,
+            )
         finally:
             self._kill_all()
             await registry.aclose()

@@ -40,7 +40,7 @@ def digest_file(path: Path) -> str:
 
 
 def weights_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder for this run's published weights: memory-backed when asked for and present, else in the run's folder."""
+    """Return the folder for published weights: memory-backed when asked for and present, else in the run's folder."""
     if shared_memory and _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
         tag = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:16]
         return _SHARED_MEMORY / f"headrace-{os.getuid()}-{tag}"
@@ -107,7 +107,9 @@ class WeightsStore:
             raise UnknownMessage(f"the weights endpoint got a {type(request).__name__}; it answers WeightsRequest only")
         stored = self._held.get(request.version)
         if stored is None or request.offset < 0 or request.max_bytes <= 0:
-            return WeightsPart(version=request.version, offset=request.offset, total_bytes=0, data=np.empty(0, np.uint8))
+            return WeightsPart(
+                version=request.version, offset=request.offset, total_bytes=0, data=np.empty(0, np.uint8)
+            )
         with stored.path.open("rb") as file:
             file.seek(request.offset)
             data = file.read(min(request.max_bytes, _READ_BYTES))
@@ -130,6 +132,13 @@ def local_file(announcement: WeightsAnnouncement) -> Path | None:
         return None
 
 
+def fetch_folder(run_dir: Path, worker: str) -> Path:
+    """Make and return the folder into which a worker fetches weights from another host."""
+    folder = run_dir / "fetched" / worker
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
 async def fetch_file(
     announcement: WeightsAnnouncement, requester: Requester, folder: Path, *, max_part_bytes: int, timeout_s: float
 ) -> Path:
@@ -139,7 +148,6 @@ async def fetch_file(
         WeightsRejected: the learner no longer holds the version, or the digest does not match; the file is removed.
         DeadlineExceeded: one part took longer than ``timeout_s``.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"v{announcement.policy_version:08d}.fetched"
     version = announcement.policy_version
     try:
@@ -157,7 +165,9 @@ async def fetch_file(
                     )
                 file.write(part.data.data)
         if (digest := digest_file(path)) != announcement.digest:
-            raise WeightsRejected(f"version {version} has digest {digest}, expected {announcement.digest}; fetch it again")
+            raise WeightsRejected(
+                f"version {version} has digest {digest}, expected {announcement.digest}; fetch it again"
+            )
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -30,7 +30,7 @@ from pipeline.runtime.actor import Actor
 from pipeline.runtime.outbox import Outbox
 from pipeline.runtime.registry import WaitingFor, WeightsAnnouncement
 from pipeline.runtime.retry import ride_out
-from pipeline.weights import fetch_file, local_file
+from pipeline.weights import fetch_file, fetch_folder, local_file
 from protocol.errors import WeightsRejected
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
@@ -234,14 +234,14 @@ class Generator(Actor):
         """Ask the learner for the file in parts. Raises FileNotFoundError when it serves none."""
         if not announcement.endpoint:
             raise FileNotFoundError(f"{announcement.path} is gone and the learner serves no endpoint")
-        keys = {endpoint: key for endpoint, key in (await self.ctx.registry.endpoints(Role.LEARNER)).values()}
+        keys = dict((await self.ctx.registry.endpoints(Role.LEARNER)).values())
         requester = self.ctx.transport.requester(announcement.endpoint, server_key=keys.get(announcement.endpoint, ""))
         weights = self.ctx.config.weights
         try:
             return await fetch_file(
                 announcement,
                 requester,
-                self.ctx.run_dir / "fetched" / self.ctx.who.worker,
+                fetch_folder(self.ctx.run_dir, self.ctx.who.worker),
                 max_part_bytes=weights.max_part_mb << 20,
                 timeout_s=weights.fetch_timeout_s,
             )

@@ -65,14 +65,18 @@ class Learner(Actor):
         self._publisher = Publisher(self.ctx)
         await self._publisher.start()
         self._version = await self._publisher.next_version(int(state.get("policy_version", 0)), restored=bool(state))
-        self._history = History.resume(self.ctx.run_dir / HISTORY_NAME, last_version=int(state.get("policy_version", 0)))
+        self._history = History.resume(
+            self.ctx.run_dir / HISTORY_NAME, last_version=int(state.get("policy_version", 0))
+        )
         self._evaluations = Evaluations(
             self.ctx, num_prompts=source.num_evaluation_prompts, next_number=int(state.get("next_evaluation", 0))
         )
         self._is_resumed = checkpoint is not None
         self._num_bad_steps = 0
         self._dropped_at_update = await self._num_without_signal()
-        self.ctx.log.info("learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned)
+        self.ctx.log.info(
+            "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
+        )
         await self._publish()
 
     async def run(self) -> None:
@@ -165,7 +169,9 @@ class Learner(Actor):
             results.append(result)
             self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
             if not result.applied:
-                self.ctx.log.error("step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps)
+                self.ctx.log.error(
+                    "step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
+                )
             if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
                 raise FloatingPointError(
                     f"{self._num_bad_steps} optimiser steps in a row were not finite (loss {result.loss}, gradient norm "
@@ -252,7 +258,9 @@ class Learner(Actor):
         for row in rows:
             self._history.append(row)
             self.ctx.counters["evaluation_accuracy"] = row.accuracy
-            self.ctx.log.info("evaluation", **{name: getattr(row, name) for name in ("number", "policy_version", "accuracy")})
+            self.ctx.log.info(
+                "evaluation", **{name: getattr(row, name) for name in ("number", "policy_version", "accuracy")}
+            )
 
     def _show(self, row: UpdateRow) -> None:
         counters = self.ctx.counters
@@ -260,7 +268,9 @@ class Learner(Actor):
         counters.update(accuracy=row.accuracy, reward=row.reward)
         counters["trained_tokens"] = counters.get("trained_tokens", 0) + row.num_trained_tokens
         counters["refused_steps"] = counters.get("refused_steps", 0) + row.num_refused_steps
-        self.ctx.log.info("update", update=row.update, accuracy=row.accuracy, loss=row.loss, staleness_max=row.staleness_max)
+        self.ctx.log.info(
+            "update", update=row.update, accuracy=row.accuracy, loss=row.loss, staleness_max=row.staleness_max
+        )
 
 
 def _row(update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult]) -> UpdateRow:

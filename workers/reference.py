@@ -14,12 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from workers.scorer import Scorer
 from protocol.errors import EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, ReferenceScore, TrajectoryChunk
 from workers.engines.build import build_scoring_engine
 from workers.engines.scoring import ScoringEngine, ScoringRequest
+from workers.scorer import Scorer
 
 
 class Reference(Scorer):

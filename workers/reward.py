@@ -16,9 +16,9 @@ from typing import ClassVar
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, VerifierFailure
-from workers.scorer import Scorer
 from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk
+from workers.scorer import Scorer
 
 
 class Reward(Scorer):

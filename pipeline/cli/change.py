@@ -22,7 +22,9 @@ _ELASTIC = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
 _POLL_S = 0.2
 
 
-@click.command(epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 --run runs/demo")
+@click.command(
+    epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 --run runs/demo"
+)
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE=NUMBER...")
 @click.option("--run", type=click.Path(path_type=Path), help="The run's folder; the newest under ./runs when absent.")
 @json_option
@@ -79,7 +81,9 @@ def down(run: Path | None, now: bool, timeout_s: float, as_json: bool) -> None:
     deadline = time.monotonic() + timeout_s
     while supervisor_pid(run_dir) is not None:
         if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"{run_dir} has not ended within {timeout_s:g} s; `headrace down {run_dir} --now` ends it")
+            raise DeadlineExceeded(
+                f"{run_dir} has not ended within {timeout_s:g} s; `headrace down {run_dir} --now` ends it"
+            )
         time.sleep(_POLL_S)
     if as_json:
         echo_json({"run": run_dir, "was_running": was_running})

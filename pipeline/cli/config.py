@@ -9,7 +9,9 @@ import click
 from pipeline.cli.common import echo_json, json_option
 
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-_SET = click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
+_SET = click.option(
+    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated."
+)
 
 
 @click.group(no_args_is_help=True)

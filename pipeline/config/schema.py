@@ -72,7 +72,9 @@ class AlgorithmSection(Section):
     clip_low: float = Field(default=0.2, gt=0.0, lt=1.0, description="eps_low. DAPO eq. 8.")
     clip_high: float = Field(default=0.28, gt=0.0, description="eps_high. DAPO eq. 8.")
     dual_clip: float = Field(
-        default=10.0, ge=0.0, description="c > 1 bounds the loss where the advantage is negative; 0 is off. DAPO recipe 10."
+        default=10.0,
+        ge=0.0,
+        description="c > 1 bounds the loss where the advantage is negative; 0 is off. DAPO recipe 10.",
     )
     loss_aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
@@ -83,7 +85,7 @@ class AlgorithmSection(Section):
     )
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
     entropy_coefficient: float = 0.0
-    importance: Literal["none", "tis", "icepop", "decoupled"] = Field(
+    importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = Field(
         default="tis", description="Correction of behaviour against proximal policy; algorithms README, off-policy."
     )
     importance_cap: float = Field(default=2.0, gt=0.0, description="C of TIS; upper bound of IcePop.")
@@ -91,6 +93,11 @@ class AlgorithmSection(Section):
     dynamic_sampling: bool = Field(default=True, description="Drop groups without signal by raw accuracy. DAPO eq. 11.")
     oversampling: float = Field(
         default=1.0, ge=1.0, description="Work in flight over what one update needs, for the filter."
+    )
+    max_generation_batches: int = Field(
+        default=10,
+        ge=0,
+        description="Batches without signal in a row before the run ends as hopeless; 0: never. DAPO recipe 10.",
     )
 
 
@@ -197,8 +204,12 @@ class LedgerSection(Section):
     scoring_deadline_s: float = Field(
         default=15.0, gt=0.0, description="An unscored chunk is handed out again after this."
     )
-    max_attempts: Positive = Field(default=3, description="Failures of one role on one chunk before it is a dead letter.")
-    outage_timeout_s: float = Field(default=300.0, gt=0.0, description="How long workers ride out a ledger that is away or full.")
+    max_attempts: Positive = Field(
+        default=3, description="Failures of one role on one chunk before it is a dead letter."
+    )
+    outage_timeout_s: float = Field(
+        default=300.0, gt=0.0, description="How long workers ride out a ledger that is away or full."
+    )
 
 
 class WireSection(Section):
@@ -296,9 +307,7 @@ class RunConfig(Section):
                 f"algorithm.group_size is {algorithm.group_size}; a group baseline needs at least 2 responses a prompt"
             )
         if 0.0 < algorithm.dual_clip <= 1.0:
-            raise ValueError(
-                f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off"
-            )
+            raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off")
         batch = algorithm.groups_per_update * algorithm.group_size
         if batch % algorithm.num_minibatches:
             raise ValueError(

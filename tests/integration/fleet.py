@@ -40,7 +40,7 @@ class RunningFleet:
         return self.command("audit", str(self.run_dir))
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        return {worker["name"]: worker for worker in self.status()["workers"]}
+        return {worker["worker"]: worker for worker in self.status()["workers"]}
 
     def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
         """Poll a condition of the run; the fleet's output is shown when it does not come true."""

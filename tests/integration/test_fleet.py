@@ -47,7 +47,9 @@ def test_killed_generator_reward_and_reference_workers_are_replaced_and_the_ledg
 
         def all_replaced() -> bool:
             now = run.workers()
-            return all(name in now and now[name]["epoch"] > before[name]["epoch"] for name in ("generator-0", "reward-0"))
+            return all(
+                name in now and now[name]["epoch"] > before[name]["epoch"] for name in ("generator-0", "reward-0")
+            )
 
         run.wait_until(all_replaced, "new incarnations of the killed workers")
         run.wait_until(lambda: run.num_updates() >= seen + 3, "updates after the kills")
@@ -81,7 +83,9 @@ def test_scaling_changes_the_fleet_while_it_runs(tmp_path: Path) -> None:
         run.command("scale", "generator=3", "--run", str(run.run_dir))
         run.wait_until(lambda: "generator-2" in run.workers(), "the third generator")
         run.command("scale", "generator=1", "--run", str(run.run_dir))
-        run.wait_until(lambda: {n for n in run.workers() if n.startswith("generator")} == {"generator-0"}, "one generator")
+        run.wait_until(
+            lambda: {n for n in run.workers() if n.startswith("generator")} == {"generator-0"}, "one generator"
+        )
         assert run.audit()["balances"] is True
         run.command("down", str(run.run_dir))
         assert run.finish() == 0

@@ -1,0 +1,152 @@
+"""``headrace status``, ``queues``, ``audit``, ``peek`` and ``report``: looking, without touching."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import click
+
+from pipeline.cli.common import attach, echo_json, json_option, run_argument
+from protocol.errors import ConfigError
+
+_RUN_OPTION = click.option(
+    "--run", type=click.Path(path_type=Path), help="The run's folder; the newest under ./runs if absent."
+)
+
+
+@click.command(epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json")
+@run_argument
+@json_option
+def status(run: Path | None, as_json: bool) -> None:
+    """Show workers, progress and what each waits for."""
+    from pipeline.cli.change import supervisor_pid
+    from pipeline.runtime.status import bottleneck, role_rows, worker_rows
+
+    async def look() -> None:
+        async with attach(run) as at:
+            beats = await at.registry.heartbeats()
+            workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.config.supervisor.stuck_after_s)
+            fleet = await at.registry.fleet()
+            state = await at.registry.run_status()
+            totals = await at.replay.totals()
+            pid = supervisor_pid(at.run_dir)
+            roles = role_rows(workers, fleet.counts if fleet else None)
+            if as_json:
+                found = {"run": at.run_dir, "state": state.state, "detail": state.detail, "supervisor_pid": pid}
+                echo_json({**found, "roles": roles, "workers": workers, "totals": totals, "waits": bottleneck(workers)})
+                return
+            from rich.console import Console
+
+            from pipeline.live import fleet_table, totals_line
+
+            console = Console()
+            alive = f"supervisor {pid}" if pid is not None else "no supervisor"
+            console.print(f"[b]{at.run_dir}[/b]: {state.state} {state.detail} ({alive})", highlight=False)
+            if workers:
+                console.print(fleet_table(workers))
+                console.print(bottleneck(workers), highlight=False)
+            console.print(totals_line(totals), highlight=False)
+
+    asyncio.run(look())
+
+
+@click.command(epilog="\b\nExamples:\n  headrace queues\n  headrace queues runs/demo --json")
+@run_argument
+@json_option
+def queues(run: Path | None, as_json: bool) -> None:
+    """Show every link and ledger queue: depth, limit, oldest age, and who empties it."""
+    from pipeline.runtime.status import queue_rows
+
+    async def look() -> None:
+        async with attach(run) as at:
+            rows = queue_rows(await at.registry.heartbeats(), await at.replay.queues())
+            if as_json:
+                echo_json(rows)
+                return
+            from rich.console import Console
+
+            from pipeline.live import queue_table
+
+            Console().print(queue_table(rows))
+
+    asyncio.run(look())
+
+
+@click.command(
+    epilog="\b\nExamples:\n  headrace audit\n  headrace audit runs/demo --json\n\nExit code 1 when it does not balance."
+)
+@run_argument
+@json_option
+def audit(run: Path | None, as_json: bool) -> int:
+    """Check the conservation law: admitted = trained + dropped + in flight, for groups, trajectories and tokens."""
+
+    async def look() -> int:
+        async with attach(run) as at:
+            found = await at.replay.audit()
+            if as_json:
+                parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens")}
+                differences = {name: balance.difference for name, balance in parts.items()}
+                echo_json({"balances": found.balances, "difference": differences, **parts})
+            else:
+                from rich.console import Console
+
+                from pipeline.live import audit_table
+
+                console = Console()
+                console.print(audit_table(found))
+                console.print("it balances" if found.balances else "[red]it does not balance: this is a bug[/red]")
+            return 0 if found.balances else 1
+
+    return asyncio.run(look())
+
+
+@click.command(epilog="\b\nExample:\n  headrace peek t.12.3.0        # first chunk of member 3 of group 12")
+@click.argument("chunk")
+@_RUN_OPTION
+@json_option
+def peek(chunk: str, run: Path | None, as_json: bool) -> None:
+    """Show a stored chunk and its scores, read with the plain msgpack package."""
+    from protocol.peek import describe
+
+    async def look() -> None:
+        async with attach(run) as at:
+            blobs = await at.replay.peek(chunk)
+            if not blobs:
+                raise ConfigError(
+                    f"{chunk} is not in the ledger: it was never written, or it was trained on or dropped and so forgotten; "
+                    f"an id is LANE.GROUP.MEMBER.CHUNK, as t.12.3.0"
+                )
+            shown = [describe(blob) for blob in blobs]
+            if as_json:
+                echo_json(shown)
+                return
+            from rich.console import Console
+            from rich.pretty import Pretty
+
+            for item in shown:
+                Console().print(Pretty(item, max_string=200, max_length=40))
+
+    asyncio.run(look())
+
+
+@click.command(epilog="\b\nExample:\n  headrace report runs/demo")
+@run_argument
+@json_option
+def report(run: Path | None, as_json: bool) -> None:
+    """Write report.html and report.json of a run again, from its history and its ledger."""
+    from pipeline.report import summarize, write_report
+
+    async def look() -> None:
+        async with attach(run) as at:
+            state = await at.registry.run_status()
+            found = await at.replay.audit()
+            detail = f"{state.state}: {state.detail}" if state.detail else str(state.state)
+            path = write_report(at.run_dir, title=at.config.run.name, detail=detail, audit=found)
+            if as_json:
+                echo_json({"report": path, "summary": summarize(at.run_dir)})
+            else:
+                click.echo(path)
+
+    asyncio.run(look())
