@@ -70,7 +70,7 @@ def unpack_array(wire: object, frames: Sequence[Buffer]) -> np.ndarray:
             array = np.frombuffer(source, dtype)
         except ValueError:  # not a whole number of elements; named below
             return _unpack_shaped(dtype, shape, source)
-        if [array.size] == shape:
+        if [array.size] == shape and cast("list[object]", shape)[0].__class__ is int:
             return array
     return _unpack_shaped(dtype, shape, source)
 

@@ -18,13 +18,8 @@ from protocol.arrays import Buffer
 
 MAX_SHOWN = 8
 """Elements of an array that are shown from its start."""
-_FORMATS = dict(
-    zip(
-        ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"),
-        "?bBhHiIqQefd",
-        strict=True,
-    )
-)
+_DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+_FORMATS: dict[str, str] = {dtype: code for dtype, code in zip(_DTYPES, "?bBhHiIqQefd", strict=True)}  # noqa: C416
 """Wire dtype -> format of the ``struct`` module."""
 
 
@@ -56,13 +51,12 @@ def _peek_blob(blob: bytes) -> dict[str, Any]:
     if not isinstance(whole, dict) or "body" not in whole:
         return {"body": _plain(whole, [])}
     head = cast("dict[str, Any]", whole)
-    arrays = head.pop("arrays", None)
-    parts = (
-        [part for part in cast("list[object]", arrays) if isinstance(part, bytes)] if isinstance(arrays, list) else []
-    )
+    arrays: object = head.pop("arrays", None)
+    found = cast("list[object]", arrays) if isinstance(arrays, list) else []
+    parts = [part for part in found if isinstance(part, bytes)]
     return {
         "envelope": {key: value for key, value in head.items() if key != "body"},
-        "body": _plain(head["body"], arrays),
+        "body": _plain(head["body"], parts),
     }
 
 

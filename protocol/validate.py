@@ -42,7 +42,7 @@ def check_consistency(obj: Message | Score) -> None:
 
 
 def _check_vector(name: str, array: np.ndarray, dtype: np.dtype[np.generic]) -> None:
-    if array.dtype is not dtype and array.dtype != dtype:
+    if array.dtype is not dtype and array.dtype.newbyteorder("<") != dtype:  # the codec turns bytes, no more
         raise MalformedMessage(f"{name} has dtype {array.dtype}, expected {dtype}")
     if array.ndim != 1:
         raise MalformedMessage(f"{name} has {array.ndim} dimensions, expected 1")

@@ -1,0 +1,1 @@
+"""Tests of what processes say to one another."""

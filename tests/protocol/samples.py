@@ -1,0 +1,107 @@
+"""One fixed example of everything that travels, and strategies that make others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from protocol.codec import Storable
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.messages import WeightsPart, WeightsRequest
+from protocol.trajectory import (
+    FinishReason,
+    Prompt,
+    ReferenceScore,
+    RewardScore,
+    Segment,
+    TrajectoryChunk,
+    ValueScore,
+)
+
+
+def chunk(num_tokens: int = 100, *, member: int = 3, **changes: Any) -> TrajectoryChunk:
+    fields: dict[str, Any] = {
+        "id": ChunkId(TrajectoryId("t", 12, member), 1),
+        "prompt": Prompt(
+            prompt_id="train:17",
+            tokens=np.array([5, 9, 150000], np.int32),
+            text="2+3=",
+            answer="5",
+            verifier="arithmetic",
+            extra={"level": 2, "source": ["a", "b"]},
+        ),
+        "context_tokens": np.arange(60, dtype=np.int32),
+        "tokens": np.arange(num_tokens, dtype=np.int32),
+        "behavior_logprobs": -np.arange(num_tokens, dtype=np.float32) / 8,
+        "segments": (Segment(7, num_tokens),),
+        "finish_reason": FinishReason.WINDOW,
+        "worker": "generator-0#3",
+        "created_s": 1750000000.25,
+    }
+    return TrajectoryChunk(**fields | changes)
+
+
+def request(offset: int = 0) -> WeightsRequest:
+    return WeightsRequest(version=4, offset=offset, max_bytes=1 << 20)
+
+
+def samples() -> dict[str, Storable]:
+    return {
+        "chunk": chunk(),
+        "weights_request": request(4096),
+        "weights_part": WeightsPart(
+            version=4, offset=8, total_bytes=600, data=np.arange(500, dtype=np.uint16).astype(np.uint8)
+        ),
+        "reward": RewardScore(reward=0.75, accuracy=1.0, parts={"correct": 1.0, "overlong": -0.25}, masked=True),
+        "reference": ReferenceScore(logprobs=-np.arange(100, dtype=np.float32)),
+        "value": ValueScore(values=np.arange(3, dtype=np.float32), value_version=2),
+    }
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values agree, arrays bit by bit (NaN included)."""
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    fields = getattr(one, "__struct_fields__", None)
+    if fields is not None:
+        return type(one) is type(other) and all(same(getattr(one, name), getattr(other, name)) for name in fields)
+    return bool(one == other)
+
+
+TEXT = st.text(max_size=40)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> TrajectoryChunk:
+    lengths = draw(st.lists(st.integers(1, 200), max_size=30))
+    size = sum(lengths)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return TrajectoryChunk(
+        id=ChunkId(
+            TrajectoryId(draw(TEXT), draw(st.integers(0, 2**40)), draw(st.integers(0, 512))), draw(st.integers(0, 99))
+        ),
+        prompt=Prompt(
+            prompt_id=draw(TEXT),
+            tokens=rng.integers(-(2**31), 2**31, draw(st.integers(0, 100)), dtype=np.int32),
+            text=draw(TEXT),
+            answer=draw(TEXT),
+            verifier=draw(TEXT),
+            extra=draw(st.dictionaries(TEXT, PLAIN, max_size=4)),
+        ),
+        context_tokens=rng.integers(0, 2**31, draw(st.integers(0, 100)), dtype=np.int32),
+        tokens=rng.integers(0, 2**31, size, dtype=np.int32),
+        behavior_logprobs=rng.integers(0, 2**32, size, dtype=np.uint32).view(np.float32),  # every bit pattern
+        segments=tuple(Segment(draw(st.integers(0, 2**31)), length) for length in lengths),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+        response_text=draw(st.none() | TEXT),
+        worker=draw(TEXT),
+        created_s=draw(st.floats(allow_nan=False)),
+    )

@@ -1,0 +1,321 @@
+"""The codec: what goes in comes out, and whatever else comes in is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle  # noqa: TID251 -- to show that it is refused
+import struct
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from protocol.codec import decode, encode, from_blob, to_blob
+from protocol.errors import (
+    ChecksumMismatch,
+    MalformedMessage,
+    MessageTooLarge,
+    UnknownMessage,
+    UnknownVersion,
+    WireError,
+)
+from protocol.messages import Message
+from protocol.trajectory import Prompt, ReferenceScore, RewardScore, Score, Segment, TrajectoryChunk
+from tests.protocol.samples import chunk, chunks, request, same, samples
+
+LIMIT = 1 << 22
+
+
+def wire(message: Message) -> list[bytes]:
+    return [bytes(frame) for frame in encode(message, sender="generator-0", sequence=7, sent_s=2.5)]
+
+
+def forged(body: object, *arrays: bytes, type_: str = "chunk", **changes: Any) -> list[bytes]:
+    """Frames with a right checksum over whatever body."""
+    data = body if isinstance(body, bytes) else msgpack.packb(body)
+    checksum = xxh3_64_intdigest(data)
+    for array in arrays:
+        checksum = xxh3_64_intdigest(array, checksum)
+    head = {"version": 1, "type": type_, "sender": "mallory", "sequence": 0, "checksum": checksum, "sent_s": 0.0}
+    return [msgpack.packb(head | changes), data, *arrays]
+
+
+def body_of(message: Message) -> dict[str, Any]:
+    return msgpack.unpackb(wire(message)[1])
+
+
+@given(chunks())
+def test_a_chunk_survives_the_wire_and_the_ledger_bit_by_bit(original: TrajectoryChunk) -> None:
+    frames = encode(original, sender="g", sequence=3, sent_s=1.5)
+    message, envelope = decode(frames, max_bytes=LIMIT)
+    assert same(message, original)
+    assert (envelope.sender, envelope.sequence, envelope.sent_s, envelope.version) == ("g", 3, 1.5, 1)
+    assert same(from_blob(to_blob(original), TrajectoryChunk), original)
+
+
+@pytest.mark.parametrize("name", samples())
+def test_everything_has_a_blob_form(name: str) -> None:
+    original = samples()[name]
+    assert same(from_blob(to_blob(original), type(original)), original)
+
+
+def test_a_blob_can_be_read_as_any_of_a_union() -> None:
+    score = from_blob(to_blob(RewardScore(reward=1.0, accuracy=1.0)), Score)  # type: ignore[arg-type]
+    assert isinstance(score, RewardScore)
+
+
+def test_a_blob_of_another_type_is_refused() -> None:
+    with pytest.raises(UnknownMessage, match="reward"):
+        from_blob(to_blob(RewardScore(reward=1.0, accuracy=1.0)), ReferenceScore)
+
+
+def test_decoded_arrays_look_into_the_frames_and_cannot_be_written() -> None:
+    frames = encode(chunk(1000), sender="g", sequence=0, sent_s=0.0)
+    message, _ = decode(frames, max_bytes=LIMIT)
+    assert isinstance(message, TrajectoryChunk)
+    assert np.shares_memory(message.tokens, np.frombuffer(frames[2], np.int32))
+    for array in (message.tokens, message.behavior_logprobs, message.context_tokens, message.prompt.tokens):
+        assert not array.flags.writeable
+
+
+def test_empty_strided_and_big_endian_arrays_travel() -> None:
+    big_endian = -np.arange(500, dtype=">f4")
+    original = chunk(
+        500,
+        context_tokens=np.zeros(0, np.int32),
+        tokens=np.arange(1000, dtype=np.int32)[::2],
+        behavior_logprobs=big_endian,
+    )
+    message, _ = decode(wire(original), max_bytes=LIMIT)
+    assert isinstance(message, TrajectoryChunk)
+    assert message.tokens.tolist() == list(range(0, 1000, 2))
+    assert message.behavior_logprobs.dtype == np.dtype("<f4")
+    assert message.behavior_logprobs.tolist() == big_endian.tolist()
+    assert message.context_tokens.size == 0
+    assert not message.context_tokens.flags.writeable
+
+
+def test_another_version_is_refused_whatever_else_changed() -> None:
+    with pytest.raises(UnknownVersion, match="version 2"):
+        decode(forged({}, version=2), max_bytes=LIMIT)
+    with pytest.raises(UnknownVersion, match="version 9"):
+        decode([msgpack.packb({"version": 9, "sequence": "now text"}), b""], max_bytes=LIMIT)
+    with pytest.raises(UnknownVersion):
+        from_blob(msgpack.packb({"version": 3, "content": b""}), TrajectoryChunk)
+
+
+@pytest.mark.parametrize("frame", [1, 2, 3])
+def test_a_changed_bit_is_noticed_in_the_body_and_in_every_array(frame: int) -> None:
+    frames = wire(chunk())
+    assert len(frames) == 4
+    changed = bytearray(frames[frame])
+    changed[len(changed) // 2] ^= 1
+    frames[frame] = bytes(changed)
+    with pytest.raises(ChecksumMismatch):
+        decode(frames, max_bytes=LIMIT)
+
+
+def test_an_unknown_type_is_refused_by_name() -> None:
+    with pytest.raises(UnknownMessage, match="gradient"):
+        decode(forged({"type": "gradient"}, type_="gradient"), max_bytes=LIMIT)
+    with pytest.raises(UnknownMessage, match="reward"):  # a score is for the ledger, no message
+        decode(forged({"type": "reward", "reward": 1.0, "accuracy": 1.0}, type_="reward"), max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, 400])
+def test_a_truncated_body_is_malformed(keep: int) -> None:
+    with pytest.raises(MalformedMessage):
+        decode(forged(wire(chunk())[1][:keep]), max_bytes=LIMIT)
+
+
+def test_missing_frames_are_malformed() -> None:
+    frames = wire(chunk())
+    for count in range(len(frames)):
+        with pytest.raises(WireError):
+            decode(frames[:count], max_bytes=LIMIT)
+    with pytest.raises(MalformedMessage, match="frames"):
+        decode(frames + [b""] * 100, max_bytes=LIMIT)
+
+
+def test_a_pickle_is_refused_unopened() -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (pytest.fail, ("a pickle was opened",))
+
+    data = pickle.dumps(Trap())
+    for frames in ([data], [data, data], forged(data)):
+        with pytest.raises(MalformedMessage):
+            decode(frames, max_bytes=LIMIT)
+    with pytest.raises(MalformedMessage):
+        from_blob(data, TrajectoryChunk)
+
+
+def test_a_message_over_the_limit_is_refused_before_its_envelope_is_read() -> None:
+    with pytest.raises(MessageTooLarge, match="1001 bytes"):
+        decode([b"\xc1", b"x" * 1000], max_bytes=1000)
+
+
+BAD_ARRAYS = {
+    "object dtype": (["|O", [1], b"12345678"], "dtype"),
+    "string dtype": (["<U4", [1], b"1" * 16], "dtype"),
+    "dtype that is no text": ([4, [1], b"1234"], "dtype"),
+    "shape too large": (["<i4", [2**40], b"1234"], "fill"),
+    "product that overflows": (["<i4", [2**33, 2**33], b"1234"], "fill"),
+    "negative shape": (["<i4", [-1], b"1234"], "length"),
+    "boolean shape": (["<i4", [True], b"1234"], "length"),
+    "too many dimensions": (["<i4", [1] * 9, b"1234"], "dimensions"),
+    "shape that is no list": (["<i4", 1, b"1234"], "shape"),
+    "half an element": (["<i4", [1], b"12345"], "fill"),
+    "frame that is not there": (["<i4", [1], 7], "frame 7"),
+    "negative frame": (["<i4", [1], -1], "frame -1"),
+    "two dimensions": (["<i4", [1, 1], b"1234"], "dimensions"),
+    "wrong dtype": (["<i8", [1], b"12345678"], "dtype"),
+    "map": ({"dtype": "<i4"}, "array is"),
+    "nothing": (None, "array is"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_an_absurd_array_is_malformed(name: str) -> None:
+    wire_form, reason = BAD_ARRAYS[name]
+    with pytest.raises(MalformedMessage, match=reason):
+        decode(forged(body_of(chunk(1)) | {"tokens": wire_form}), max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("opener", [b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\xdf\x00\x00\x00\x01\x01"])
+def test_nesting_is_refused_before_decoding(opener: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.codec._codec.decode_body", {})  # a decoder at work would be a KeyError
+    with pytest.raises(MalformedMessage, match="deep"):
+        decode(forged(opener * 100_000 + b"\xc0"), max_bytes=LIMIT)
+
+
+def test_deep_extra_columns_are_refused_and_shallow_ones_pass() -> None:
+    def nested(levels: int) -> TrajectoryChunk:
+        value: Any = 1
+        for _ in range(levels):
+            value = [value]
+        return chunk(
+            1,
+            prompt=Prompt(
+                prompt_id="p", tokens=np.zeros(1, np.int32), text="", answer="", verifier="", extra={"x": value}
+            ),
+        )
+
+    assert same(decode(wire(nested(60)), max_bytes=LIMIT)[0], nested(60))
+    with pytest.raises(MalformedMessage, match="deep"):
+        decode(wire(nested(200)), max_bytes=LIMIT)
+
+
+def test_claims_of_a_thousand_million_elements_are_refused_without_allocating() -> None:
+    for bomb in (b"\xdd\x3f\xff\xff\xff", b"\xdf\x3f\xff\xff\xff", b"\xc6\x3f\xff\xff\xff"):
+        with pytest.raises(MalformedMessage):
+            decode(forged(b"\x81\xa7context" + bomb), max_bytes=LIMIT)
+
+
+INCONSISTENT = {
+    "segments that do not sum": {"segments": (Segment(1, 5), Segment(2, 94))},
+    "an empty segment": {"segments": (Segment(1, 100), Segment(2, 0))},
+    "a negative segment": {"segments": (Segment(1, 101), Segment(2, -1))},
+    "too few log-probs": {"behavior_logprobs": np.zeros(99, np.float32)},
+    "log-probs in double precision": {"behavior_logprobs": np.zeros(100)},
+    "long tokens": {"tokens": np.zeros(100, np.int64)},
+    "tokens in rows": {"tokens": np.zeros((10, 10), np.int32)},
+}
+
+
+@pytest.mark.parametrize("name", INCONSISTENT)
+def test_a_chunk_that_contradicts_itself_is_neither_written_nor_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = chunk(100, **INCONSISTENT[name])
+    for write in (wire, to_blob):
+        with pytest.raises(MalformedMessage):
+            write(bad)
+    with monkeypatch.context() as patch:
+        patch.setattr("protocol.codec.check_consistency", lambda obj: None)
+        frames, blob = wire(bad), to_blob(bad)
+    with pytest.raises(MalformedMessage):
+        decode(frames, max_bytes=LIMIT)
+    with pytest.raises(MalformedMessage):
+        from_blob(blob, TrajectoryChunk)
+
+
+def test_what_cannot_travel_is_refused_at_the_sender() -> None:
+    for extra in ({"x": object()}, {"x": {1, 2}.__iter__()}, {"x": np.array(["text"])}, {"x": 2**70}):
+        prompt = Prompt(prompt_id="p", tokens=np.zeros(1, np.int32), text="", answer="", verifier="", extra=extra)
+        with pytest.raises(MalformedMessage, match="cannot be encoded"):
+            wire(chunk(1, prompt=prompt))
+    with pytest.raises(UnknownMessage):
+        encode(RewardScore(reward=1.0, accuracy=1.0), sender="", sequence=0, sent_s=0.0)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=6))
+def test_random_frames_raise_nothing_but_wire_errors(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames, max_bytes=1000)
+
+
+@given(st.binary(max_size=400))
+def test_a_random_body_with_a_right_checksum_raises_nothing_but_wire_errors(body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(forged(body), max_bytes=1000)
+    with pytest.raises(WireError):
+        from_blob(body, TrajectoryChunk)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_mutated_message_is_read_or_refused_and_never_crashes(data: st.DataObject) -> None:
+    frames = wire(data.draw(st.sampled_from([chunk(), chunk(2), request()])))
+    body = bytearray(frames[1])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        action = data.draw(st.sampled_from(["set", "delete", "insert"]))
+        if action == "set":
+            body[at] = data.draw(st.integers(0, 255))
+        elif action == "delete" and len(body) > 1:
+            del body[at]
+        else:
+            body.insert(at, data.draw(st.integers(0, 255)))
+    type_ = msgpack.unpackb(frames[0])["type"]
+    with contextlib.suppress(WireError):
+        decode(forged(bytes(body), *frames[2:], type_=type_), max_bytes=LIMIT)
+
+
+@given(chunks(), st.integers(0, 2**63 - 1))
+def test_the_plain_msgpack_package_reads_every_message(original: TrajectoryChunk, sequence: int) -> None:
+    frames = encode(original, sender="g", sequence=sequence, sent_s=0.0)
+    assert msgpack.unpackb(bytes(frames[0]))["sequence"] == sequence
+    body = msgpack.unpackb(bytes(frames[1]), strict_map_key=False)
+    assert body["prompt"]["text"] == original.prompt.text
+    dtype, shape, data = body["tokens"]
+    raw = bytes(frames[2 + data]) if isinstance(data, int) else data
+    assert dtype == "<i4"
+    assert list(struct.unpack(f"<{shape[0]}i", raw)) == original.tokens.tolist()
+    assert msgpack.unpackb(to_blob(original), strict_map_key=False)["body"]["worker"] == original.worker
+
+
+def test_fields_that_a_newer_peer_appended_are_ignored() -> None:
+    body = body_of(chunk()) | {"mood": "good", "extra_array": ["<i4", [1], 3]}
+    frames = wire(chunk())
+    message, _ = decode(forged(body, *frames[2:], b"1234", hops=3), max_bytes=LIMIT)
+    assert same(message, chunk())
+
+
+def test_fields_that_an_older_peer_does_not_write_take_their_defaults() -> None:
+    body = body_of(chunk(1))
+    for name in ("response_text", "worker", "created_s"):
+        del body[name]
+    message, _ = decode(forged(body, *wire(chunk(1))[2:]), max_bytes=LIMIT)
+    assert isinstance(message, TrajectoryChunk)
+    assert (message.response_text, message.worker, message.created_s) == (None, "", 0.0)
+
+
+def test_a_body_of_another_type_than_its_envelope_says_is_malformed() -> None:
+    with pytest.raises(MalformedMessage):
+        decode(forged(msgspec.msgpack.encode(request()), type_="chunk"), max_bytes=LIMIT)
