@@ -76,7 +76,7 @@ def _show(report: ScoreReport) -> None:
             groups.add_row(group.value, str(group.num_responses), str(group.num_failed), accuracy)
         console.print(groups)
     for example in (*report.failure_examples, *report.bad_lines):
-        console.print(example)
+        console.print(example, soft_wrap=True)
 
 
 def _add(table: Table, name: str, values: Quantiles | None, form: str) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
 
 STARTUP_TIMEOUT_S = 60.0
 """For starting a process and importing a verifier, which is not what the call's own limit is about."""
@@ -63,9 +63,7 @@ class SandboxProcess:
             reply = await self._exchange(spec, tuple(responses), timeout_s)
         if isinstance(reply, VerifierFailure):
             return [reply] * len(responses)
-        if len(reply.outcomes) != len(responses):
-            return [_died(spec, f"sent {len(reply.outcomes)} outcomes for {len(responses)} responses")] * len(responses)
-        return list(reply.outcomes)
+        return checked(reply.outcomes, len(responses))
 
     async def kill(self) -> None:
         """End the child at once and reap it. Repeated calls do nothing."""
@@ -150,7 +148,7 @@ class SandboxProcess:
         except TimeoutError:
             return f"closed its pipe ({error})"
         if code < 0:
-            return f"was ended by {signal.Signals(-code).name}; its memory limit is {self._memory_bytes >> 20} MiB"
+            return f"was ended by {signal.Signals(-code).name} (its memory limit is {self._memory_bytes >> 20} MiB)"
         return f"exited with code {code}"
 
 

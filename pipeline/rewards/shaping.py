@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from pipeline.algorithms.overlong import soft_overlong_penalty
 from pipeline.rewards.verifier import Verdict
 from protocol.trajectory import FinishReason, RewardScore
@@ -54,12 +56,12 @@ def shape(
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
     if "soft" in config.overlong:
         penalty = soft_overlong_penalty(
-            num_tokens,
+            np.array([num_tokens]),
             max_tokens=max_response_tokens,
             cache_tokens=config.overlong_cache_tokens,
             factor=config.overlong_factor,
         )
-        parts["overlong"] = float(penalty)
+        parts["overlong"] = float(penalty[0])
     return RewardScore(
         reward=sum(parts.values()),
         accuracy=verdict.accuracy,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from numbers import Real
 from typing import Any, Protocol
 
 import msgspec
@@ -107,17 +108,17 @@ def checked(returned: object, num_responses: int) -> list[Outcome]:
 def _checked_one(item: object) -> Outcome:
     if isinstance(item, VerifierFailure):
         return item
-    if isinstance(item, int | float):
+    if isinstance(item, Real):  # numpy numbers too
         item = Verdict(accuracy=float(item))
     if not isinstance(item, Verdict):
         return _bad(f"a verifier returned {type(item).__name__} for a response; return a number in [0, 1] or a Verdict")
     accuracy, parts = item.accuracy, item.parts
-    if not isinstance(accuracy, int | float) or not 0.0 <= accuracy <= 1.0:
+    if not isinstance(accuracy, Real) or not 0.0 <= accuracy <= 1.0:
         return _bad(f"accuracy is {accuracy!r}; it must be in [0, 1], put bonuses and penalties into parts")
     if not isinstance(parts, dict) or len(parts) > _MAX_PARTS:
         return _bad(f"parts must be a dict of at most {_MAX_PARTS} numbers")
     for name, value in parts.items():
-        if not isinstance(name, str) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
             return _bad(f"part {name!r} is {value!r}; names are text and values finite numbers")
         if name in RESERVED_PARTS:
             return _bad(f"part {name!r} is added by reward shaping; choose another name")

@@ -108,6 +108,18 @@ async def test_what_a_verifier_prints_does_not_reach_the_protocol() -> None:
     assert outcomes == [Verdict(accuracy=1.0)] * 2
 
 
+async def test_a_verifier_that_corrupts_the_protocol_fails_and_its_process_is_replaced() -> None:
+    corrupt, after = await judge(
+        response("", by=f"{USER}:scribbles_on_every_descriptor"), response("1", "1", by=f"{USER}:equals")
+    )
+    assert failure(corrupt).kind is FailureKind.DIED
+    assert after == Verdict(accuracy=1.0)
+
+
+async def test_numpy_numbers_are_numbers() -> None:
+    assert await judge(response("", by=f"{USER}:returns_numpy")) == [Verdict(accuracy=0.5, parts={"bonus": 0.25})]
+
+
 async def test_huge_replies_and_huge_messages_are_cut() -> None:
     much, message = await judge(
         response("", by=f"{USER}:returns_too_much"), response("", by=f"{USER}:raises_with_a_huge_message")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -40,6 +41,19 @@ def prints_a_lot(responses: Sequence[Response]) -> list[float]:
         stream.flush()
     os.write(1, b"\x00\x00\x00\x01garbage")
     return [1.0]
+
+
+def scribbles_on_every_descriptor(responses: Sequence[Response]) -> list[float]:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"\xff" * 64)
+    return [1.0]
+
+
+def returns_numpy(responses: Sequence[Response]) -> list[Outcome | float]:
+    import numpy as np
+
+    return [Verdict(accuracy=np.float32(0.5), parts={"bonus": np.float64(0.25)})]  # pyright: ignore[reportArgumentType]
 
 
 def returns_too_much(responses: Sequence[Response]) -> list[Outcome]:
