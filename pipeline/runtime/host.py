@@ -40,7 +40,7 @@ from pipeline.runtime.retry import ride_out
 from pipeline.runtime.threads import limit_threads
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.ids import Incarnation, Role
-from protocol.zeromq import ZmqTransport
+from protocol.zeromq import CurveKeys, ZmqTransport
 
 if TYPE_CHECKING:
     from pipeline.runtime.actor import Actor
@@ -77,6 +77,19 @@ def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) ->
         os._exit(code)
     log.close()
     return code
+
+
+def _retries(config: RunConfig) -> int:
+    """How often a ledger call is repeated, about twice a second, before it counts as unavailable: a server that is
+    restarted within the outage that the configuration allows is noticed by nobody but the heartbeats."""
+    return max(3, round(2.0 * config.ledger.outage_timeout_s))
+
+
+def _transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
+    wire = config.wire
+    keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
+    max_bytes = wire.max_message_mb << 20
+    return ZmqTransport(str(who), high_water_mark=wire.high_water_mark, max_message_bytes=max_bytes, keys=keys)
 
 
 def _threads_of(config: RunConfig, role: Role) -> int:
@@ -130,7 +143,7 @@ class Host:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
-        client = connect(self._url)
+        client = connect(self._url, num_retries=_retries(self._config), client_name=self._worker)
         registry = RedisRegistry(client, self._config.run.name)
         replay = RedisReplay(client, self._config.run.name)
         who = await ride_out(
@@ -139,7 +152,7 @@ class Host:
             timeout_s=self._config.ledger.outage_timeout_s,
             on_wait=lambda error: self._log.warning("ledger_awaited", reason=str(error)),
         )
-        transport = ZmqTransport.for_worker(self._config.wire, self._run_dir, who)
+        transport = _transport(self._config, self._run_dir, who)
         ctx = self._context = ActorContext(
             config=self._config,
             run_dir=self._run_dir,

@@ -24,6 +24,8 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     is_embedded: bool = False
     socket: str = ""
     """Path of the embedded server's socket."""
+    pid: int = 0
+    """Of the embedded server when it was started; whether that process is still the server is for its socket to say."""
     server: str = ""
     """Path of the embedded server's program."""
     server_version: str = ""

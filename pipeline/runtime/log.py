@@ -11,15 +11,15 @@ Bounded: a file that reaches its limit is renamed, and the oldest of them goes.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
-import msgspec
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
@@ -65,7 +65,7 @@ class WorkerLog:
         self._previous = (root.handlers[:], root.level, warnings.showwarning)
         root.handlers[:] = self._handlers
         root.setLevel(logging.INFO)
-        logging.captureWarnings(capture=True)
+        warnings.showwarning = _log_warning
         structlog.configure(
             processors=[
                 structlog.stdlib.add_log_level,
@@ -88,7 +88,6 @@ class WorkerLog:
         root = logging.getLogger()
         if root.handlers[:] != self._handlers:
             return
-        logging.captureWarnings(capture=False)
         root.handlers[:], level, warnings.showwarning = self._previous
         root.setLevel(level)
         structlog.reset_defaults()
@@ -130,17 +129,23 @@ def _formatter(on_every_line: Processor, last: Iterable[Processor]) -> structlog
     )
 
 
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Log a warning as one line, where ``warnings.showwarning`` would print two."""
+    text = f"{category.__name__}: {message}"
+    logging.getLogger("py.warnings").warning(text, extra={"at_line": f"{filename}:{lineno}"})
+
+
 def _to_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    return _ENCODE(event).decode("utf-8", errors="backslashreplace")
+    return json.dumps(event, ensure_ascii=False, default=repr)
 
 
 def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     """On a terminal the worker's name says its role and run too."""
     return {name: value for name, value in event.items() if name not in ("role", "run")}
-
-
-def _in_words(value: Any) -> str:
-    return repr(value)
-
-
-_ENCODE: Callable[[object], bytes] = msgspec.json.Encoder(enc_hook=_in_words).encode

@@ -91,8 +91,13 @@ class MemoryRegistry:
         return self._fleet
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
-        """Publish a version. Raises ValueError when it is not newer than the published one. Raises Fenced."""
+        """Publish a version; a repeat changes nothing.
+
+        Raises ValueError when it is not newer than the published one. Raises Fenced.
+        """
         self._newest(who)
+        if weights == self._weights:
+            return
         check_grows(weights, self._weights.policy_version if self._weights else -1)
         self._weights = weights
 

@@ -10,22 +10,20 @@ JSON: a person with ``redis-cli`` can read them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import redis
 import redis.asyncio
-import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from pipeline.replay import keys
+from pipeline.replay.faults import ledger_faults
 from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry_memory import SILENT_AFTER_S, check_grows, check_newest
-from protocol.errors import LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 
 _SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -102,7 +100,10 @@ class RedisRegistry:
         return None if blob is None else Fleet(msgspec.json.decode(blob, type=dict[Role, int]))
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
-        """Publish a version. Raises ValueError when it is not newer than the published one. Raises Fenced."""
+        """Publish a version; a repeat changes nothing.
+
+        Raises ValueError when it is not newer than the published one. Raises Fenced.
+        """
         arguments = [who.worker, who.epoch, weights.policy_version, msgspec.json.encode(weights)]
         newest, published, is_done = await self._run(
             "announce_weights", [self._keys.epochs, self._keys.weights], arguments
@@ -137,11 +138,11 @@ class RedisRegistry:
         return await self._run("register", self._keys.of_workers, [worker, begins])
 
     async def _command(self, *arguments: Any) -> Any:
-        with translated():
+        with ledger_faults(f"registry {arguments[0]}"):
             return await self._client.execute_command(*arguments)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     async def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        with translated():
+        with ledger_faults(f"registry {script}"):
             return await self._scripts[script](keys=script_keys, args=arguments)  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -158,7 +159,7 @@ class RedisHeartbeatWriter:
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable."""
         who = heartbeat.who
-        with translated():
+        with ledger_faults("heartbeat"):
             return bool(self._script(keys=self._keys, args=[who.worker, who.epoch, msgspec.json.encode(heartbeat)]))
 
     def close(self) -> None:
@@ -178,16 +179,3 @@ class _Keys:
         self.weights = keys.weights(run)
         self.run_status = keys.run_status(run)
         self.of_workers = [self.epochs, self.endpoints, self.heartbeats, self.seen]
-
-
-@contextmanager
-def translated() -> Generator[None]:
-    """Raise the client's errors as LedgerUnavailable and LedgerFull."""
-    try:
-        yield
-    except redis.exceptions.OutOfMemoryError as error:
-        raise LedgerFull(
-            f"the ledger server is at its memory limit: {error}; wait, or raise ledger.max_memory_mb"
-        ) from error
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-        raise LedgerUnavailable(f"the ledger server does not answer: {error}; is it running?") from error

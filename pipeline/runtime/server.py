@@ -107,15 +107,16 @@ class EmbeddedServer:
             self._address = known
             if self.is_alive():
                 return True
+            self._end_unanswering(known.pid, timeout_s)
+            if self.is_alive():
+                return True
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         binary = find_server()
         socket = self._socket_path(known)
         password = (urlsplit(known.url).password if known else None) or secrets.token_hex(24)
-        configuration = self._folder / "server.conf"
+        configuration = self._configuration
         write_private(configuration, self._settings(socket, password).encode())
         socket.unlink(missing_ok=True)
-        self._address = _address(binary, socket, password)
-        write_address(self._run_dir, self._address)
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [binary.path, configuration],
@@ -125,11 +126,13 @@ class EmbeddedServer:
                 cwd=self._folder,
                 start_new_session=True,
             )
+        self._address = _address(binary, socket, password, self._process.pid)
+        write_address(self._run_dir, self._address)
         self._wait_until_answering(self._process, timeout_s)
         return False
 
     def is_alive(self) -> bool:
-        """Whether the server answers."""
+        """Whether the server answers and serves: it does not while it reads its file."""
         return self.pid() is not None
 
     def pid(self) -> int | None:
@@ -138,6 +141,7 @@ class EmbeddedServer:
             return None
         client = redis.Redis.from_url(self._address.url, socket_timeout=2.0, socket_connect_timeout=2.0, retry=_ONCE)  # pyright: ignore[reportUnknownMemberType]
         try:
+            client.ping()  # pyright: ignore[reportUnknownMemberType]
             info: dict[str, Any] = client.info("server")  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
         except redis.RedisError:
             return None
@@ -161,6 +165,30 @@ class EmbeddedServer:
         self.socket.unlink(missing_ok=True)
         return ended
 
+    def _end_unanswering(self, pid: int, timeout_s: float) -> None:
+        """Let a server of ours that does not answer finish loading; kill it at the deadline. Two must never share a file."""
+        deadline = time.monotonic() + timeout_s
+        while self._is_ours(pid) and not self.is_alive():
+            if time.monotonic() >= deadline:
+                _signal(pid, signal.SIGKILL)
+                self._wait_until_gone(pid, time.monotonic() + timeout_s)
+            time.sleep(_POLL_S)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether a process is this run's server: the number may belong to another by now."""
+        if self._process is not None and self._process.pid == pid:
+            return self._process.poll() is None
+        if pid <= 0 or not process_runs(pid):
+            return False
+        try:
+            return os.fsencode(self._configuration) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False  # no /proc here: a server that does not answer cannot be told from a stranger
+
+    @property
+    def _configuration(self) -> Path:
+        return self._folder / "server.conf"
+
     def _started(self) -> LedgerAddress:
         if self._address is None:
             raise LedgerUnavailable(f"the ledger server of {self._run_dir} was not started; call start() first")
@@ -176,6 +204,7 @@ class EmbeddedServer:
             "logfile": _quoted(self.log_file),
             "databases": 1,
             "daemonize": "no",
+            "set-proc-title": "no",  # so that the command line says whose server it is
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": '""',
@@ -245,11 +274,12 @@ def _signal(pid: int, number: int) -> bool:
     return False
 
 
-def _address(binary: ServerBinary, socket: Path, password: str) -> LedgerAddress:
+def _address(binary: ServerBinary, socket: Path, password: str, pid: int) -> LedgerAddress:
     return LedgerAddress(
         url=f"unix://:{password}@{quote(str(socket))}",
         is_embedded=True,
         socket=str(socket),
+        pid=pid,
         server=str(binary.path),
         server_version=".".join(map(str, binary.version)),
     )

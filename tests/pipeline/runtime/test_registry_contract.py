@@ -69,8 +69,8 @@ def beat_of(who: Incarnation, **changes: object) -> Heartbeat:
     return Heartbeat(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def announcement(version: int) -> WeightsAnnouncement:
-    return WeightsAnnouncement(policy_version=version, digest="xxh3-128:0", path="/w", num_bytes=1, host="h")
+def announcement(version: int, digest: str = "xxh3-128:0") -> WeightsAnnouncement:
+    return WeightsAnnouncement(policy_version=version, digest=digest, path="/w", num_bytes=1, host="h")
 
 
 async def test_epochs_of_a_worker_only_grow_and_are_its_own(subject: Subject):
@@ -154,9 +154,10 @@ async def test_published_versions_only_grow(subject: Subject):
     assert await subject.registry.weights() is None
     await subject.registry.announce_weights(who, announcement(0))
     await subject.registry.announce_weights(who, announcement(2))
+    await subject.registry.announce_weights(who, announcement(2))  # a repeat, after a lost answer
     for version in (1, 2):
         with pytest.raises(ValueError, match=f"announced policy version {version}, but 2 is published"):
-            await subject.registry.announce_weights(who, announcement(version))
+            await subject.registry.announce_weights(who, announcement(version, "xxh3-128:1"))
     assert await subject.registry.weights() == announcement(2)
 
 

@@ -1,0 +1,102 @@
+"""Two-phase stop as a pure state machine, and what exit codes mean."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
+from pipeline.runtime.lifecycle import Lifecycle, Phase
+from protocol.errors import ConfigError, DataError, Fenced, LedgerFull, LedgerMismatch, LedgerUnavailable
+
+
+def test_the_first_signal_drains_until_the_deadline():
+    life = Lifecycle(drain_timeout_s=20.0).ready().signal(100.0, "SIGTERM")
+    assert life.is_draining
+    assert not life.is_immediate
+    assert life.reason == "received SIGTERM"
+    assert not life.is_overdue(119.9)
+    assert life.is_overdue(120.0)
+
+
+def test_the_second_signal_is_immediate_and_moves_no_deadline():
+    life = Lifecycle(drain_timeout_s=20.0).ready().signal(100.0, "SIGINT").signal(110.0, "SIGTERM")
+    assert life.is_immediate
+    assert life.deadline_s == 120.0
+    assert life.reason == "received SIGINT"
+
+
+def test_a_signal_after_the_run_ended_is_still_the_first_signal():
+    life = Lifecycle(drain_timeout_s=20.0).ready().stop(100.0, "the run is finished").signal(101.0, "SIGTERM")
+    assert not life.is_immediate
+    assert life.signal(102.0, "SIGTERM").is_immediate
+
+
+def test_the_first_code_that_is_not_ok_stays():
+    life = Lifecycle(drain_timeout_s=1.0).ready().stop(0.0, "a").stop(0.1, "b", code=ExitCode.STARVED).stop(0.2, "c")
+    assert life.code is ExitCode.STARVED
+    assert life.reason == "a"
+
+
+def test_a_worker_told_to_stop_while_starting_never_runs():
+    assert Lifecycle(drain_timeout_s=1.0).signal(0.0, "SIGTERM").ready().phase is Phase.DRAINING
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ready", "stop", "signal", "ended"]), st.floats(0, 10)), max_size=20))
+def test_a_life_only_goes_forward(events: list[tuple[str, float]]):
+    order = list(Phase)
+    life, now, deadline = Lifecycle(drain_timeout_s=5.0), 0.0, None
+    for event, passed in events:
+        now += passed
+        before = life
+        match event:
+            case "ready":
+                life = life.ready()
+            case "stop":
+                life = life.stop(now, "asked")
+            case "signal":
+                life = life.signal(now, "SIGTERM")
+            case _:
+                life = life.ended()
+        assert order.index(life.phase) >= order.index(before.phase)
+        if before.deadline_s is not None:
+            assert life.deadline_s == before.deadline_s
+        if life.is_draining:
+            deadline = deadline or life.deadline_s
+            assert life.is_overdue(deadline)
+            assert life.reason
+        assert life.is_immediate == (life.num_signals >= 2 and life.phase is not Phase.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), ExitCode.CONFIG),
+        (DataError("x"), ExitCode.CONFIG),
+        (LedgerMismatch("x"), ExitCode.CONFIG),
+        (LedgerUnavailable("x"), ExitCode.LEDGER_UNAVAILABLE),
+        (LedgerFull("x"), ExitCode.LEDGER_UNAVAILABLE),
+        (Fenced("x"), ExitCode.FENCED),
+        (Interrupted("x"), ExitCode.INTERRUPTED),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        (DrainTimeout("x"), ExitCode.DRAIN_TIMEOUT),
+        (TimeoutError("x"), ExitCode.FAILURE),
+        (ZeroDivisionError("x"), ExitCode.FAILURE),
+        (ExceptionGroup("g", [DrainTimeout("x")]), ExitCode.DRAIN_TIMEOUT),
+        (ExceptionGroup("g", [ZeroDivisionError(), Fenced("x")]), ExitCode.FENCED),
+        (ExceptionGroup("g", [DrainTimeout("x"), ZeroDivisionError()]), ExitCode.FAILURE),
+        (ExceptionGroup("g", [LedgerFull("x"), ExceptionGroup("h", [ConfigError("y")])]), ExitCode.CONFIG),
+    ],
+)
+def test_every_ending_has_its_exit_code(error: BaseException, code: ExitCode):
+    assert exit_code_of(error) is code
+
+
+def test_exit_codes_are_the_documented_numbers():
+    assert {code.name: int(code) for code in ExitCode} == {
+        "OK": 0, "FAILURE": 1, "CONFIG": 2, "LEDGER_UNAVAILABLE": 3, "FENCED": 4, "DRAIN_TIMEOUT": 5, "STARVED": 6,
+        "BAD_STEPS": 7, "RESTART_BUDGET": 8, "INTERRUPTED": 130,
+    }  # fmt: skip
+    assert ExitCode.CONFIG.is_hopeless
+    assert not ExitCode.FAILURE.is_hopeless

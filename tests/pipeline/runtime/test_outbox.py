@@ -1,0 +1,158 @@
+"""The way out, over links in memory and over ZeroMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.schema import RunConfig
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.context import ActorContext, Transport
+from pipeline.runtime.outbox import Outbox
+from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.registry_memory import MemoryRegistry
+from protocol.channel import Mailbox
+from protocol.ids import Role
+from protocol.messages import WeightsPart
+from protocol.zeromq import ZmqTransport
+from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+
+HIGH_WATER_MARK = 2
+
+
+def message(number: int) -> WeightsPart:
+    """A message too large for the kernel to hold many of."""
+    return WeightsPart(version=number, offset=0, total_bytes=0, data=np.zeros(100_000, np.uint8))
+
+
+class Bench:
+    """A generator's outbox and as many reward mailboxes as a test opens."""
+
+    def __init__(self, kind: str, config: RunConfig, folder: Path, ctx: ActorContext, transport: Transport) -> None:
+        self.kind, self.config, self.folder, self.ctx, self.transport = kind, config, folder, ctx, transport
+        self.outbox = Outbox(ctx, Role.REWARD)
+        self.mailboxes: list[Mailbox] = []
+
+    async def open_mailbox(self, worker: str, endpoint: str = "") -> Mailbox:
+        who = await self.ctx.registry.register(Role.REWARD, worker)
+        scheme = "memory" if self.kind == "memory" else f"ipc://{self.folder}/"
+        mailbox = self.transport.mailbox(endpoint or f"{scheme}{who.worker}.{who.epoch}.sock")
+        self.mailboxes.append(mailbox)
+        await self.ctx.registry.set_endpoint(who, mailbox.endpoint)
+        return mailbox
+
+    async def received(self, mailbox: Mailbox, *, timeout_s: float = 1.0, then_s: float = 0.1) -> list[int]:
+        found: list[int] = []
+        while (delivery := await mailbox.receive(timeout_s=timeout_s)) is not None:
+            assert isinstance(delivery.message, WeightsPart)
+            found.append(delivery.message.version)
+            timeout_s = then_s
+        return found
+
+
+@pytest.fixture(params=["memory", "zeromq"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    config = small_config(tmp_path)
+    if request.param == "memory":
+        transport: Transport = memory_transport(HIGH_WATER_MARK)
+    else:
+        transport = ZmqTransport("generator-0#1", high_water_mark=HIGH_WATER_MARK, max_message_bytes=1 << 20, keys=None)
+    async with asyncio.TaskGroup() as tasks:
+        ctx = await context_of(
+            config, tmp_path, Role.GENERATOR, "generator-0", tasks, MemoryRegistry(), transport, RealClock()
+        )
+        bench = Bench(request.param, config, tmp_path, ctx, transport)
+        yield bench
+        bench.outbox.close()
+        for mailbox in bench.mailboxes:
+            mailbox.close()
+        ctx.close()
+        transport.close()  # type: ignore[attr-defined]
+
+
+async def test_messages_go_to_every_worker_of_the_role_in_turn(bench: Bench):
+    first, second = await bench.open_mailbox("reward-0"), await bench.open_mailbox("reward-1")
+    await bench.outbox.refresh()
+    assert bench.outbox.workers == ["reward-0", "reward-1"]
+    for number in range(4):
+        assert await bench.outbox.send(message(number), timeout_s=2.0)
+    got = [await bench.received(first), await bench.received(second)]
+    assert sorted(got[0] + got[1]) == [0, 1, 2, 3]
+    if bench.kind == "memory":  # a ZeroMQ link may still be connecting when its turn comes
+        assert [len(part) for part in got] == [2, 2]
+
+
+async def test_a_full_mailbox_makes_the_sender_wait_and_say_for_whom(bench: Bench):
+    mailbox = await bench.open_mailbox("reward-0")
+    await bench.outbox.refresh()
+    sent = 0
+    while await bench.outbox.send(message(sent), timeout_s=0.2):
+        sent += 1
+        assert sent < 1_000, "there was always room: no back-pressure"
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(bench.outbox.send(message(sent), timeout_s=10.0))
+        await asyncio.sleep(0.05)
+        beat = bench.ctx.pulse.heartbeat()
+        assert (beat.waiting_for, beat.detail) == (WaitingFor.ROOM, "reward-0 to read")
+        assert not waiting.done()
+        read = await bench.received(mailbox)
+    assert waiting.result() is True
+    read += await bench.received(mailbox, timeout_s=0.2)
+    assert read == list(range(sent + 1))
+    assert bench.ctx.pulse.heartbeat().waiting_for is not WaitingFor.ROOM
+
+
+async def test_a_full_worker_is_passed_over_for_one_with_room(bench: Bench):
+    full, free = await bench.open_mailbox("reward-0"), await bench.open_mailbox("reward-1")
+    await bench.outbox.refresh()
+    num_sent, read = 0, 0
+    for _ in range(60):
+        assert await bench.outbox.send(message(num_sent), timeout_s=5.0), "only one of two mailboxes was full"
+        num_sent += 1
+        read += len(await bench.received(free, timeout_s=0.01, then_s=0.0))
+    read += len(await bench.received(free))
+    assert read > 30
+    assert read + len(await bench.received(full)) == num_sent
+
+
+async def test_without_a_worker_of_the_role_it_waits_until_the_deadline_or_until_one_joins(bench: Bench):
+    await bench.outbox.refresh()
+    assert await bench.outbox.send(message(0), timeout_s=0.02) is False
+    assert [(link.name, link.refused) for link in bench.outbox.reports()] == [("generator-0>reward", 1)]
+    async with asyncio.TaskGroup() as tasks:
+        sending = tasks.create_task(bench.outbox.send(message(1), timeout_s=10.0))
+        await asyncio.sleep(0.02)
+        assert bench.ctx.pulse.heartbeat().detail == "a reward worker to join"
+        mailbox = await bench.open_mailbox("reward-0")
+        await bench.outbox.refresh()
+    assert sending.result() is True
+    assert await bench.received(mailbox) == [1]
+
+
+async def test_a_replaced_worker_is_linked_at_its_new_address_and_a_departed_one_is_left(bench: Bench):
+    await bench.open_mailbox("reward-0")
+    await bench.outbox.refresh()
+    successor = await bench.open_mailbox("reward-0")
+    await bench.outbox.refresh()
+    assert await bench.outbox.send(message(5), timeout_s=2.0)
+    assert await bench.received(successor) == [5]
+    await bench.ctx.registry.fence("reward-0")
+    await bench.outbox.refresh()
+    assert bench.outbox.workers == []
+
+
+async def test_the_heartbeat_tells_what_each_link_carried(bench: Bench):
+    mailbox = await bench.open_mailbox("reward-0")
+    await bench.outbox.refresh()
+    for number in range(3):
+        assert await bench.outbox.send(message(number), timeout_s=2.0)
+        await bench.received(mailbox, timeout_s=0.5)
+    bench.ctx.watch_mailbox(mailbox)
+    bench.ctx.refresh_links()
+    sent, received = bench.ctx.pulse.heartbeat().links
+    assert (sent.name, sent.sent) == ("generator-0>reward-0", 3)
+    assert received.received == 3

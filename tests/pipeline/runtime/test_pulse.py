@@ -1,0 +1,45 @@
+"""What the main loop says of itself."""
+
+from __future__ import annotations
+
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.pulse import Pulse, resident_bytes
+from pipeline.runtime.registry import WaitingFor
+from protocol.ids import Incarnation, Role
+
+WHO = Incarnation(role=Role.REWARD, worker="reward-0", epoch=3)
+
+
+async def test_progress_stands_still_in_every_heartbeat_of_a_dead_loop():
+    clock = ManualClock(start_s=100.0)
+    pulse = Pulse(WHO, clock)
+    pulse.progress(4)
+    first = pulse.heartbeat()
+    await clock.advance(7.0)
+    later = pulse.heartbeat()
+    assert (first.progress, later.progress) == (4, 4)
+    assert later.at_s - later.progress_at_s == 7.0
+
+
+def test_a_wait_ends_itself_and_no_other():
+    pulse = Pulse(WHO, ManualClock())
+    assert pulse.heartbeat().waiting_for is WaitingFor.STARTING
+    pulse.waiting_for(WaitingFor.INPUT)
+    with pulse.waiting(WaitingFor.ROOM, "reward-0 to read"):
+        assert (pulse.heartbeat().waiting_for, pulse.heartbeat().detail) == (WaitingFor.ROOM, "reward-0 to read")
+    assert pulse.heartbeat().waiting_for is WaitingFor.INPUT
+    with pulse.waiting(WaitingFor.ROOM):
+        pulse.waiting_for(WaitingFor.COMPUTE)  # another task went on meanwhile
+    assert pulse.heartbeat().waiting_for is WaitingFor.COMPUTE
+
+
+def test_a_heartbeat_does_not_change_after_it_was_taken():
+    pulse = Pulse(WHO, ManualClock())
+    pulse.counters["chunks"] = 1
+    beat = pulse.heartbeat()
+    pulse.counters["chunks"] = 2
+    assert beat.counters == {"chunks": 1}
+
+
+def test_resident_memory_is_believable():
+    assert 1 << 20 < resident_bytes() < 1 << 40

@@ -1,0 +1,125 @@
+"""Tiny workers for the tests of ``run_actor``: each is one way to live or to end. Run as
+
+``python -P -m tests.pipeline.runtime.tiny_actors CLASS RUN_DIR WORKER``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from pipeline.runtime.actor import Actor, run_actor
+from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.registry import WaitingFor
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+
+class Ticking(Actor):
+    """Counts turns, asks the ledger at each, and leaves a file that says how far its life came."""
+
+    role: ClassVar[Role] = Role.REWARD
+
+    def mark(self, word: str) -> None:
+        with (self.ctx.run_dir / f"{self.ctx.who.worker}.marks").open("a") as file:
+            file.write(f"{word}\n")
+
+    async def setup(self) -> None:
+        self.mark("setup")
+        self.ctx.policy_version = 3
+
+    async def run(self) -> None:
+        self.mark("run")
+        while not self.ctx.draining.is_set():
+            self.ctx.waiting_for(WaitingFor.LEDGER)
+            await self.ctx.registry.weights()
+            self.ctx.counters["turns"] = self.ctx.counters.get("turns", 0) + 1
+            self.ctx.progress()
+            self.ctx.waiting_for(WaitingFor.INPUT, "ticks")
+            await self.ctx.clock.sleep(0.01)
+
+    async def drain(self) -> None:
+        self.mark("drain")
+
+    async def teardown(self) -> None:
+        self.mark("teardown")
+
+
+class SlowToDrain(Ticking):
+    """Takes its time to come to a boundary."""
+
+    async def drain(self) -> None:
+        self.mark("drain")
+        await asyncio.sleep(60.0)
+        self.mark("drained")
+
+
+class Computing(Ticking):
+    """Is inside a long computation that nothing can stop."""
+
+    async def run(self) -> None:
+        self.mark("run")
+        await self.ctx.compute(time.sleep, 60.0)
+
+
+class Crashing(Ticking):
+    """Fails in its main loop."""
+
+    async def run(self) -> None:
+        self.mark("run")
+        raise ZeroDivisionError("a bug in the loop")
+
+
+class Returning(Ticking):
+    """Forgets that its loop is endless."""
+
+    async def run(self) -> None:
+        self.mark("run")
+
+
+class LosingATask(Ticking):
+    """Something that it spawned fails while its main loop goes on."""
+
+    async def setup(self) -> None:
+        self.ctx.spawn("doomed", self.fail())
+        await super().setup()
+
+    async def fail(self) -> None:
+        await asyncio.sleep(0.05)
+        raise LookupError("a bug in a task")
+
+
+class Finishing(Ticking):
+    """Is done by itself, for a reason that has its own exit code."""
+
+    async def run(self) -> None:
+        self.ctx.spawn("endless", self.idle())
+        self.ctx.finish(ExitCode.STARVED, "the data is exhausted")
+
+    async def idle(self) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+
+
+class Misconfigured(Ticking):
+    """Finds a file missing in its set-up."""
+
+    async def setup(self) -> None:
+        raise ConfigError("model.path is /nowhere; expected a folder of a Hugging Face model")
+
+
+class DeadLoop(Ticking):
+    """Blocks its event loop, as no actor should, once it has begun."""
+
+    async def run(self) -> None:
+        self.ctx.progress()
+        self.ctx.waiting_for(WaitingFor.COMPUTE)
+        time.sleep(60.0)  # noqa: ASYNC251 -- the very mistake
+
+
+if __name__ == "__main__":
+    name, folder, worker = sys.argv[1:]
+    sys.exit(run_actor(lambda: globals()[name], Path(folder), worker))
