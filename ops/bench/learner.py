@@ -1,0 +1,245 @@
+"""How fast the learner steps: packed, against the same step on padded micro-batches.
+
+*Consumes* random models and responses of heavy-tailed lengths. *Produces* a table of prompt and response tokens a second.
+
+Both contenders compute the same loss of the same samples on the same weights (checked before anything is timed) and make the
+same AdamW step. The padded one is what a plain training loop does: sequences in the order in which they come, micro-batches
+of equal size, each padded to its longest, the model's own attention with a mask, logits for every place. It competes at
+whichever micro-batch size it is fastest with.
+
+    python -m ops.bench.learner --json bench-results/learner.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from ops.bench.table import interleaved_medians, show, write_json
+from pipeline.algorithms.objective import Objective
+from pipeline.batching import TrainingSample
+from workers.engines.policy_gradient import ForwardSettings
+from workers.engines.torch_training import OptimizerSettings, TorchTraining
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+BAR = 1.5
+"""Packed tokens a second over padded ones: what the learner promises."""
+
+MAX_TOKENS = 4096
+"""Budget of a packed micro-batch."""
+
+PADDED_SIZES = (4, 8, 16, 32)
+"""Sequences of a padded micro-batch that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model to measure on."""
+
+    name: str
+    hidden: int
+    layers: int
+    vocabulary: int
+    num_samples: int
+
+
+SHAPES = (
+    Shape("demo", hidden=96, layers=2, vocabulary=32, num_samples=192),
+    Shape("10M", hidden=384, layers=5, vocabulary=2048, num_samples=24),
+)
+
+
+def make_model(shape: Shape) -> PreTrainedModel:
+    """Make a random Qwen3 of this shape with heads of 32."""
+    torch.manual_seed(0)
+    heads = shape.hidden // 32
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            hidden_size=shape.hidden,
+            intermediate_size=3 * shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=32,
+            vocab_size=shape.vocabulary,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=1,
+        )
+    )
+
+
+def make_samples(shape: Shape, seed: int = 0) -> list[TrainingSample]:
+    """Make responses of log-normal lengths (median 60, longest several times that), in random order."""
+    rng = np.random.default_rng(seed)
+    ranks = (np.arange(shape.num_samples) + 0.5) / shape.num_samples
+    law = NormalDist(np.log(60.0), 0.8)
+    lengths = rng.permutation([int(np.exp(law.inv_cdf(rank))) for rank in ranks])
+    samples: list[TrainingSample] = []
+    for number, length in enumerate(lengths):
+        prompt = int(rng.integers(6, 20))
+        old = np.full(length, -np.log(shape.vocabulary), dtype=np.float32)
+        samples.append(
+            TrainingSample(
+                name=f"t.{number}.0",
+                tokens=rng.integers(2, shape.vocabulary, prompt + length).astype(np.int32),
+                prompt_length=prompt,
+                loss_mask=np.ones(length, dtype=np.bool_),
+                advantages=np.full(length, rng.normal(), dtype=np.float32),
+                behavior_logprobs=old,
+                versions=np.zeros(length, dtype=np.int32),
+                old_logprobs=old,
+            )
+        )
+    return samples
+
+
+class PaddedStep:
+    """The same step as a plain training loop would write it."""
+
+    def __init__(self, model: PreTrainedModel, micro_batch_size: int) -> None:
+        """Step ``model`` on micro-batches of ``micro_batch_size`` sequences."""
+        self._model = model.eval()
+        self.size = micro_batch_size
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
+        """Do one optimiser step; return the loss."""
+        weights = objective.token_weights(samples)
+        total = 0.0
+        for start in range(0, len(samples), self.size):
+            total += self._micro_batch(
+                samples[start : start + self.size], weights[start : start + self.size], objective
+            )
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _micro_batch(self, samples: Sequence[TrainingSample], weights: list[np.ndarray], objective: Objective) -> float:
+        shape = (len(samples), max(sample.tokens.size for sample in samples))
+        tokens, attention = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        mask = torch.zeros(shape, dtype=torch.bool)
+        advantages, old, weight = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        for row, (sample, own) in enumerate(zip(samples, weights, strict=True)):
+            end = sample.tokens.size
+            response = slice(sample.prompt_length, end)
+            tokens[row, :end] = torch.from_numpy(sample.tokens)
+            attention[row, :end] = 1
+            mask[row, response] = torch.from_numpy(sample.loss_mask)
+            advantages[row, response] = torch.from_numpy(sample.advantages)
+            old[row, response] = torch.from_numpy(sample.behavior_logprobs)
+            weight[row, response] = torch.from_numpy(own).float()
+        logits = self._model(input_ids=tokens, attention_mask=attention, use_cache=False).logits[:, :-1].float()
+        everything = torch.log_softmax(logits, dim=-1)
+        logprobs = everything.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        entropy = -(everything.detach().exp() * everything.detach()).sum(dim=-1)
+        losses, _ = objective.token_loss(
+            logprobs=logprobs.flatten(),
+            old_logprobs=old[:, 1:].flatten(),
+            behavior_logprobs=old[:, 1:].flatten(),
+            reference_logprobs=None,
+            entropy=entropy.flatten(),
+            advantages=advantages[:, 1:].flatten(),
+            mask=mask[:, 1:].flatten(),
+            row_ids=torch.arange(shape[0]).repeat_interleave(shape[1] - 1),
+            num_rows=shape[0],
+        )
+        loss = (losses * weight[:, 1:].flatten()).sum()
+        loss.backward()
+        return float(loss.detach())
+
+
+def fastest_padded(model: PreTrainedModel, samples: list[TrainingSample], objective: Objective) -> PaddedStep:
+    """Return the padded contender at the micro-batch size that steps fastest, on the weights of ``model``."""
+    times: dict[int, float] = {}
+    for size in PADDED_SIZES:
+        trial = PaddedStep(copy.deepcopy(model), size)
+        started = time.perf_counter()
+        trial.step(samples, objective)
+        times[size] = time.perf_counter() - started
+    return PaddedStep(copy.deepcopy(model), min(times, key=times.__getitem__))
+
+
+def measure(shape: Shape, rounds: int) -> dict[str, float | int | str]:
+    """Measure one shape. Raises SystemExit when the two contenders do not compute the same loss."""
+    samples = make_samples(shape)
+    lengths = np.array([sample.tokens.size for sample in samples])
+    num_tokens = int(lengths.sum())
+    model = make_model(shape)
+    objective = Objective()
+    padded = fastest_padded(model, samples, objective)
+    packed = TorchTraining(
+        copy.deepcopy(model), ForwardSettings(1.0, MAX_TOKENS), OptimizerSettings(learning_rate=1e-6)
+    )
+    ours, theirs = packed.step(samples, objective).loss, padded.step(samples, objective)
+    if abs(ours - theirs) > 1e-5 * abs(theirs):
+        raise SystemExit(f"{shape.name}: packed loss {ours}, padded loss {theirs}; they must be equal to be compared")
+    seconds = interleaved_medians(
+        {"packed": lambda: packed.step(samples, objective), "padded": lambda: padded.step(samples, objective)},
+        rounds=rounds,
+    )
+    return {
+        "model": shape.name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens": num_tokens,
+        "padded_micro_batch": padded.size,
+        "p99_over_median": float(np.percentile(lengths, 99) / np.median(lengths)),
+        "packed_tokens_per_s": num_tokens / seconds["packed"],
+        "padded_tokens_per_s": num_tokens / seconds["padded"],
+        "speedup": seconds["padded"] / seconds["packed"],
+        "loss_difference": abs(ours - theirs),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every shape; return 1 when one is below the bar."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.bench.learner",
+        description="Time the learner's step on packed sequences against padded micro-batches.",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, of which the median counts")
+    parser.add_argument(
+        "--model", choices=[shape.name for shape in SHAPES], action="append", help="measure only this one"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    results = [measure(shape, options.rounds) for shape in SHAPES if not options.model or shape.name in options.model]
+    columns = (
+        "model",
+        "weights",
+        "tokens",
+        "padded by",
+        "p99/p50",
+        "packed tok/s",
+        "padded tok/s",
+        "speed-up",
+    )
+    show("Learner: one optimiser step, one thread", columns, [list(row.values())[: len(columns)] for row in results])
+    if options.json:
+        write_json(options.json, {"bar": BAR, "results": results})
+    slow = [row["model"] for row in results if float(row["speedup"]) < BAR]
+    if slow:
+        print(f"below the bar of {BAR}: {', '.join(map(str, slow))}", file=sys.stderr)
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
