@@ -108,9 +108,10 @@ def write_response(counter: Sequence[int]) -> str:
     return f"{steps}={counter[-1]}"
 
 
-def draw(rng: random.Random, split: Split) -> Problem:
-    """Draw one problem of a side; the same state of ``rng`` gives the same problem."""
-    num_terms = min(MAX_TERMS, int(MIN_TERMS * (1.0 - rng.random()) ** (-1.0 / TAIL_EXPONENT)))
+def draw(rng: random.Random, split: Split, num_terms: int | None = None) -> Problem:
+    """Draw one problem of a side, of the given length or of one from the Pareto law; a function of ``rng``'s state."""
+    if num_terms is None:
+        num_terms = min(MAX_TERMS, int(MIN_TERMS * (1.0 - rng.random()) ** (-1.0 / TAIL_EXPONENT)))
     while True:  # seven in eight, or one in eight, of all problems of any length are on the side asked for
         changes = tuple(rng.choice("+-") + rng.choice(string.digits) for _ in range(num_terms - 1))
         problem = Problem(start=rng.randrange(10), changes=changes)
