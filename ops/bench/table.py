@@ -18,6 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+_MIN_WIDTH = 110
+"""Columns of a terminal; a narrower one wraps lines rather than losing digits."""
+
 
 def interleaved_medians(
     contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1
@@ -41,7 +44,9 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
         table.add_column(column, justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*(_words(value) for value in row))
-    Console(soft_wrap=True).print(table)
+    console = Console()
+    console.width = max(console.width, _MIN_WIDTH)
+    console.print(table)
 
 
 def write_json(path: Path, results: Mapping[str, Any]) -> None:

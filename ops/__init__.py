@@ -1,0 +1,1 @@
+"""For the operator: supervise script, start model, benchmarks."""
