@@ -62,6 +62,7 @@ class PromptSource:
         seed: int,
         shuffle: bool,
         digest: str,
+        verifiers: frozenset[str],
     ) -> None:
         self._train = train
         self._evaluation = evaluation
@@ -72,6 +73,8 @@ class PromptSource:
         self.evaluation_report = evaluation_report
         self.digest = digest
         """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits, tokenizer), of seed and order."""
+        self.verifiers = verifiers
+        """Names of all verifiers that lines or the configuration ask for; each is known or an import path."""
 
     @classmethod
     def load(cls, config: RunConfig, tokenizer: PromptTokenizer) -> PromptSource:
@@ -104,6 +107,7 @@ class PromptSource:
             seed=config.run.seed,
             shuffle=data.shuffle,
             digest=hasher.hexdigest(),
+            verifiers=frozenset(reader.verifiers),
         )
 
     @property
@@ -140,7 +144,7 @@ class _Reader:
         self._template = template
         self._verifier = verifier
         self._max_prompt_tokens = max_prompt_tokens
-        self._known_verifiers: set[str] = {verifier}
+        self.verifiers = {verifier}
 
     def read(self, paths: Iterable[Path]) -> tuple[list[bytes], DataReport]:
         stored: list[bytes] = []
@@ -170,12 +174,12 @@ class _Reader:
         if isinstance(line, Unusable):
             return line
         verifier = line.verifier or self._verifier
-        if verifier not in self._known_verifiers:
+        if verifier not in self.verifiers:
             try:
                 resolve(verifier)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
-            self._known_verifiers.add(verifier)
+            self.verifiers.add(verifier)
         if isinstance(line.prompt, str):
             text = self._template.replace(_HOLE, line.prompt)
             tokens = self._tokenizer.encode(text)

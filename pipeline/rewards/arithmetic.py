@@ -26,6 +26,8 @@ _NUMBER = re.compile(
     r"(?:(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.(?P<part>[0-9]+))?|(?<![0-9.])\.(?P<only_part>[0-9]+))"
 )
 
+_DIGITS = "0123456789"
+
 Number = tuple[bool, str, str]
 """(negative, whole digits without leading zeros, decimal digits without trailing zeros): equal values, equal tuples."""
 
@@ -33,9 +35,20 @@ Number = tuple[bool, str, str]
 def last_number(text: str) -> Number | None:
     """Return the last number of ``text`` in canonical form; None when there is none."""
     match = None
-    for match in _NUMBER.finditer(text):  # noqa: B007  the last one is wanted
+    for match in _NUMBER.finditer(_last_run(text)):  # noqa: B007  the last one is wanted
         pass
     return None if match is None else _canonical(match)
+
+
+def _last_run(text: str) -> str:
+    """Return the part of ``text`` that holds its last number, so that a response of any length costs next to nothing.
+
+    That is the last run of digits, commas and points, with the two characters before it: the sign, and what decides
+    whether it is one.
+    """
+    end = max(text.rfind(digit) for digit in _DIGITS) + 1
+    start = len(text[:end].rstrip(_DIGITS + ".,"))
+    return text[max(0, start - 2) : end]
 
 
 def exact_number(text: str) -> Number | None:

@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
     from pipeline.rewards.distribution import Quantiles, ScoreReport
 
+_EPILOG = """\b
+Examples:
+  headrace score responses.jsonl --verifier math
+  headrace score responses.jsonl --verifier my_rewards:judge --by difficulty
+  headrace score responses.jsonl --verifier arithmetic --json
+"""
 
-@click.command()
+
+@click.command(epilog=_EPILOG)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--verifier", help="Registered name or package.module:function; default: each line's `verifier` column.")
 @click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
@@ -25,15 +32,9 @@ if TYPE_CHECKING:
 @click.option("--processes", type=click.IntRange(min=1), default=1, help="Sandbox processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def score(file: Path, verifier: str | None, by: str | None, timeout_s: float, processes: int, as_json: bool) -> None:
-    r"""Score the responses in FILE (JSONL or Parquet) and print the distribution.
+    """Score the responses in FILE (JSONL or Parquet) and print the distribution.
 
     Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and further columns.
-
-    \b
-    Examples:
-      headrace score responses.jsonl --verifier math
-      headrace score responses.jsonl --verifier my_rewards:judge --by difficulty
-      headrace score responses.jsonl --verifier arithmetic --json
     """
     from pipeline.config.schema import RewardSection
     from pipeline.rewards.offline import score_file

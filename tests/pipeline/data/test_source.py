@@ -60,6 +60,7 @@ def test_a_line_becomes_a_prompt_with_everything_a_verifier_may_need(tmp_path: P
     assert first.tokens.dtype == np.int32
     assert first.tokens.tolist() == tokenizer.encode("Q: 2+3= {x}")
     assert (second.prompt_id, second.answer, second.verifier) == ("77", "yes", "dapo_math")
+    assert source.verifiers == {"arithmetic", "dapo_math"}
     assert second.text == '<s>user: "hi" assistant:'
     assert second.tokens.tolist() == tokenizer.encode(second.text, add_special_tokens=False)
 

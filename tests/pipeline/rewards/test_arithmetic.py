@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.rewards.arithmetic import exact_number, last_number, verify
+from pipeline.rewards.arithmetic import _NUMBER, _canonical, exact_number, last_number, verify
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
 
 
@@ -72,6 +72,12 @@ def test_text_without_digits_around_a_number_changes_nothing(value: int, text: s
 @given(st.integers(min_value=0, max_value=10**15))
 def test_thousands_commas_change_nothing(value: int) -> None:
     assert exact_number(f"{value:,}") == exact_number(str(value))
+
+
+@given(st.text(alphabet="0123,.-+−) x", max_size=40))
+def test_reading_the_end_alone_finds_what_reading_all_finds(text: str) -> None:
+    matches = list(_NUMBER.finditer(text))
+    assert last_number(text) == (_canonical(matches[-1]) if matches else None)
 
 
 @given(st.text())
