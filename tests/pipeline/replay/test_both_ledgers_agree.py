@@ -1,0 +1,304 @@
+"""Random operations on both ledgers at once: the same answers, the same books, and the promises that hold at every step.
+
+The budget is small by default. ``HEADRACE_LEDGER_EXAMPLES=500 HEADRACE_LEDGER_STEPS=200`` make a long run,
+and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+import redis.asyncio
+from hypothesis import HealthCheck, Phase, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pipeline.replay import keys
+from pipeline.replay.buffer import Audit, Claim, DropReason, EvaluationRequest, LatePolicy, Unit, WriteStatus
+from pipeline.replay.memory import MemoryReplay
+from pipeline.replay.redis import RedisReplay
+from protocol.ids import Incarnation, Role
+from protocol.trajectory import Field
+from tests.pipeline.replay.builders import make_chunk, make_spec, reference, reward, value
+
+EXAMPLES = int(os.environ.get("HEADRACE_LEDGER_EXAMPLES", "20"))
+STEPS = int(os.environ.get("HEADRACE_LEDGER_STEPS", "60"))
+SHRINK = bool(os.environ.get("HEADRACE_LEDGER_SHRINK"))
+WORKERS = ("generator-0", "generator-1", "generator-2")
+SCORER = Incarnation(Role.REWARD, "reward-0", 1)
+
+
+class BothLedgers(RuleBasedStateMachine):
+    """Drives a MemoryReplay and a RedisReplay through the same story."""
+
+    def __init__(self, url: str, unit: Unit) -> None:
+        super().__init__()
+        self.unit = unit
+        self.loop = asyncio.Runner()
+        self.now = 1000.0
+        self.epochs: dict[str, int] = dict.fromkeys(WORKERS, 1)
+        self.client = redis.asyncio.Redis.from_url(url)
+        self.run(self.client.flushall())
+        self.memory = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
+        self.redis = RedisReplay(self.client, "test", now=lambda: self.now)
+        self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
+        self.written: list = []
+        self.claims: list[tuple[Claim, Claim]] = []
+        self.settled: set[str] = set()
+        self.learner = Incarnation(Role.LEARNER, "learner-0", 1)
+        self.version = 0
+        self.num_evaluations = 0
+
+    def teardown(self) -> None:
+        self.run(self.client.aclose())
+        self.loop.close()
+
+    def run(self, awaitable):
+        async def body():
+            return await awaitable
+
+        return self.loop.run(body())
+
+    def both(self, method: str, *args, **kwargs):
+        ours = self.run(getattr(self.memory, method)(*args, **kwargs))
+        theirs = self.run(getattr(self.redis, method)(*args, **kwargs))
+        assert comparable(ours) == comparable(theirs), method
+        return ours
+
+    def who(self, worker: str) -> Incarnation:
+        return Incarnation(Role.GENERATOR, worker, self.epochs[worker])
+
+    @initialize(
+        eta=st.integers(0, 3),
+        oversampling=st.sampled_from([1.0, 1.5]),
+        fields=st.sampled_from([{Field.REWARD}, {Field.REWARD, Field.REFERENCE}, {Field.REWARD, Field.VALUE}]),
+        signal_filter=st.booleans(),
+        late=st.sampled_from(LatePolicy),
+        num_prompts=st.sampled_from([None, 3]),
+        max_bytes=st.sampled_from([None, 6000]),
+    )
+    def open(self, eta, signal_filter, oversampling, fields, **rest) -> None:
+        if self.unit is not Unit.GROUP:
+            eta, signal_filter = max(eta, 1), False
+        self.eta, self.late = eta, rest["late"]
+        spec = make_spec(
+            self.unit, eta=eta, oversampling=oversampling, fields=frozenset(fields), signal_filter=signal_filter, **rest
+        )
+        self.both("open", spec)
+
+    # -- generators ------------------------------------------------------------------------------------------------
+
+    @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 5))
+    def lease(self, worker, wanted) -> None:
+        grant = self.both("lease", self.who(worker), max_trajectories=wanted)
+        for lease in grant.leases:
+            for other in self.held.values():
+                other.pop(lease.trajectory, None)
+            length = 0 if lease.last_chunk is None else lease.last_chunk.response_length
+            self.held[worker][lease.trajectory] = (lease.next_index, length)
+
+    @rule(data=st.data(), final=st.booleans(), tokens=st.integers(1, 4), lag=st.sampled_from([0, 0, 0, 1]))
+    def write(self, data, final, tokens, lag) -> None:
+        holding = [worker for worker in WORKERS if self.held[worker]]
+        if not holding:
+            return
+        worker = data.draw(st.sampled_from(holding))
+        trajectory = data.draw(st.sampled_from(sorted(self.held[worker])))
+        index, length = self.held[worker][trajectory]
+        chunk = make_chunk(
+            trajectory, index, tokens=tokens, final=final, version=max(0, self.version - lag), context=length
+        )
+        answer = self.both("write_chunk", self.who(worker), chunk)
+        if answer.status is WriteStatus.STORED:
+            self.written.append((worker, chunk))
+        if answer.keeps_lease:
+            self.held[worker][trajectory] = (index + 1, length + tokens)
+        else:
+            del self.held[worker][trajectory]
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), same=st.booleans(), worker=st.sampled_from(WORKERS))
+    def write_again(self, data, same, worker) -> None:
+        first, chunk = data.draw(st.sampled_from(self.written))
+        before = self.run(self.memory.totals())
+        answer = self.both("write_chunk", self.who(first if same else worker), chunk)
+        assert answer.status is not WriteStatus.STORED
+        assert before == self.run(self.memory.totals())
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def renew(self, worker) -> None:
+        self.both("renew", self.who(worker))
+
+    @rule(worker=st.sampled_from(WORKERS), data=st.data())
+    def give_back(self, worker, data) -> None:
+        known = sorted({trajectory for held in self.held.values() for trajectory in held})
+        some = (
+            data.draw(st.none() | st.lists(st.sampled_from(known), max_size=3, unique=True).map(tuple))
+            if known
+            else None
+        )
+        self.both("give_back", self.who(worker), some)
+        for trajectory in list(self.held[worker]) if some is None else some:
+            self.held[worker].pop(trajectory, None)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def fence(self, worker) -> None:
+        self.epochs[worker] += 1
+        self.held[worker].clear()
+        self.run(self.client.hset(keys.epochs("test"), worker, self.epochs[worker]))
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
+    def wait(self, seconds) -> None:
+        self.now += seconds
+
+    # -- scorers ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), newest=st.booleans(), accuracy=st.sampled_from([0.0, 1.0]))
+    def score(self, data, newest, accuracy) -> None:
+        _, chunk = self.written[-1] if newest else data.draw(st.sampled_from(self.written))
+        make = data.draw(st.sampled_from([reward, reference, value]))
+        score = reward(accuracy) if make is reward else make(chunk.num_tokens)
+        self.both("write_score", SCORER, chunk.id, score)
+
+    @rule()
+    def score_all_that_is_due(self) -> None:
+        for _, chunk in self.written:
+            accuracy = float((chunk.id.trajectory.member + chunk.id.trajectory.group // 2) % 2)
+            for score in (reward(accuracy), reference(chunk.num_tokens), value(chunk.num_tokens)):
+                self.both("write_score", SCORER, chunk.id, score)
+
+    @rule(field=st.sampled_from(Field), wanted=st.integers(1, 3))
+    def overdue(self, field, wanted) -> None:
+        self.both("overdue", SCORER, field, max_chunks=wanted)
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), field=st.sampled_from(Field))
+    def fail(self, data, field) -> None:
+        _, chunk = data.draw(st.sampled_from(self.written))
+        self.both("fail_score", SCORER, chunk.id, field, "Traceback: \udc80 boom")
+
+    # -- learner ---------------------------------------------------------------------------------------------------
+
+    @rule(behind=st.sampled_from([0, 0, 0, 1]))
+    def claim(self, behind) -> None:
+        version = max(0, self.version - behind)
+        ours = self.run(self.memory.claim(self.learner, policy_version=version))
+        theirs = self.run(self.redis.claim(self.learner, policy_version=version))
+        if not isinstance(ours, Claim):
+            assert ours == theirs
+            return
+        assert (ours.units, ours.policy_version) == (theirs.units, theirs.policy_version)
+        self.claims.append((ours, theirs))
+        event("claimed")
+        fetched = self.run(self.memory.fetch(ours))
+        assert comparable(fetched) == comparable(self.run(self.redis.fetch(theirs)))
+        for unit in fetched:
+            chunks = [scored.chunk for trajectory in unit.trajectories for scored in trajectory]
+            assert version - min(chunk.oldest_version for chunk in chunks) <= self.eta, "a stale unit was claimed"
+            names = {str(chunk.id) for chunk in chunks}
+            assert not names & self.settled, "a chunk was trained on twice"
+
+    @rule()
+    def publish(self) -> None:
+        self.version += 1
+        self.both("advance", self.learner, self.version)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def settle(self, data) -> None:
+        ours, theirs = data.draw(st.sampled_from(self.claims))
+        self.claims.remove((ours, theirs))
+        for unit in self.run(self.memory.fetch(ours)):
+            self.settled |= {str(scored.chunk.id) for trajectory in unit.trajectories for scored in trajectory}
+        event("settled")
+        for expected in (1, 0):
+            assert self.run(self.memory.settle(self.learner, (ours.claim_id,))) == expected
+            assert self.run(self.redis.settle(self.learner, (theirs.claim_id,))) == expected
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def drop(self, data) -> None:
+        ours, theirs = data.draw(st.sampled_from(self.claims))
+        unit = data.draw(st.sampled_from(ours.units))
+        self.run(self.memory.drop(self.learner, ours, unit, DropReason.NON_FINITE))
+        self.run(self.redis.drop(self.learner, theirs, unit, DropReason.NON_FINITE))
+
+    @rule(data=st.data())
+    def restart_learner(self, data) -> None:
+        self.learner = replace_epoch(self.learner)
+        self.epochs["learner-0"] = self.learner.epoch
+        self.run(self.client.hset(keys.epochs("test"), "learner-0", self.learner.epoch))
+        applied = data.draw(st.lists(st.sampled_from(self.claims), unique_by=id)) if self.claims else []
+        for ours, _ in applied:
+            for unit in self.run(self.memory.fetch(ours)):
+                self.settled |= {str(scored.chunk.id) for trajectory in unit.trajectories for scored in trajectory}
+        returned = self.run(self.memory.recover(self.learner, tuple(ours.claim_id for ours, _ in applied)))
+        assert returned == self.run(self.redis.recover(self.learner, tuple(theirs.claim_id for _, theirs in applied)))
+        self.claims.clear()
+
+    @precondition(lambda self: self.version > 3)
+    @rule()
+    def close(self) -> None:
+        self.both("close_admission", self.learner)
+
+    @precondition(lambda self: self.version > 4)
+    @rule()
+    def cancel(self) -> None:
+        self.both("cancel_in_flight", self.learner)
+        self.claims.clear()
+        assert self.run(self.memory.audit()).groups.in_flight == {}
+
+    @precondition(lambda self: self.num_evaluations < 2)
+    @rule(prompts=st.integers(1, 2), samples=st.integers(1, 2))
+    def evaluate(self, prompts, samples) -> None:
+        request = EvaluationRequest(self.num_evaluations, self.version, prompts, samples, 0.0)
+        self.both("request_evaluation", self.learner, request)
+        self.num_evaluations += 1
+
+    # -- at every step ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_books_balance_and_agree(self) -> None:
+        audit = self.both("audit")
+        assert audit.balances, audit
+        totals = self.both("totals")
+        assert totals.credit_used <= totals.credit_limit
+        self.both("queues")
+        self.both("dead_letters")
+        for number in range(self.num_evaluations):
+            self.both("evaluation", number)
+
+
+def replace_epoch(who: Incarnation) -> Incarnation:
+    return Incarnation(who.role, who.worker, who.epoch + 1)
+
+
+def comparable(answer):
+    """Arrays do not compare as wholes, texts do; an audit's dictionaries have no order."""
+    return answer if isinstance(answer, Audit) else repr(answer)
+
+
+@pytest.mark.parametrize("unit", Unit)
+def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_step(redis_server, unit):
+    run_state_machine_as_test(
+        lambda: BothLedgers(redis_server, unit),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if SHRINK else [])],
+            database=None,
+        ),
+    )
