@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.replay.buffer import LedgerSpec
+from pipeline.replay.spec import ledger_spec
 from protocol.errors import ConfigError, DataError
 
 
-def preflight(config: RunConfig) -> list[str]:
-    """Check model, data, verifiers, addresses; return findings in words.
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """A configuration that can be started."""
+
+    findings: tuple[str, ...]
+    """What a person should know, in words."""
+    spec: LedgerSpec
+    """What the run's ledger is made with."""
+
+
+def preflight(config: RunConfig) -> Preflight:
+    """Check model, data, verifiers, addresses.
 
     Raises:
         ConfigError, DataError: the first thing that would make the run fail, and what to do about it.
@@ -39,7 +52,7 @@ def preflight(config: RunConfig) -> list[str]:
             f"data.train has {source.num_prompts} usable prompts for {config.data.epochs} epochs, but one update needs "
             f"{needed} groups: add prompts, raise data.epochs, or lower algorithm.groups_per_update"
         )
-    return findings
+    return Preflight(tuple(findings), ledger_spec(config, source))
 
 
 def _model_config(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ import structlog
 from pipeline.config.load import write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, RestartPolicy, Verb
+from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from pipeline.report import write_report
@@ -122,7 +123,8 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 class Supervisor:
     """Runs one fleet from start to end."""
 
-    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, spec: LedgerSpec) -> None:
+        self._spec = spec
         settings = config.supervisor
         self._config = config
         self._run_dir = run_dir
@@ -152,6 +154,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         status = RunStatus(RunState.RUNNING)
         try:
+            await replay.open(self._spec)
             await registry.set_run_status(status)
             await registry.set_fleet(Fleet(desired_counts(self._config)))
             status = await self._supervise(registry, replay, server, watch, watch_every_s)

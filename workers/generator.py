@@ -174,7 +174,7 @@ class Generator(Actor):
         now = self.ctx.clock.monotonic()
         if self._held and now >= self._next_renewal:
             self._next_renewal = now + self.ctx.config.ledger.lease_s / 4
-            await self.ctx.replay.renew(self.ctx.who, tuple(self._held))
+            await self.ctx.replay.renew(self.ctx.who)
 
     def _count(self) -> None:
         stats = self._engine.stats()

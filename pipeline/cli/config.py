@@ -30,7 +30,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     from pipeline.config.load import load_config
     from pipeline.preflight import preflight
 
-    findings = preflight(load_config(files, overrides))
+    findings = preflight(load_config(files, overrides)).findings
     if as_json:
         echo_json({"ok": True, "findings": findings})
         return

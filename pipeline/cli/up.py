@@ -50,11 +50,12 @@ def up(
         raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")
     given = [*([resume / RESOLVED_NAME] if resume else []), *files, *([fleet] if fleet else [])]
     config = resolve_paths(load_config(given, overrides))
-    for finding in preflight(config):
+    checked = preflight(config)
+    for finding in checked.findings:
         click.echo(finding, err=True)
     run_dir = prepare_run_dir(config, resume=resume is not None)
     with run_lock(run_dir):
-        outcome = asyncio.run(_run(Supervisor(config, run_dir), plain=plain or as_json))
+        outcome = asyncio.run(_run(Supervisor(config, run_dir, checked.spec), plain=plain or as_json))
     return _tell(run_dir, outcome, as_json=as_json)
 
 

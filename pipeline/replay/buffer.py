@@ -342,8 +342,8 @@ class ReplayBuffer(Protocol):
         admitted whole while there is credit (members over the limit stay open for the next caller)."""
         ...
 
-    async def renew(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...]) -> None:
-        """Say that ``who`` still works on these. What it holds but does not name (the reply to a lease was lost) expires."""
+    async def renew(self, who: Incarnation) -> None:
+        """Say that ``who`` still works on all that it holds."""
         ...
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
