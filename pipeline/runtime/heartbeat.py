@@ -37,7 +37,7 @@ class HeartbeatThread:
         on_deaf: Callable[[], None],
         log: FilteringBoundLogger,
         interval_s: float = 1.0,
-        grace_s: float = 5.0,
+        grace_s: float = 3.0,
     ) -> None:
         self._writer = writer
         self._heartbeat = heartbeat

@@ -26,7 +26,7 @@ HIGH_WATER_MARK = 2
 
 def message(number: int) -> WeightsPart:
     """A message too large for the kernel to hold many of."""
-    return WeightsPart(version=number, offset=0, total_bytes=0, data=np.zeros(100_000, np.uint8))
+    return WeightsPart(version=number, offset=0, total_bytes=100_000, data=np.zeros(100_000, np.uint8))
 
 
 class Bench:

@@ -100,8 +100,7 @@ class Finishing(Ticking):
         self.ctx.finish(ExitCode.STARVED, "the data is exhausted")
 
     async def idle(self) -> None:
-        while True:
-            await asyncio.sleep(0.01)
+        await asyncio.Event().wait()
 
 
 class Misconfigured(Ticking):
