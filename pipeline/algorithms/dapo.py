@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Dapo:
     normalize_std: bool = True
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> Self:
+    def from_config(cls, config: RunConfig) -> Dapo:
         """Read the algorithm section of a run's configuration."""
         section = config.algorithm
         objective = Objective(
