@@ -38,6 +38,7 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:evaluation:<n>:samples`` | hash | ``prompt.sample`` -> accuracy, reward, tokens, oldest and newest version | the run |
 | ``{run}:endpoints`` | hash | registry: worker -> role, endpoint, public key | the run |
 | ``{run}:heartbeats`` | hash | registry: worker -> its last heartbeat | until it departs |
+| ``{run}:seen`` | zset | registry: workers by the server's time of their last sign of life | until it departs |
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
@@ -122,6 +123,11 @@ def endpoints(run: str) -> str:
 def heartbeats(run: str) -> str:
     """Hash worker -> last heartbeat."""
     return prefix(run) + "heartbeats"
+
+
+def seen(run: str) -> str:
+    """Sorted set of workers by the server's time of their last sign of life."""
+    return prefix(run) + "seen"
 
 
 def fleet(run: str) -> str:

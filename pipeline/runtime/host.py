@@ -50,6 +50,8 @@ _LINKS_S = 0.5
 _STOP_WATCH_S = 1.0
 _TEARDOWN_S = 5.0
 _DEPART_S = 2.0
+_HEARTBEAT_END_S = 5.0
+_IMMEDIATE_S = 0.5
 _ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
 
 
@@ -143,15 +145,10 @@ class Host:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
+        who = await self._register()
         client = connect(self._url, num_retries=_retries(self._config), client_name=self._worker)
         registry = RedisRegistry(client, self._config.run.name)
         replay = RedisReplay(client, self._config.run.name)
-        who = await ride_out(
-            lambda: registry.register(self._actor_class.role, self._worker),
-            clock=self._clock,
-            timeout_s=self._config.ledger.outage_timeout_s,
-            on_wait=lambda error: self._log.warning("ledger_awaited", reason=str(error)),
-        )
         transport = _transport(self._config, self._run_dir, who)
         ctx = self._context = ActorContext(
             config=self._config,
@@ -176,7 +173,7 @@ class Host:
         try:
             await self._act(self._actor_class(ctx), ctx)
         finally:
-            await asyncio.to_thread(heartbeats.stop)
+            await asyncio.to_thread(heartbeats.stop, timeout_s=self._at_most(_HEARTBEAT_END_S))
             await self._depart(registry, who)
             transport.close()
             ctx.close()
@@ -184,6 +181,19 @@ class Host:
             self._lifecycle = self._lifecycle.ended()
             for watch in self._watches:
                 watch.cancel()
+
+    async def _register(self) -> Incarnation:
+        """Get an epoch, however long an outage may last, saying so meanwhile."""
+        registry = RedisRegistry(connect(self._url, client_name=self._worker), self._config.run.name)
+        try:
+            return await ride_out(
+                lambda: registry.register(self._actor_class.role, self._worker),
+                clock=self._clock,
+                timeout_s=self._config.ledger.outage_timeout_s,
+                on_wait=lambda error: self._log.warning("ledger_awaited", reason=str(error)),
+            )
+        finally:
+            await registry.aclose()
 
     async def _act(self, actor: Actor, ctx: ActorContext) -> None:
         await actor.setup()
@@ -207,10 +217,10 @@ class Host:
 
     async def _tear_down(self, actor: Actor) -> None:
         try:
-            async with asyncio.timeout(_TEARDOWN_S):
+            async with asyncio.timeout(self._at_most(_TEARDOWN_S)):
                 await actor.teardown()
         except TimeoutError:
-            self._log.warning("teardown_abandoned", timeout_s=_TEARDOWN_S)
+            self._log.warning("teardown_abandoned")
 
     def _heartbeats(self, ctx: ActorContext) -> HeartbeatThread:
         loop = asyncio.get_running_loop()
@@ -230,10 +240,14 @@ class Host:
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
         """Say goodbye if the ledger hears it: its place in the fleet is free at once instead of after a silence."""
         try:
-            async with asyncio.timeout(_DEPART_S):
+            async with asyncio.timeout(self._at_most(_DEPART_S)):
                 await registry.depart(who)
         except (TimeoutError, LedgerError) as error:
             self._log.warning("departure_unheard", reason=str(error))
+
+    def _at_most(self, seconds: float) -> float:
+        """Return how long a step of the end may take: hardly at all when the stop is immediate."""
+        return min(seconds, _IMMEDIATE_S) if self._lifecycle.is_immediate else seconds
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 

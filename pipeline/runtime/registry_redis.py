@@ -174,7 +174,7 @@ class _Keys:
         self.epochs = keys.epochs(run)
         self.endpoints = keys.endpoints(run)
         self.heartbeats = keys.heartbeats(run)
-        self.seen = keys.prefix(run) + "seen"
+        self.seen = keys.seen(run)
         self.fleet = keys.fleet(run)
         self.weights = keys.weights(run)
         self.run_status = keys.run_status(run)

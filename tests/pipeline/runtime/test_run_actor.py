@@ -136,7 +136,7 @@ def test_a_second_signal_does_not_wait_for_a_computation(run: Run):
     process.send_signal(signal.SIGTERM)
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(5.0) == ExitCode.INTERRUPTED
+    assert process.wait(_PATIENCE_S) == ExitCode.INTERRUPTED
 
 
 def test_a_drain_ends_at_its_deadline(tmp_path: Path):
@@ -200,7 +200,7 @@ async def test_a_fenced_worker_ends_at_once_without_draining(run: Run):
     registry = run.registry()
     await beat_when(registry, lambda beat: beat.progress > 0, "progress")
     await registry.fence("reward-0")
-    assert process.wait(5.0) == ExitCode.FENCED
+    assert process.wait(_PATIENCE_S) == ExitCode.FENCED
     assert "drain" not in run.marks()
     assert await registry.heartbeats() == []
     await registry.aclose()
