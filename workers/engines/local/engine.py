@@ -4,11 +4,11 @@
 
     advance = admit (revive retained rows, prefill new ones) -> decode one token per live row -> settle what has ended, again
 
-A request waits until a slot is free; it enters at the next step. One that ends at its window leaves its cache row behind, so
-that the trajectory's next window needs no prefill if it comes back before the slot is wanted by another. New weights take
-effect between two tokens. By the KV policy ``keep``, later tokens attend to keys and values of earlier weights; by
-``recompute``, every live context is filled in again first. Either way a token's log-prob is that of the distribution it was
-really drawn from.
+A request waits until slots are free, and enters together with a few others or a few steps later at most. One that ends at
+its window leaves its cache row behind, so that the trajectory's next window needs no prefill if it comes back before the slot
+is wanted by another. New weights take effect between two tokens. By the KV policy ``keep``, later tokens attend to keys and
+values of earlier weights; by ``recompute``, every live context is filled in again first. Either way a token's log-prob is that
+of the distribution it was really drawn from.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ from workers.engines.local.forward import SlotForward
 from workers.engines.local.slots import Occupant, SlotTable
 from workers.engines.local.weights import replace_weights
 from workers.engines.sampling import Distributions, sample, uniforms
+
+ADMIT_SHARE = 16
+"""New requests enter together once one in so many slots is free: a prefill costs about a decode step, however small it is."""
+ADMIT_PATIENCE = 4
+"""Decode steps after which a waiting request enters whatever is free."""
 
 
 class LocalEngine:
@@ -53,6 +58,8 @@ class LocalEngine:
         self._forward = SlotForward(model, num_slots)
         self._slots = SlotTable(num_slots, self._forward.cache)
         self._waiting: deque[WindowRequest] = deque()
+        self._waiting_names: set[TrajectoryId] = set()
+        self._steps_held = 0
         self._kv_policy = kv_policy
         self._must_recompute = False
         self._policy_version = -1
@@ -83,6 +90,7 @@ class LocalEngine:
         """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
         self._check(request)
         self._waiting.append(request)
+        self._waiting_names.add(request.trajectory)
 
     def _check(self, request: WindowRequest) -> None:
         name, used = str(request.trajectory), request.response_tokens.size
@@ -108,13 +116,15 @@ class LocalEngine:
                     f"{self._vocabulary - 1}; tokenizer and model do not belong together"
                 )
         held = self._slots.find(request.trajectory)
-        if (held is not None and held.is_live) or any(r.trajectory == request.trajectory for r in self._waiting):
+        if (held is not None and held.is_live) or request.trajectory in self._waiting_names:
             raise EngineError(f"{name} is live already; wait for its window, or forget it, before submitting it again")
 
     @torch.inference_mode()
     def forget(self, trajectory: TrajectoryId) -> None:
         """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are ignored."""
-        self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
+        if trajectory in self._waiting_names:
+            self._waiting_names.remove(trajectory)
+            self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
         held = self._slots.find(trajectory)
         if held is None:
             return
@@ -128,6 +138,7 @@ class LocalEngine:
     def cut(self) -> list[Window]:
         """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
         self._waiting.clear()
+        self._waiting_names.clear()
         live = self._slots.live()
         lengths = self._slots.arrays.lengths
         windows = [self._window(o, FinishReason.WINDOW) for o in live if lengths[o.row] > o.start]
@@ -181,22 +192,29 @@ class LocalEngine:
         if self._must_recompute:
             self._must_recompute = False
             self._prefill(self._slots.live())
-        if not self._waiting or self._slots.num_live == self.num_slots:
+        free = self.num_slots - self._slots.num_live
+        if not self._waiting or free == 0:
+            self._steps_held = 0
             return
+        together = min(len(self._waiting), -(-self.num_slots // ADMIT_SHARE))
+        if self._slots.num_live and free < together and self._steps_held < ADMIT_PATIENCE:
+            self._steps_held += 1
+            return
+        self._steps_held = 0
         # those with a retained row first: they cost nothing, and nobody evicts them meanwhile
         entered: list[Occupant] = []
-        for request in [r for r in self._waiting if self._slots.find(r.trajectory) is not None]:
-            if self._slots.num_live < self.num_slots:
-                revived = self._slots.revive(request, _context_of(request))
-                if revived is not None:
-                    self._waiting.remove(request)
-                    entered.append(revived)
+        for request in [r for r in self._waiting if self._slots.find(r.trajectory) is not None][:free]:
+            revived = self._slots.revive(request, _context_of(request))
+            if revived is not None:
+                self._waiting.remove(request)
+                entered.append(revived)
         fresh: list[Occupant] = []
         while self._waiting and self._slots.num_live < self.num_slots:
             request = self._waiting.popleft()
             fresh.append(self._slots.admit(request, _context_of(request)))
         for occupant in entered + fresh:
             occupant.versions = [(occupant.start, self._policy_version)]
+            self._waiting_names.remove(occupant.trajectory)
         self._prefill(fresh)
         self._distributions = None
 
