@@ -84,9 +84,8 @@ class ZmqMailbox:
         """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing. Raises ChannelClosed."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while await self._socket.ready(zmq.POLLIN, timeout_s=deadline - loop.time()):
-            frames, address = self._socket.take()
-            delivery = self._inbound.read(frames, address=address)
+        while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
+            delivery = self._inbound.read(received.frames, address=received.address)
             if delivery is not None:
                 return delivery
         return None

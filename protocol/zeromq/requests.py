@@ -60,12 +60,11 @@ class ZmqRequester:
                 raise TimeoutError
             if self._socket.put(frames):
                 break
-        while await self._socket.ready(zmq.POLLIN, timeout_s=timeout_s):
-            answer, _ = self._socket.take()
+        while (received := await self._socket.take(timeout_s=timeout_s)) is not None:
             try:
-                decoded, envelope = decode(answer, max_bytes=self._max_bytes)
+                decoded, envelope = decode(received.frames, max_bytes=self._max_bytes)
             except WireError:
-                if read_claims(answer).sequence in (self._sequence, -1):
+                if read_claims(received.frames).sequence in (self._sequence, -1):
                     raise
                 continue  # an unreadable answer to a request that was given up
             if envelope.sequence == self._sequence:
@@ -98,9 +97,9 @@ class ZmqResponder:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while await self._socket.ready(zmq.POLLIN, timeout_s=deadline - loop.time()):
-            (route, *frames), address = self._socket.take()
-            opened = self._inbound.open(frames, address=address)
+        while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
+            route, *frames = received.frames
+            opened = self._inbound.open(frames, address=received.address)
             if opened is None:
                 continue
             message, envelope = opened

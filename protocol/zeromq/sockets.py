@@ -49,6 +49,15 @@ class SocketLimits:
     """Of one message; set on the socket too, where a peer that sends a larger frame is disconnected."""
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message as it came."""
+
+    frames: list[Buffer]
+    address: Callable[[], str]
+    """Tells where it came from, as far as known."""
+
+
 class AsyncSocket:
     """One socket, used by one event loop at a time."""
 
@@ -135,9 +144,24 @@ class AsyncSocket:
                 return False
             await self._signal(loop, remaining)
 
-    def take(self) -> tuple[list[Buffer], Callable[[], str]]:
-        """Read the message that ``ready`` found, and a function that tells where it came from."""
-        first = self._socket.recv(zmq.NOBLOCK, copy=False)
+    async def take(self, *, timeout_s: float) -> Received | None:
+        """Wait for a message and read it; None after ``timeout_s``. Raises ChannelClosed.
+
+        There is no await between reading and returning: a cancelled call has read nothing.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while await self.ready(zmq.POLLIN, timeout_s=deadline - loop.time()):
+            try:
+                first = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                # POLLIN is a hint: seen on the first look at a connection with CURVE whose message is large
+                await asyncio.sleep(0)
+                continue
+            return self._read_rest(first)
+        return None
+
+    def _read_rest(self, first: zmq.Frame) -> Received:
         frames: list[Buffer] = [first.bytes]
         part = first
         while part.more:
@@ -145,7 +169,7 @@ class AsyncSocket:
             if len(frames) <= MAX_FRAMES + 1:  # one over the limit is enough to be refused
                 frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
         self._waiters.wake()
-        return frames, lambda: _address(first)
+        return Received(frames, lambda: _address(first))
 
     def put(self, frames: Sequence[Buffer]) -> bool:
         """Send one message without blocking; False when there is no room for it.

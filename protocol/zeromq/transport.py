@@ -34,6 +34,7 @@ class ZmqTransport:
         self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: KeyAuthenticator | None = None
+        self._sockets: list[AsyncSocket] = []
 
     @property
     def public_key(self) -> str:
@@ -70,7 +71,10 @@ class ZmqTransport:
         )
 
     def close(self) -> None:
-        """Close everything that this transport opened. Repeated calls do nothing."""
+        """Close everything that this transport opened; whoever waits gets ChannelClosed. Repeated calls do nothing."""
+        for socket in self._sockets:
+            socket.close()
+        self._sockets.clear()
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
@@ -80,7 +84,9 @@ class ZmqTransport:
     def _socket(self, kind: int, endpoint: Endpoint) -> AsyncSocket:
         if self._context.closed:
             raise ChannelClosed("the transport was closed by its owner")
-        return AsyncSocket(self._context, kind, self._limits, ipv6=":" in endpoint.host)
+        socket = AsyncSocket(self._context, kind, self._limits, ipv6=":" in endpoint.host)
+        self._sockets = [*(other for other in self._sockets if not other.closed), socket]
+        return socket
 
     def _bind(self, kind: int, text: str) -> tuple[AsyncSocket, str]:
         endpoint = Endpoint.parse(text)
