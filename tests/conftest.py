@@ -1,10 +1,12 @@
 """Fixtures that several test packages share: a real ledger server, and a clean client of it for each test.
 
-A missing server is a failure, not a skip: the ledger's guarantees are promises about the real one.
+A missing server is a failure, not a skip: the ledger's guarantees are promises about the real one. ``HEADRACE_TEST_SERVER``
+names another server binary than the bundled one, to run the same tests on (Redis 6.2 or later, Valkey).
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -27,7 +29,15 @@ def redis_server() -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *(str(_binary.get_binary_path()), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)),
+                *(
+                    os.environ.get("HEADRACE_TEST_SERVER") or str(_binary.get_binary_path()),
+                    "--port",
+                    "0",
+                    "--unixsocket",
+                    str(socket),
+                    "--dir",
+                    str(folder),
+                ),
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
             ],
             stdout=log,

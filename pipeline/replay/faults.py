@@ -19,7 +19,7 @@ def ledger_faults(doing: str) -> Generator[None]:
     try:
         yield
     except exceptions.ResponseError as error:
-        raise _from_reply(doing, str(error)) from error
+        raise _from_reply(doing, error) from error
     except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
         raise LedgerUnavailable(
             f"{doing}: the ledger server does not answer ({error}); is it running, and is the address right?"
@@ -28,18 +28,26 @@ def ledger_faults(doing: str) -> Generator[None]:
         raise LedgerError(f"{doing}: the Redis client failed ({error})") from error
 
 
-def _from_reply(doing: str, text: str) -> LedgerError:
+def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
+    text = str(error)
     if text.startswith("FENCED"):
         return Fenced(f"{doing}: a newer incarnation exists (epoch {text.split()[-1]}); stop at once")
     if text.startswith("UNOPENED"):
         return LedgerError(f"{doing}: the run's ledger was not opened; call open(spec) first, or check the run's name")
-    # older servers wrap what a script's command raised, so the code is not always at the start
-    if "OOM" in text and "maxmemory" in text:
+    # servers before version 7 wrap what a script's command raised, and the client then does not know the code
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in text:
         return LedgerFull(
             f"{doing}: the ledger server is at its memory limit and refuses writes; nothing was changed. Let scorers and "
             "learner catch up, or raise ledger.max_memory_mb"
         )
-    for code in ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"):
-        if text.startswith(code):
-            return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")
+    if isinstance(error, _NOT_NOW):
+        return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")
     return LedgerError(f"{doing}: the ledger server refused the command: {text}")
+
+
+_NOT_NOW = (
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)

@@ -73,6 +73,7 @@ class MemoryReplay:
     async def lease(self, who: Incarnation, *, max_trajectories: int) -> LeaseGrant:
         """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
         s, now = self._enter(who)
+        self._touch(s, who, now)
         for holder, until in sorted(s.holders.items()):
             worker, _, epoch = holder.rpartition("#")
             if until <= now or self._epoch_of(worker) > int(epoch):
@@ -87,7 +88,6 @@ class MemoryReplay:
                 break
             s.hold(taken, str(who), now)
             leases.append(self._lease_of(s, taken))
-        self._touch(s, who, now)
         return LeaseGrant(tuple(leases), refused)
 
     def _take(self, s: LedgerState, now: float) -> TrajectoryId | Refusal:

@@ -30,6 +30,10 @@ if last[1] == token then
   return reply
 end
 
+-- The first write may need memory, so that a full server refuses the whole lease. It is a sign of life, too: a caller that was
+-- silent for too long, but whose trajectories nobody has taken, keeps them.
+touch(WHO)
+
 -- Whoever was silent for too long, or has a newer incarnation, loses what it holds.
 for _, holder in ipairs(call('ZRANGEBYSCORE', P .. 'holders', '-inf', now)) do
   reopen_all(holder)
@@ -108,7 +112,6 @@ while #names < wanted do
   reply[#reply + 1] = row(tid)
 end
 reply[1] = why or ''
-touch(WHO)
 call('HSET', grant_key, 'token', token, 'trajectories', table.concat(names, ' '), 'refusal', reply[1])
 call('EXPIRE', grant_key, 3600)
 return reply

@@ -101,7 +101,7 @@ async def test_without_a_clock_of_its_own_the_ledger_uses_the_servers(redis_clie
     until = await redis_client.zscore("{test}:holders", str(GENERATOR))
     assert 0.0 < until - (seconds + micros / 1e6) <= 0.05
     async with asyncio.timeout(5.0):
-        while not (await replay.lease(OTHER_GENERATOR, max_trajectories=1)).leases[0].trajectory.group == 0:
+        while (await replay.lease(OTHER_GENERATOR, max_trajectories=1)).leases[0].trajectory.group != 0:
             await replay.give_back(OTHER_GENERATOR)
 
 
