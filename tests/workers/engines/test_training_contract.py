@@ -124,6 +124,30 @@ def test_micro_batches_change_nothing(make: Make, objective: Objective) -> None:
             torch.testing.assert_close(tensor, weights[0][name], rtol=0, atol=1e-11, msg=name)
 
 
+def test_a_step_follows_the_gradient_of_the_mean_over_all_tokens(make: Make) -> None:
+    samples = make_samples()
+    backend = make(tiny_model(dtype=torch.float64), replace(PROPORTIONAL, temperature=0.8))
+    before = snapshot(backend)
+    result = backend.step(samples, Objective(importance=Importance.NONE, dual_clip=0.0))
+    plain = tiny_model(dtype=torch.float64)
+    total, num_tokens = torch.zeros((), dtype=torch.float64), 0
+    for sample in samples:  # DAPO's objective, written out for one response at a time
+        assert sample.old_logprobs is not None
+        new = plain_logprobs(plain, sample.tokens, sample.response_length, 0.8)
+        ratio = (new - torch.from_numpy(sample.old_logprobs)).exp()
+        advantage = torch.from_numpy(sample.advantages)
+        gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+        total = total - gain[torch.from_numpy(sample.loss_mask)].sum()
+        num_tokens += int(sample.loss_mask.sum())
+    loss = total / num_tokens
+    loss.backward()
+    assert result.loss == pytest.approx(float(loss.detach()), rel=1e-9)
+    for name, tensor in backend.tensors():
+        gradient = plain.get_parameter(name).grad
+        assert gradient is not None and gradient.abs().max() > 0, name
+        torch.testing.assert_close(before[name] - tensor, gradient, rtol=1e-4, atol=1e-10, msg=name)
+
+
 def test_gradient_checkpointing_changes_nothing(make: Make) -> None:
     samples = make_samples()
     changed = []
