@@ -16,7 +16,11 @@ FAMILIES = (
     "aggregation",
     "decoupled_ppo",
     "dynamic_sampling",
+    "egae",
+    "egae_batch",
     "entropy",
+    "gae",
+    "gae_vapo",
     "group_advantage",
     "group_rules",
     "kl",
@@ -25,6 +29,7 @@ FAMILIES = (
     "policy_loss",
     "segments",
     "tis",
+    "value_loss",
 )
 
 

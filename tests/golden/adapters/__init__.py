@@ -11,13 +11,18 @@ from tests.golden.adapters.groups import (
     segments,
 )
 from tests.golden.adapters.losses import aggregation, decoupled_ppo, entropy, kl, policy_loss, tis
+from tests.golden.adapters.values import egae, egae_batch, gae, gae_vapo, value_loss
 from tests.golden.check import Adapter
 
 ADAPTERS: dict[str, Adapter] = {
     "aggregation": aggregation,
     "decoupled_ppo": decoupled_ppo,
     "dynamic_sampling": dynamic_sampling,
+    "egae": egae,
+    "egae_batch": egae_batch,
     "entropy": entropy,
+    "gae": gae,
+    "gae_vapo": gae_vapo,
     "group_advantage": group_advantage,
     "group_rules": group_rules,
     "kl": kl,
@@ -26,4 +31,5 @@ ADAPTERS: dict[str, Adapter] = {
     "policy_loss": policy_loss,
     "segments": segments,
     "tis": tis,
+    "value_loss": value_loss,
 }
