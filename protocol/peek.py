@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs] -- it ships none
@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from protocol.arrays import Buffer
 
+_unpackb: Callable[..., Any] = msgpack.unpackb  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
 MAX_SHOWN = 8
 """Elements of an array that are shown from its start."""
 _DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
@@ -62,9 +63,7 @@ def _peek_blob(blob: bytes) -> dict[str, Any]:
 
 def _unpack(data: bytes) -> Any:
     try:
-        return msgpack.unpackb(
-            data, strict_map_key=False, unicode_errors="replace", object_pairs_hook=_pairs, timestamp=0
-        )
+        return _unpackb(data, strict_map_key=False, unicode_errors="replace", object_pairs_hook=_pairs, timestamp=0)
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
         return {"unreadable": f"{type(error).__name__}: {error}", "hex": data[:32].hex(" ")}
 
