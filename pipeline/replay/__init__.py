@@ -20,7 +20,7 @@ with the version instead (``pipeline/staleness.md``).
 
 ======================  ==============================================================================================
 ``buffer``              the contract: ``ReplayBuffer`` and its words
-``memory``              the contract in this process, with ``memory_state``, ``memory_views``, ``records``, ``ordered``
+``memory``              the contract in this process, with ``memory_state``, ``_units``, ``_views``, ``records``, ``ordered``
 ``redis``               the contract on a server, with ``redis_views``, ``faults``, ``connect`` and ``scripts/*.lua``
 ``keys``                every key in Redis
 ``checks``              what both refuse, and how they say it

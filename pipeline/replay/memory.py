@@ -30,13 +30,13 @@ from pipeline.replay.buffer import (
     LedgerSpec,
     QueueStat,
     Refusal,
-    ScoredChunk,
     Totals,
     Unit,
     WriteStatus,
 )
-from pipeline.replay.checks import SCORE_TYPES, check_chunk, check_evaluation, claim_gone, mismatch, parse_chunk
+from pipeline.replay.checks import check_chunk, check_evaluation, claim_gone, mismatch, parse_chunk
 from pipeline.replay.memory_state import LedgerState
+from pipeline.replay.memory_units import cancel_windows, chunks_of, take
 from pipeline.replay.memory_views import audit_of, queues_of, totals_of
 from pipeline.replay.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
 from pipeline.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
@@ -82,54 +82,13 @@ class MemoryReplay:
         leases: list[Lease] = []
         refused: Refusal | None = None
         while len(leases) < max_trajectories:
-            taken = self._take(s, now)
+            taken = take(s, now)
             if isinstance(taken, Refusal):
                 refused = taken
                 break
             s.hold(taken, str(who), now)
             leases.append(self._lease_of(s, taken))
         return LeaseGrant(tuple(leases), refused)
-
-    def _take(self, s: LedgerState, now: float) -> TrajectoryId | Refusal:
-        evaluation = s.evaluation_open.first
-        if evaluation is not None:
-            s.evaluation_open.discard(evaluation)
-            return evaluation[1]
-        oldest, parked = s.open.first, s.parked.first
-        if parked is not None and (oldest is None or parked < oldest):
-            why = s.refusal(1)
-            if why is None:
-                s.parked.discard(parked)
-                s.running.add(ChunkId(parked, s.trajectories[parked].next))
-                s.used += 1
-                return parked
-            if oldest is None:
-                return why
-        if oldest is None:
-            why = self._admit_group(s, now)
-            if why is not None:
-                return why
-            oldest = s.open.first
-            assert oldest is not None
-        s.open.discard(oldest)
-        return oldest
-
-    def _admit_group(self, s: LedgerState, now: float) -> Refusal | None:
-        size = s.spec.group_size
-        why = s.refusal(size)
-        if why is not Refusal.CLOSED and s.is_exhausted:
-            why = Refusal.EXHAUSTED
-        if why is not None:
-            return why
-        number = s.admitted["groups"]
-        s.groups[number] = GroupRecord(live=size)
-        for trajectory in s.members(number):
-            s.trajectories[trajectory] = TrajectoryRecord(since_s=now)
-            s.open.add(trajectory)
-            s.running.add(s.unit_of(ChunkId(trajectory, 0)))
-        s.admitted.update(groups=1, trajectories=size)
-        s.used += size
-        return None
 
     def _lease_of(self, s: LedgerState, trajectory: TrajectoryId) -> Lease:
         record = s.trajectories[trajectory]
@@ -342,16 +301,7 @@ class MemoryReplay:
         if record is None:
             raise claim_gone(claim)
         names = [name for text in claim.units if (name := s.name(text)) in record.units]
-        return [ClaimedUnit(str(name), tuple(map(tuple, self._chunks_of(s, name)))) for name in names]
-
-    def _chunks_of(self, s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[ScoredChunk]]:
-        if isinstance(name, ChunkId):
-            return [[_scored(s.chunks[name])]]
-        trajectories = s.members(name) if isinstance(name, int) else iter((name,))
-        return [
-            [_scored(s.chunks[ChunkId(one, index)]) for index in range(s.trajectories[one].next)]
-            for one in trajectories
-        ]
+        return [ClaimedUnit(str(name), tuple(map(tuple, chunks_of(s, name)))) for name in names]
 
     async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
         """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
@@ -404,21 +354,9 @@ class MemoryReplay:
                 if s.spec.unit is Unit.TRAJECTORY:
                     s.end_unit(trajectory, reason)
                 else:
-                    self._cancel_windows(s, trajectory, reason)
+                    cancel_windows(s, trajectory, reason)
         s.claims.clear()
         return len(groups)
-
-    def _cancel_windows(self, s: LedgerState, trajectory: TrajectoryId, reason: DropReason) -> None:
-        t = s.trajectories[trajectory]
-        granted = ChunkId(trajectory, t.next)
-        for chunk in [ChunkId(trajectory, index) for index in range(t.next)]:
-            if chunk in s.chunks:
-                s.end_unit(chunk, reason)
-        if s.running.discard(granted):
-            s.running_age.pop(granted, None)
-            s.used -= 1
-        if trajectory in s.trajectories:
-            s.end_trajectory(trajectory, None if t.trained else reason)
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -484,10 +422,3 @@ class MemoryReplay:
 
     def _touch(self, s: LedgerState, who: Incarnation, now: float) -> None:
         s.holders[str(who)] = now + s.spec.lease_s
-
-
-def _scored(record: ChunkRecord) -> ScoredChunk:
-    scores: dict[Field, Score] = {
-        field: from_blob(record.scores[field], SCORE_TYPES[field]) for field in Field if field in record.scores
-    }
-    return ScoredChunk(from_blob(record.blob, TrajectoryChunk), scores)

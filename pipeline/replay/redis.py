@@ -199,7 +199,6 @@ class RedisReplay:
                 ("HEXISTS", keys.claims(self._run), claim.claim_id),
                 ("ZRANGE", keys.claim(self._run, claim.claim_id), 0, -1),
             ],
-            atomic=True,
         )
         if not there:
             raise claim_gone(claim)
@@ -276,7 +275,6 @@ class RedisReplay:
                 ("HMGET", keys.evaluation(self._run, number), "request", "failed"),
                 ("HGETALL", keys.evaluation_samples(self._run, number)),
             ],
-            atomic=True,
         )
         if head[0] is None:
             return None
@@ -322,9 +320,10 @@ class RedisReplay:
         with ledger_faults(f"{name} for {who}" if who is not None else name):
             return await script(keys=[self._counters], args=cast("Any", [now, *caller, *args]))
 
-    async def _pipelined(self, doing: str, commands: Iterable[tuple[Any, ...]], *, atomic: bool = False) -> list[Any]:
+    async def _pipelined(self, doing: str, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
+        # never MULTI: a server at its memory limit refuses even transactions that only read
         with ledger_faults(doing):
-            async with self._client.pipeline(transaction=atomic) as pipe:
+            async with self._client.pipeline(transaction=False) as pipe:
                 for command in commands:
                     cast("Any", pipe).execute_command(*command)
                 return await pipe.execute()

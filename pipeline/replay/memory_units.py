@@ -1,0 +1,89 @@
+"""Steps of the in-memory ledger on whole units: what is leased next, what a claim reads, what a cancelled trajectory leaves.
+
+*Consumes* a ``LedgerState``. *Produces* trajectories to lease and chunks to train on. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from pipeline.replay.buffer import DropReason, Refusal, ScoredChunk
+from pipeline.replay.checks import SCORE_TYPES
+from pipeline.replay.memory_state import LedgerState
+from pipeline.replay.records import ChunkRecord, GroupRecord, TrajectoryRecord
+from protocol.codec import from_blob
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field, Score, TrajectoryChunk
+
+
+def take(s: LedgerState, now: float) -> TrajectoryId | Refusal:
+    """Return the next trajectory to lease, taken out of its queue, or why there is none."""
+    evaluation = s.evaluation_open.first
+    if evaluation is not None:
+        s.evaluation_open.discard(evaluation)
+        return evaluation[1]
+    oldest, parked = s.open.first, s.parked.first
+    if parked is not None and (oldest is None or parked < oldest):
+        why = s.refusal(1)
+        if why is None:
+            s.parked.discard(parked)
+            s.running.add(ChunkId(parked, s.trajectories[parked].next))
+            s.used += 1
+            return parked
+        if oldest is None:
+            return why
+    if oldest is None:
+        why = _admit_group(s, now)
+        if why is not None:
+            return why
+        oldest = s.open.first
+        assert oldest is not None
+    s.open.discard(oldest)
+    return oldest
+
+
+def _admit_group(s: LedgerState, now: float) -> Refusal | None:
+    size = s.spec.group_size
+    why = s.refusal(size)
+    if why is not Refusal.CLOSED and s.is_exhausted:
+        why = Refusal.EXHAUSTED
+    if why is not None:
+        return why
+    number = s.admitted["groups"]
+    s.groups[number] = GroupRecord(live=size)
+    for trajectory in s.members(number):
+        s.trajectories[trajectory] = TrajectoryRecord(since_s=now)
+        s.open.add(trajectory)
+        s.running.add(s.unit_of(ChunkId(trajectory, 0)))
+    s.admitted.update(groups=1, trajectories=size)
+    s.used += size
+    return None
+
+
+def cancel_windows(s: LedgerState, trajectory: TrajectoryId, reason: DropReason) -> None:
+    """Drop an unfinished trajectory's stored chunks, the credit of its next window, and then itself (unit chunk)."""
+    t = s.trajectories[trajectory]
+    granted = ChunkId(trajectory, t.next)
+    for chunk in [ChunkId(trajectory, index) for index in range(t.next)]:
+        if chunk in s.chunks:
+            s.end_unit(chunk, reason)
+    if s.running.discard(granted):
+        s.running_age.pop(granted, None)
+        s.used -= 1
+    if trajectory in s.trajectories:
+        s.end_trajectory(trajectory, None if t.trained else reason)
+
+
+def chunks_of(s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[ScoredChunk]]:
+    """Return a unit's chunks with their scores, by member, then by index."""
+    if isinstance(name, ChunkId):
+        return [[_scored(s.chunks[name])]]
+    trajectories = s.members(name) if isinstance(name, int) else iter((name,))
+    return [
+        [_scored(s.chunks[ChunkId(one, index)]) for index in range(s.trajectories[one].next)] for one in trajectories
+    ]
+
+
+def _scored(record: ChunkRecord) -> ScoredChunk:
+    scores: dict[Field, Score] = {
+        field: from_blob(record.scores[field], SCORE_TYPES[field]) for field in Field if field in record.scores
+    }
+    return ScoredChunk(from_blob(record.blob, TrajectoryChunk), scores)
