@@ -117,6 +117,7 @@ class ActorContext:
     def policy_version(self, version: int) -> None:
         self.pulse.policy_version = version
         self._log_context["policy_version"] = version
+        self.pulse.on_version()
 
     def progress(self, n: int = 1) -> None:
         """Count ``n`` turns of the main loop that did something."""

@@ -47,6 +47,7 @@ class HeartbeatThread:
         self._interval_s = interval_s
         self._grace_s = grace_s
         self._stopped = threading.Event()
+        self._woken = threading.Event()
         self._num_failures = 0
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -54,9 +55,14 @@ class HeartbeatThread:
         """Begin; the first heartbeat is written at once."""
         self._thread.start()
 
+    def nudge(self) -> None:
+        """Write the next heartbeat now: something changed that others wait for, such as the version that is served."""
+        self._woken.set()
+
     def stop(self, *, timeout_s: float = 5.0) -> None:
         """Write no more, and wait for a heartbeat that is being written."""
         self._stopped.set()
+        self._woken.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -68,7 +74,8 @@ class HeartbeatThread:
                     if not self._stopped.wait(self._grace_s):
                         self._on_deaf()
                     return
-                self._stopped.wait(self._interval_s)
+                self._woken.wait(self._interval_s)
+                self._woken.clear()
         finally:
             self._writer.close()
 

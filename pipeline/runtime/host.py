@@ -139,6 +139,9 @@ class Host:
                 tasks.create_task(self._live(tasks), name="life")
         except BaseExceptionGroup as group:
             return self._explain(group)
+        finally:
+            # From here on nothing is left to stop: a request that comes now must not turn a good end into a death by signal.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name)
         return self._lifecycle.code
 
@@ -167,6 +170,7 @@ class Host:
         if self._lifecycle.is_draining:
             ctx.draining.set()
         heartbeats = self._heartbeats(ctx)
+        ctx.pulse.on_version = heartbeats.nudge
         heartbeats.start()
         self._watch(tasks, "run-watch", self._watch_run(ctx))
         self._watch(tasks, "links", self._read_links(ctx))

@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,8 @@ class Pulse:
         self.policy_version = -1
         self.counters: dict[str, float] = {}
         self.links: tuple[LinkReport, ...] = ()
+        self.on_version: Callable[[], None] = lambda: None
+        """Called on the loop when the policy version changes: others wait to hear of that."""
         self._clock = clock
         self._started_s = clock.time()
         self._progress = 0

@@ -97,3 +97,17 @@ def test_after_stop_nothing_is_written():
     num_beats = len(script.beats)
     assert script.closed.wait(PATIENCE_S)
     assert len(script.beats) == num_beats
+
+
+def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_second() -> None:
+    script = Script([True, True])
+    pulse = Pulse(WHO, ManualClock())
+    log = cast("FilteringBoundLogger", structlog.get_logger("test"))
+    thread = HeartbeatThread(script, pulse.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_s=PATIENCE_S * 60)
+    pulse.on_version = thread.nudge
+    thread.start()
+    pulse.policy_version = 7
+    pulse.on_version()
+    assert script.reached_last.wait(PATIENCE_S)
+    thread.stop()
+    assert script.beats[-1].policy_version == 7
