@@ -242,7 +242,8 @@ class MemoryReplay:
         if c.attempts[field] < s.spec.max_attempts:
             s.due[field][chunk] = now
             return False
-        s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), error, c.attempts[field], now))
+        text = error.encode("utf-8", "replace").decode("utf-8")
+        s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), text, c.attempts[field], now))
         del s.dead[_MAX_DEAD_LETTERS:]
         if chunk.trajectory.is_evaluation:
             s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
