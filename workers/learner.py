@@ -119,7 +119,7 @@ class Learner(Actor):
         units = await self.ctx.replay.fetch(claim)
         samples = await self._prepare(claim, units)
         started = time.monotonic()
-        if samples:
+        if samples and self._needs_old_logprobs:
             logprobs = await self.ctx.compute(self._backend.response_logprobs, samples)
             samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
         logprob_s = time.monotonic() - started
@@ -155,6 +155,12 @@ class Learner(Actor):
                 await self.ctx.replay.drop(self.ctx.who, claim, error.unit, DropReason.NON_FINITE)
                 kept = [unit for unit in kept if unit.name != error.unit]
         return []
+
+    @property
+    def _needs_old_logprobs(self) -> bool:
+        """Whether the proximal policy's log-probs must be computed before the steps. In the only step of an update the
+        present policy is the proximal one, and the backend reads them off the same forward pass."""
+        return self._algorithm.objective.needs_old and self.ctx.config.algorithm.num_minibatches > 1
 
     async def _steps(self, samples: list[TrainingSample]) -> list[StepResult]:
         """Run the optimiser steps of one update. A step that is not finite is refused by the backend and changes nothing.

@@ -74,18 +74,20 @@ def accumulate_gradient(
 
     Args:
         model: A model that went through ``prepare_packed``.
-        samples: One optimiser batch.
+        samples: One optimiser batch. With ``old_logprobs`` on none of them, the present policy is the proximal one, as it is
+            in the only step of an update: its own log-probs stand in, without gradient, and one forward pass is spared.
         objective: The loss.
         settings: How samples go through the model.
         loss_scale: Factor of the gradient only: the number of ranks where a backend averages gradients over them.
 
     Raises:
-        EngineError: The objective clips around old log-probs and a sample has none.
+        EngineError: Some samples have old log-probs and some have none.
     """
-    if objective.needs_old and (lacking := next((s.name for s in samples if s.old_logprobs is None), None)):
+    with_old = sum(sample.old_logprobs is not None for sample in samples)
+    if objective.needs_old and with_old not in (0, len(samples)):
         raise EngineError(
-            f"sample {lacking} has no old_logprobs, around which the objective clips; "
-            "fill them in with response_logprobs before the first step of an update"
+            f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them or none: fill them in with "
+            "response_logprobs before the first of several steps"
         )
     weights = objective.token_weights(samples)
     entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
@@ -136,12 +138,10 @@ def _token_loss(
     def on_device(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
 
-    behavior = on_device(batch.behavior_logprobs)
     return objective.token_loss(
         logprobs=scores.logprobs,
-        # an objective that does not need old log-probs does not read them
-        old_logprobs=behavior if batch.old_logprobs is None else on_device(batch.old_logprobs),
-        behavior_logprobs=behavior,
+        old_logprobs=scores.logprobs.detach() if batch.old_logprobs is None else on_device(batch.old_logprobs),
+        behavior_logprobs=on_device(batch.behavior_logprobs),
         reference_logprobs=None if batch.reference_logprobs is None else on_device(batch.reference_logprobs),
         entropy=scores.entropy,
         advantages=on_device(batch.advantages),

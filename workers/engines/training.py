@@ -46,7 +46,8 @@ class TrainingBackend(Protocol):
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
         """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. The denominator of the loss is
-        that of the whole batch, so micro-batching changes nothing."""
+        that of the whole batch, so micro-batching changes nothing. Samples without ``old_logprobs`` take the present policy
+        as the proximal one: right for the only step of an update."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

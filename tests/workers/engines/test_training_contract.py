@@ -304,11 +304,23 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_sample_without_old_logprobs_is_named(make: Make) -> None:
+def test_old_logprobs_on_some_samples_only_are_refused(make: Make) -> None:
     samples = make_samples()
     samples[2] = replace(samples[2], old_logprobs=None)
-    with pytest.raises(EngineError, match=r"sample t\.2\.0 has no old_logprobs"):
+    with pytest.raises(EngineError, match="12 of 13 samples have old_logprobs"):
         make(tiny_model(), Settings()).step(samples, Objective())
+
+
+def test_without_old_logprobs_the_present_policy_is_the_proximal_one(make: Make) -> None:
+    samples = make_samples(with_old=False)
+    alone, told = make(tiny_model(), Settings()), make(tiny_model(), Settings())
+    old = told.response_logprobs(samples)
+    first = alone.step(samples, Objective())
+    second = told.step([replace(s, old_logprobs=o) for s, o in zip(samples, old, strict=True)], Objective())
+    assert first.metrics["policy_ratio"] == 1.0
+    assert first.loss == pytest.approx(second.loss, rel=1e-5)
+    for name, values in snapshot(alone).items():
+        assert torch.allclose(values, snapshot(told)[name], rtol=1e-4, atol=1e-7)
 
 
 def test_bypass_needs_no_old_logprobs(make: Make) -> None:
