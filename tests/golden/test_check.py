@@ -29,6 +29,7 @@ FAMILIES = (
     "policy_loss",
     "segments",
     "tis",
+    "tppo_schedule",
     "value_loss",
 )
 

@@ -11,6 +11,7 @@ from tests.golden.adapters.groups import (
     segments,
 )
 from tests.golden.adapters.losses import aggregation, decoupled_ppo, entropy, kl, policy_loss, tis
+from tests.golden.adapters.schedules import tppo_schedule
 from tests.golden.adapters.values import egae, egae_batch, gae, gae_vapo, value_loss
 from tests.golden.check import Adapter
 
@@ -31,5 +32,6 @@ ADAPTERS: dict[str, Adapter] = {
     "policy_loss": policy_loss,
     "segments": segments,
     "tis": tis,
+    "tppo_schedule": tppo_schedule,
     "value_loss": value_loss,
 }
