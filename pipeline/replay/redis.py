@@ -12,7 +12,8 @@ chunks and evaluation requests, whole, and lets through all that makes room: sco
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -81,8 +82,7 @@ class RedisReplay:
         self._counters = keys.counters(run)
         self._scripts: dict[str, AsyncScript] = {}
         self._layout: tuple[Unit, int] | None = None
-        self._lease_token = secrets.token_hex(8)
-        self._claim_token = secrets.token_hex(8)
+        self._unanswered: dict[str, str] = {}
 
     async def open(self, spec: LedgerSpec) -> None:
         """Create the run's ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot
@@ -108,11 +108,10 @@ class RedisReplay:
     async def lease(self, who: Incarnation, *, max_trajectories: int) -> LeaseGrant:
         """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
         try:
-            reply = await self._call("lease", who, max_trajectories, self._lease_token)
+            with self._token("lease") as token:
+                reply = await self._call("lease", who, max_trajectories, token)
         except LedgerFull:
             return LeaseGrant((), Refusal.MEMORY)
-        # Only an answer ends a request: after a lost one the same token asks again and gets the same trajectories.
-        self._lease_token = secrets.token_hex(8)
         leases = tuple(
             Lease(
                 TrajectoryId.parse(name.decode()),
@@ -181,11 +180,11 @@ class RedisReplay:
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
         """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
-        claim_id = f"{who}/{self._claim_token}"
-        reply = await self._call("claim", who, policy_version, claim_id)
+        with self._token("claim") as token:
+            claim_id = f"{who}/{token}"
+            reply = await self._call("claim", who, policy_version, claim_id)
         outcome = reply[0].decode()
         if outcome == "claim":
-            self._claim_token = secrets.token_hex(8)
             return Claim(claim_id, reply[1], tuple(name.decode() for name in reply[2:]))
         return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
 
@@ -309,6 +308,19 @@ class RedisReplay:
         await self._client.aclose()
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _token(self, call: str) -> Generator[str]:
+        """Yield a token for a call that hands something out. Only an answer ends a request: after a lost or cancelled one the
+        next call of its kind asks with the same token, and the server repeats what it gave."""
+        token = self._unanswered.pop(call, None) or secrets.token_hex(8)
+        answered = False
+        try:
+            yield token
+            answered = True
+        finally:
+            if not answered:
+                self._unanswered[call] = token
 
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
         """Run a script; raise the ledger's own errors."""

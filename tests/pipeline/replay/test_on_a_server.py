@@ -75,22 +75,38 @@ async def test_a_full_server_refuses_new_work_whole_and_lets_through_what_makes_
     assert len((await replay.lease(GENERATOR, max_trajectories=1)).leases) == 1
 
 
+async def losing_the_reply(replay, name, call):
+    """Let the server do its part, then cut the connection before the caller has the answer; return that answer."""
+    answers = []
+    send = replay._call
+
+    async def cut(*args):
+        answers.append(await send(*args))
+        raise LedgerUnavailable("the reply was lost")
+
+    replay._call = cut
+    with pytest.raises(LedgerUnavailable):
+        await call
+    replay._call = send
+    [reply] = answers
+    if name == "lease":
+        return [row[0].decode() for row in reply[1:]]
+    return tuple(unit.decode() for unit in reply[2:])
+
+
 async def test_a_lease_or_claim_whose_reply_was_lost_is_given_again_not_anew(redis_client):
     replay = RedisReplay(redis_client, "test")
     await replay.open(make_spec())
-    token = replay._lease_token
-    lost = await replay.lease(GENERATOR, max_trajectories=4)
-    replay._lease_token = token
-    assert await replay.lease(GENERATOR, max_trajectories=4) == lost
+    lost = await losing_the_reply(replay, "lease", replay.lease(GENERATOR, max_trajectories=4))
+    again = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    assert [str(lease.trajectory) for lease in again] == lost
     assert (await replay.totals()).num_groups_admitted == 2
-    for lease in lost.leases:
+    for lease in again:
         chunk = make_chunk(lease.trajectory)
         await replay.write_chunk(GENERATOR, chunk)
         await replay.write_score(SCORER, chunk.id, reward())
-    token = replay._claim_token
-    lost_claim = await replay.claim(LEARNER, policy_version=0)
-    replay._claim_token = token
-    assert await replay.claim(LEARNER, policy_version=0) == lost_claim
+    lost_claim = await losing_the_reply(replay, "claim", replay.claim(LEARNER, policy_version=0))
+    assert (await replay.claim(LEARNER, policy_version=0)).units == lost_claim
 
 
 async def test_without_a_clock_of_its_own_the_ledger_uses_the_servers(redis_client):
