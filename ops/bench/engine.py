@@ -62,8 +62,8 @@ class Shape:
 
 SHAPES = (
     Shape("demo, 0.2M", 96, 2, 3, 3, 44, num_sequences=256, num_slots=64, median=12.0),
-    Shape("demo, 0.2M, long", 96, 2, 3, 3, 44, num_sequences=128, num_slots=32, median=40.0),
-    Shape("0.5M, grouped", 128, 4, 4, 2, 256, num_sequences=64, num_slots=16, median=40.0),
+    Shape("demo, 0.2M, long", 96, 2, 3, 3, 44, num_sequences=128, num_slots=64, median=40.0),
+    Shape("0.5M, grouped", 128, 4, 4, 2, 256, num_sequences=128, num_slots=64, median=40.0),
 )
 
 
