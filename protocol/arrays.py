@@ -30,6 +30,16 @@ DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in _NAMES}
 _WIRE_NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
+def _read_only_empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array without elements (numpy maps no view onto an empty buffer)."""
+    array = np.empty(shape, dtype)
+    array.setflags(write=False)
+    return array
+
+
+_EMPTY: dict[str, np.ndarray] = {name: _read_only_empty(dtype, (0,)) for name, dtype in DTYPES.items()}
+
+
 def pack_array(array: np.ndarray, frames: list[Buffer]) -> tuple[str, tuple[int, ...], Buffer | int]:
     """Return the wire form of ``array``; a large one is appended to ``frames``, without a copy.
 
@@ -44,35 +54,37 @@ def pack_array(array: np.ndarray, frames: list[Buffer]) -> tuple[str, tuple[int,
     return name, array.shape, len(frames) - 1
 
 
-def unpack_array(wire: object, frames: Sequence[Buffer]) -> np.ndarray:
+def unpack_array(wire: Any, frames: Sequence[Buffer]) -> np.ndarray:
     """Return a read-only array over the bytes that ``wire`` holds or points to.
 
     Raises ValueError for anything but ``[known dtype, sane shape, bytes of that size or a frame's index]``.
     """
-    if wire.__class__ is not list or len(cast("list[object]", wire)) != 3:
+    if wire.__class__ is not list or len(wire) != 3:
         raise ValueError("an array is [dtype, shape, data]")
-    name, shape, data = cast("list[Any]", wire)
-    dtype = DTYPES.get(name) if name.__class__ is str else None
-    if dtype is None:
+    name: Any
+    shape: Any
+    data: Any
+    name, shape, data = wire
+    if name.__class__ is not str or name not in DTYPES:
         raise ValueError(f"array dtype {name!r:.40} is not one of {', '.join(DTYPES)}")
+    dtype = DTYPES[name]
     if data.__class__ is int:
         if not 0 <= data < len(frames):
             raise ValueError(f"the array's data is frame {data}, but the message has {len(frames)} array frames")
-        source: Buffer = frames[cast("int", data)]
-        if source.__class__ is not bytes:
-            source = cast("memoryview", source).toreadonly()
-    elif data.__class__ is bytes:
-        source = cast("bytes", data)
-    else:
+        frame: Any = frames[data]
+        data = frame if frame.__class__ is bytes else frame.toreadonly()
+    elif data.__class__ is not bytes:
         raise ValueError(f"array data is a {type(data).__name__}, expected bytes or a frame's index")
-    if shape.__class__ is list and source:
+    if shape.__class__ is list and len(shape) == 1 and shape[0].__class__ is int:
+        if not data and shape[0] == 0:
+            return _EMPTY[name]
         try:
-            array = np.frombuffer(source, dtype)
+            array = np.frombuffer(data, dtype)
         except ValueError:  # not a whole number of elements; named below
-            return _unpack_shaped(dtype, shape, source)
-        if [array.size] == shape and cast("list[object]", shape)[0].__class__ is int:
+            return _unpack_shaped(dtype, shape, data)
+        if array.size == shape[0]:
             return array
-    return _unpack_shaped(dtype, shape, source)
+    return _unpack_shaped(dtype, shape, data)
 
 
 def _unpack_shaped(dtype: np.dtype[Any], shape: object, data: Buffer) -> np.ndarray:
@@ -93,13 +105,6 @@ def _unpack_shaped(dtype: np.dtype[Any], shape: object, data: Buffer) -> np.ndar
     if not num_bytes:
         return _read_only_empty(dtype, tuple(sizes))
     return np.frombuffer(data, dtype).reshape(sizes)
-
-
-def _read_only_empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array without elements (numpy maps no view onto an empty buffer)."""
-    array = np.empty(shape, dtype)
-    array.setflags(write=False)
-    return array
 
 
 def _normalise(array: np.ndarray) -> tuple[np.ndarray, str]:

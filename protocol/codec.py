@@ -11,7 +11,8 @@ inline. The plain ``msgpack`` package reads either; ``protocol.peek`` does. ``pr
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -90,35 +91,37 @@ _MESSAGE_TYPES: dict[str, type] = {tag: cls for cls, tag in _MESSAGE_TAGS.items(
 _TYPES: dict[str, type] = {tag: cls for cls, tag in _TAGS.items()}
 
 
-class _Codec(threading.local):
-    """One thread's encoders and decoders, with the array frames of the message at hand."""
-
-    frames: list[Buffer]
-    received: Sequence[Buffer]
+class _Codec:
+    """One thread's encoder and decoders of bodies, with the array frames of the message at hand."""
 
     def __init__(self) -> None:
-        self.frames = []
-        self.received = ()
+        self.frames: list[Buffer] = []
+        self.received: Sequence[Buffer] = ()
         self.encode_body = msgspec.msgpack.Encoder(enc_hook=self._pack).encode
-        self.encode_head = msgspec.msgpack.Encoder().encode
-        self.decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
-        self.decode_blob = msgspec.msgpack.Decoder(Blob).decode
-        self.decode_body = {
+        self.decode_body: dict[str, Callable[[bytes], Any]] = {
             tag: msgspec.msgpack.Decoder(cls, dec_hook=self._unpack).decode for tag, cls in _TYPES.items()
         }
 
-    def _pack(self, obj: object) -> object:
-        if isinstance(obj, np.ndarray):
-            return pack_array(cast("np.ndarray", obj), self.frames)
+    def _pack(self, obj: Any) -> object:
+        if obj.__class__ is np.ndarray:
+            return pack_array(obj, self.frames)
         raise TypeError(f"a {type(obj).__name__} cannot travel; use numbers, text, lists, maps or numpy arrays")
 
-    def _unpack(self, declared: type, wire: object) -> object:
+    def _unpack(self, declared: type, wire: Any) -> object:
         if declared is np.ndarray:
             return unpack_array(wire, self.received)
         raise TypeError(f"no wire form for {declared.__name__}")
 
 
-_codec = _Codec()
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.codec = _Codec()
+
+
+_per_thread = _PerThread()
+_encode_head = msgspec.msgpack.Encoder().encode
+_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+_decode_blob = msgspec.msgpack.Decoder(Blob).decode
 
 
 def encode(message: Message, *, sender: str, sequence: int, sent_s: float) -> list[Buffer]:
@@ -131,12 +134,11 @@ def encode(message: Message, *, sender: str, sequence: int, sent_s: float) -> li
         raise UnknownMessage(
             f"a {type(message).__name__} is not a message; expected one of {', '.join(_MESSAGE_TYPES)}"
         )
-    codec = _codec
-    body, arrays, checksum = _encode_body(codec, message)
+    body, arrays, checksum = _encode_body(message)
     envelope = Envelope(
         version=SCHEMA_VERSION, type=tag, sender=sender, sequence=sequence, checksum=checksum, sent_s=sent_s
     )
-    return [codec.encode_head(envelope), body, *arrays]
+    return [_encode_head(envelope), body, *arrays]
 
 
 def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
@@ -153,8 +155,7 @@ def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelo
             f"message of {len(frames)} frames, expected envelope, body and up to {MAX_FRAMES - 2} arrays"
         )
     envelope = read_envelope(frames[0])
-    message = _decode_body(envelope.type, _MESSAGE_TYPES, bytes(frames[1]), frames[2:], envelope.checksum)
-    return cast("Message", message), envelope
+    return _decode_body(envelope.type, _MESSAGE_TYPES, bytes(frames[1]), frames[2:], envelope.checksum), envelope
 
 
 def read_envelope(frame: Buffer) -> Envelope:
@@ -162,7 +163,7 @@ def read_envelope(frame: Buffer) -> Envelope:
     if _size(frame) > MAX_ENVELOPE_BYTES:
         raise MalformedMessage(f"envelope of {_size(frame)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
     try:
-        envelope = _codec.decode_envelope(frame)
+        envelope = _decode_envelope(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         _refuse_other_version(frame)
         raise MalformedMessage(f"the envelope cannot be read: {error}; is the peer a Headrace worker?") from error
@@ -189,12 +190,11 @@ def to_blob(obj: Storable) -> bytes:
     tag = _TAGS.get(type(obj))
     if tag is None:
         raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {', '.join(_TYPES)}")
-    codec = _codec
-    body, arrays, checksum = _encode_body(codec, obj)
+    body, arrays, checksum = _encode_body(obj)
     blob = Blob(
         version=SCHEMA_VERSION, type=tag, checksum=checksum, body=msgspec.Raw(body), arrays=cast("list[bytes]", arrays)
     )
-    return codec.encode_head(blob)
+    return _encode_head(blob)
 
 
 def from_blob(data: Buffer, type_: type[T]) -> T:
@@ -204,21 +204,27 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
     """
     check_size(_size(data), MAX_BLOB_BYTES)
     try:
-        blob = _codec.decode_blob(data)
+        blob = _decode_blob(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         _refuse_other_version(data)
         raise MalformedMessage(f"the blob cannot be read: {error}; was it written by to_blob?") from error
     if blob.version != SCHEMA_VERSION:
         _refuse_other_version(data)
+    return _decode_body(blob.type, _types_in(type_), bytes(blob.body), blob.arrays, blob.checksum)
+
+
+@cache
+def _types_in(type_: Any) -> dict[str, type]:
+    """Return tag -> type for a type or a union of types."""
     wanted = get_args(type_) or (type_,)
-    types = {tag: cls for tag, cls in _TYPES.items() if cls in wanted}
-    return cast("T", _decode_body(blob.type, types, bytes(blob.body), blob.arrays, blob.checksum))
+    return {tag: cls for tag, cls in _TYPES.items() if cls in wanted}
 
 
-def _encode_body(codec: _Codec, obj: Storable) -> tuple[bytes, list[Buffer], int]:
+def _encode_body(obj: Storable) -> tuple[bytes, list[Buffer], int]:
     """Return body, array frames and their checksum."""
     check_consistency(obj)
     arrays: list[Buffer] = []
+    codec = _per_thread.codec
     codec.frames = arrays
     try:
         body = codec.encode_body(obj)
@@ -230,7 +236,7 @@ def _encode_body(codec: _Codec, obj: Storable) -> tuple[bytes, list[Buffer], int
     return body, arrays, checksum
 
 
-def _decode_body(tag: str, known: dict[str, type], body: bytes, arrays: Sequence[Buffer], checksum: int) -> object:
+def _decode_body(tag: str, known: dict[str, type], body: bytes, arrays: Sequence[Buffer], checksum: int) -> Any:
     """Check, decode, check again; the cheapest refusal first."""
     computed = xxh3_64_intdigest(body)
     for array in arrays:
@@ -244,10 +250,10 @@ def _decode_body(tag: str, known: dict[str, type], body: bytes, arrays: Sequence
             f"message type {tag!r:.60} is not one of {', '.join(known)}; is a peer of another release?"
         )
     check_structure(body)
-    codec = _codec
+    codec = _per_thread.codec
     codec.received = arrays
     try:
-        obj = cast("Storable", codec.decode_body[tag](body))
+        obj: Any = codec.decode_body[tag](body)
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"the body of a {tag} cannot be read: {error}") from error
     finally:

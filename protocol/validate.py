@@ -49,23 +49,25 @@ def _check_vector(name: str, array: np.ndarray, dtype: np.dtype[np.generic]) -> 
 
 
 def _check_chunk(chunk: TrajectoryChunk) -> None:
+    tokens = chunk.tokens
+    logprobs = chunk.behavior_logprobs
     _check_vector("prompt.tokens", chunk.prompt.tokens, _INT32)
     _check_vector("context_tokens", chunk.context_tokens, _INT32)
-    tokens = chunk.tokens
     _check_vector("tokens", tokens, _INT32)
-    logprobs = chunk.behavior_logprobs
     _check_vector("behavior_logprobs", logprobs, _FLOAT32)
-    if logprobs.size != tokens.size:
+    num_tokens = tokens.size
+    if logprobs.size != num_tokens:
         raise MalformedMessage(
-            f"behavior_logprobs has {logprobs.size} values for {tokens.size} tokens; expected one a token"
+            f"behavior_logprobs has {logprobs.size} values for {num_tokens} tokens; expected one a token"
         )
     total = 0
     for segment in chunk.segments:
-        if segment.num_tokens <= 0:
-            raise MalformedMessage(f"a segment of {segment.num_tokens} tokens; a segment holds at least one")
-        total += segment.num_tokens
-    if total != tokens.size:
-        raise MalformedMessage(f"segments sum to {total} tokens, but the chunk has {tokens.size}")
-    chunk_id = chunk.id
-    if chunk_id.index < 0 or chunk_id.trajectory.group < 0 or chunk_id.trajectory.member < 0:
-        raise MalformedMessage(f"chunk id {chunk_id} has a negative part")
+        length = segment.num_tokens
+        if length <= 0:
+            raise MalformedMessage(f"a segment of {length} tokens; a segment holds at least one")
+        total += length
+    if total != num_tokens:
+        raise MalformedMessage(f"segments sum to {total} tokens, but the chunk has {num_tokens}")
+    trajectory = chunk.id.trajectory
+    if chunk.id.index < 0 or trajectory.group < 0 or trajectory.member < 0:
+        raise MalformedMessage(f"chunk id {chunk.id} has a negative part")

@@ -189,7 +189,7 @@ def test_an_absurd_array_is_malformed(name: str) -> None:
 
 @pytest.mark.parametrize("opener", [b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\xdf\x00\x00\x00\x01\x01"])
 def test_nesting_is_refused_before_decoding(opener: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.codec._codec.decode_body", {})  # a decoder at work would be a KeyError
+    monkeypatch.setattr("protocol.codec._per_thread.codec.decode_body", {})  # a decoder at work would be a KeyError
     with pytest.raises(MalformedMessage, match="deep"):
         decode(forged(opener * 100_000 + b"\xc0"), max_bytes=LIMIT)
 
