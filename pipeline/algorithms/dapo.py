@@ -23,7 +23,7 @@ from pipeline.algorithms.advantage import group_advantages
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble
 from pipeline.algorithms.kl import KLEstimator
-from pipeline.algorithms.objective import Importance, Objective
+from pipeline.algorithms.objective import Importance, Objective, Surrogate
 from pipeline.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from pipeline.replay.buffer import ClaimedUnit, Unit
@@ -51,6 +51,7 @@ class Dapo:
             clip_low=section.clip_low,
             clip_high=section.clip_high,
             dual_clip=section.dual_clip,
+            surrogate=Surrogate(section.surrogate),
             aggregation=Aggregation(section.loss_aggregation),
             norm_length=float(config.generation.max_response_tokens),
             importance=Importance(section.importance),

@@ -69,7 +69,12 @@ class AlgorithmSection(Section):
     group_size: Positive = Field(default=16, description="G, responses a prompt. DAPO: 16.")
     groups_per_update: Positive = Field(default=32, description="Prompts in one update's batch.")
     num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
-    clip_low: float = Field(default=0.2, gt=0.0, lt=1.0, description="eps_low. DAPO eq. 8.")
+    surrogate: Literal["clip", "gspo", "cispo"] = Field(
+        default="clip", description="Token ratio, sequence ratio (GSPO), or clipped weight (CISPO)."
+    )
+    clip_low: float = Field(
+        default=0.2, gt=0.0, le=1.0, description="eps_low. DAPO eq. 8; 1 leaves the bound off (CISPO)."
+    )
     clip_high: float = Field(default=0.28, gt=0.0, description="eps_high. DAPO eq. 8.")
     dual_clip: float = Field(
         default=10.0,
@@ -252,6 +257,9 @@ class SupervisorSection(Section):
     drain_timeout_s: float = Field(default=20.0, gt=0.0, description="For two-phase stop; then workers are killed.")
     stuck_after_s: float = Field(
         default=60.0, gt=0.0, description="A loop without progress that waits for nothing is replaced."
+    )
+    start_timeout_s: float = Field(
+        default=300.0, gt=0.0, description="A worker that has not begun by then (imports, model, data) is replaced."
     )
     metrics_port: int | None = Field(default=None, ge=1, le=65535, description="Prometheus on 127.0.0.1; absent: off.")
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.algorithms import Algorithm, NonFiniteUnit, build
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.kl import KLEstimator
-from pipeline.algorithms.objective import Importance, Objective
+from pipeline.algorithms.objective import Importance, Objective, Surrogate
 from pipeline.config.schema import AlgorithmSection, DataSection, ModelSection, RunConfig
 from pipeline.replay.buffer import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
@@ -138,6 +138,7 @@ def test_a_configuration_decides_the_whole_rule() -> None:
         kl_coefficient=0.2,
         kl_estimator="k1+",
         importance="icepop",
+        surrogate="gspo",
         loss_aggregation="seq-mean-token-sum-norm",
         dynamic_sampling=False,
         normalize_std=False,
@@ -155,6 +156,7 @@ def test_a_configuration_decides_the_whole_rule() -> None:
         kl_coefficient=0.2,
         kl_estimator=KLEstimator.K1_STRAIGHT,
         importance=Importance.ICEPOP,
+        surrogate=Surrogate.GSPO,
         aggregation=rule.objective.aggregation,
         norm_length=2048.0,
     )
