@@ -54,10 +54,10 @@ def pack_array(array: np.ndarray, frames: list[Buffer]) -> tuple[str, tuple[int,
     return name, array.shape, len(frames) - 1
 
 
-def unpack_array(wire: Any, frames: Sequence[Buffer]) -> np.ndarray:
+def unpack_array(wire: Any, frames: Sequence[Any]) -> np.ndarray:
     """Return a read-only array over the bytes that ``wire`` holds or points to.
 
-    Raises ValueError for anything but ``[known dtype, sane shape, bytes of that size or a frame's index]``.
+    ``frames`` are bytes or memoryviews. Raises ValueError for anything but ``[known dtype, sane shape, bytes of that size or a frame's index]``.
     """
     if wire.__class__ is not list or len(wire) != 3:
         raise ValueError("an array is [dtype, shape, data]")
@@ -71,8 +71,9 @@ def unpack_array(wire: Any, frames: Sequence[Buffer]) -> np.ndarray:
     if data.__class__ is int:
         if not 0 <= data < len(frames):
             raise ValueError(f"the array's data is frame {data}, but the message has {len(frames)} array frames")
-        frame: Any = frames[data]
-        data = frame if frame.__class__ is bytes else frame.toreadonly()
+        data = frames[data]
+        if data.__class__ is not bytes:
+            data = data.toreadonly()
     elif data.__class__ is not bytes:
         raise ValueError(f"array data is a {type(data).__name__}, expected bytes or a frame's index")
     if shape.__class__ is list and len(shape) == 1 and shape[0].__class__ is int:
