@@ -57,7 +57,8 @@ def pack_array(array: np.ndarray, frames: list[Buffer]) -> tuple[str, tuple[int,
 def unpack_array(wire: Any, frames: Sequence[Any]) -> np.ndarray:
     """Return a read-only array over the bytes that ``wire`` holds or points to.
 
-    ``frames`` are bytes or memoryviews. Raises ValueError for anything but ``[known dtype, sane shape, bytes of that size or a frame's index]``.
+    ``frames`` are bytes or memoryviews. Raises ValueError
+    for anything but ``[known dtype, sane shape, bytes of that size or a frame's index]``.
     """
     if wire.__class__ is not list or len(wire) != 3:
         raise ValueError("an array is [dtype, shape, data]")
