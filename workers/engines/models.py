@@ -64,7 +64,9 @@ def load_model(
         DataError: The folder is missing, or does not hold a causal language model.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a worker's standard error is a log
     _check_folder(path, "config.json", "a model")
     try:
         model = AutoModelForCausalLM.from_pretrained(
