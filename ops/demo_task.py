@@ -8,8 +8,8 @@
 **The task.** A counter shows one digit. A prompt sets it and then changes it, one lettered term at a time; the answer is the
 digit that it shows in the end. All arithmetic is modulo 10, as on a counter that rolls over:
 
-    prompt    a7b+5c-9=        7, then 7+5=12 shows 2, then 2-9=-7 shows 3
-    response  a7b2c3=3         each term's letter with the counter after it, then ``=`` and the answer
+    prompt    a7b+5c-9d+0=     7, then 7+5=12 shows 2, then 2-9=-7 shows 3, and 3 stays
+    response  a7b2c3d3=3       each term's letter with the counter after it, then ``=`` and the answer
     answer    3
 
 **A correct response** ends in ``=`` and the answer's digits, with nothing after them. Verifier ``arithmetic``: the last
@@ -17,8 +17,8 @@ integer of the response must equal ``answer``; what stands before it, the workin
 character, so a correct response to n terms is 2n + 2 tokens and the end-of-sequence token.
 
 **Why the lengths are heavy-tailed.** The number of terms follows a Pareto law, P(n >= k) = (MIN_TERMS / k)^TAIL_EXPONENT, cut
-at the 26 letters, and every term costs one step of working. So half of the responses take 11 tokens or fewer and one in a
-hundred takes 55: the stragglers that a synchronous sampler would wait for.
+at the 26 letters, and every term costs one step of working. So half of the responses take 13 tokens or fewer and one in
+forty takes 55: the stragglers that a synchronous sampler would wait for.
 
 **Train and held-out** are apart by construction: a digest of the prompt's text says on which side it lies, whatever the
 seeds and sizes. The start model (``ops.make_tiny_model``) was taught on the training side only.
@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-MIN_TERMS = 3
+MIN_TERMS = 4
 """Shortest chain."""
 MAX_TERMS = len(string.ascii_lowercase)
 """Longest chain: a letter for every term."""
@@ -47,7 +47,7 @@ HELD_OUT_SHARE = 8
 MAX_RESPONSE_TOKENS = 2 * MAX_TERMS + 3
 """Length of the longest correct response, end-of-sequence token included."""
 
-_MAX_REDRAWS = 10_000
+_MAX_REDRAWS = 1000
 
 
 class Split(StrEnum):
@@ -67,7 +67,7 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """The problem as text, ``a7b+5c-9=``."""
+        """The problem as text, ``a7b+5c-9d+0=``."""
         terms = (str(self.start), *self.changes)
         return "".join(letter + term for letter, term in zip(string.ascii_lowercase, terms, strict=False)) + "="
 
@@ -108,11 +108,14 @@ def write_response(counter: Sequence[int]) -> str:
     return f"{steps}={counter[-1]}"
 
 
-def draw(rng: random.Random, split: Split, num_terms: int | None = None) -> Problem:
-    """Draw one problem of a side, of the given length or of one from the Pareto law; a function of ``rng``'s state."""
-    if num_terms is None:
-        num_terms = min(MAX_TERMS, int(MIN_TERMS * (1.0 - rng.random()) ** (-1.0 / TAIL_EXPONENT)))
-    while True:  # seven in eight, or one in eight, of all problems of any length are on the side asked for
+def draw_num_terms(rng: random.Random, min_terms: int) -> int:
+    """Draw a chain's length from the Pareto law that begins at ``min_terms``, cut at MAX_TERMS."""
+    return min(MAX_TERMS, int(min_terms * (1.0 - rng.random()) ** (-1.0 / TAIL_EXPONENT)))
+
+
+def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
+    """Draw one problem of a side and a length; a function of ``rng``'s state."""
+    while True:  # ends soon: of every length, seven problems in eight, or one in eight, are on the side asked for
         changes = tuple(rng.choice("+-") + rng.choice(string.digits) for _ in range(num_terms - 1))
         problem = Problem(start=rng.randrange(10), changes=changes)
         if problem.split is split:
@@ -128,14 +131,15 @@ def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Problem]:
     rng = random.Random(f"{split}:{seed}")
     seen: set[Problem] = set()
     for _ in range(num_prompts):
+        num_terms = draw_num_terms(rng, MIN_TERMS)
         for _ in range(_MAX_REDRAWS):
-            problem = draw(rng, split)
+            problem = draw(rng, split, num_terms)
             if problem not in seen:
                 break
         else:
             raise ValueError(
-                f"after {len(seen)} {split} prompts no new one was found in {_MAX_REDRAWS} draws; "
-                f"{num_prompts} were asked for: ask for fewer, or repeat them with data.epochs"
+                f"after {len(seen)} different {split} prompts no new one of {num_terms} terms was found in "
+                f"{_MAX_REDRAWS} draws; {num_prompts} were asked for: ask for fewer, data.epochs repeats them"
             )
         seen.add(problem)
         yield problem
