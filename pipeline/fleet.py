@@ -4,7 +4,8 @@
 *Waits for* nothing. The supervisor carries the actions out and reports what happened.
 
     absent ──start──> running ──exit──> backoff ──start──> running ...
-                        │  └─drain──> draining ──exit──> (forgotten)
+                        │  │  └─drain──> draining ──exit──> (forgotten)
+                        │  └─exit, well──> ended ──(still wanted while the run goes on)──> backoff
                         └── exit over the restart budget ──> the fleet has failed
 
 Each worker has a restart budget over a sliding period, so that one that dies once a day is restarted for ever and one that
@@ -109,8 +110,22 @@ class FleetPlan:
         """Whether no process is left."""
         return not any(w.phase in (Phase.RUNNING, Phase.DRAINING) for w in self._workers.values())
 
+    @property
+    def absent(self) -> list[str]:
+        """Workers that are wanted but have no process: they are to be started, now or after a pause."""
+        return [w.name for w in self._workers.values() if w.phase in (Phase.ABSENT, Phase.BACKOFF)]
+
+    def is_draining(self, name: str) -> bool:
+        """Whether this worker was asked to end."""
+        worker = self._workers.get(name)
+        return worker is not None and worker.phase is Phase.DRAINING
+
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
-        """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained."""
+        """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained.
+
+        Call this only while the run goes on: a worker that ended well though nobody had asked it to (a person sent it a
+        signal) is wanted again, and is started after a pause.
+        """
         actions: list[Action] = []
         for role, count in counts.items():
             for number in range(count):
@@ -120,6 +135,8 @@ class FleetPlan:
         for worker in list(self._workers.values()):
             if _number(worker.name) >= counts.get(worker.role, 0):
                 actions += self._retire(worker, now_s)
+            elif worker.phase is Phase.ENDED and self.failure is None:
+                self._died(worker, ExitCode.OK, now_s)
         return actions
 
     def stop(self, now_s: float) -> list[Action]:
@@ -150,8 +167,12 @@ class FleetPlan:
             worker.phase = Phase.ENDED
             return
         if exit_code in _HOPELESS:
-            self._fail(worker, exit_code, "a restart cannot mend this")
+            self._fail(worker, exit_code, "ended in a way that a restart cannot mend")
             return
+        self._died(worker, exit_code, now_s)
+
+    def _died(self, worker: Worker, exit_code: int, now_s: float) -> None:
+        """Count an end that nobody asked for; start again after a pause, or give up."""
         worker.deaths.append(now_s)
         while worker.deaths and worker.deaths[0] <= now_s - self._policy.window_s:
             worker.deaths.popleft()

@@ -1,8 +1,8 @@
 """What happened in a run, one JSON object a line: ``<run_dir>/history.jsonl``.
 
 *Consumes* rows from the learner, its only writer. *Produces* the same rows for the report, the live view and people with
-``jq``. A row is written whole and flushed; a line cut short by a crash is skipped when read, and a learner that resumes from
-an older checkpoint first drops the rows after it, so that no update is told twice.
+``jq``. *Waits for* nothing. A row is written whole and flushed; a line cut short by a crash is skipped when read, and a learner
+that resumes from an older checkpoint first drops the rows after it, so that no update is told twice.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
+
+from protocol.errors import DataError
 
 HISTORY_NAME = "history.jsonl"
 
@@ -87,11 +89,17 @@ class History:
 
     @classmethod
     def resume(cls, path: Path, *, last_version: int) -> Self:
-        """Open for appending after dropping what came after ``last_version``."""
+        """Open for appending after dropping what came after ``last_version``, and a line that was cut short.
+
+        Raises DataError when a line before the last is damaged.
+        """
         if path.exists():
             rows = [row for row in read_history(path) if row.policy_version <= last_version]
             partial = path.with_suffix(".partial")
-            partial.write_text("".join(_line(row) for row in rows), encoding="utf-8")
+            with partial.open("w", encoding="utf-8") as file:
+                file.writelines(_line(row) for row in rows)
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(path)
         return cls(path)
 
@@ -110,16 +118,70 @@ class History:
 
 
 def read_history(path: Path) -> Iterator[Row]:
-    """Yield every whole row, oldest first; nothing when there is no file."""
+    """Yield every whole row, oldest first; nothing when there is no file.
+
+    Rows and fields that a later version of Headrace wrote are passed over. Raises DataError, naming the line, when a line is
+    damaged that is not the last.
+    """
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return  # cut short by a crash
-            values: dict[str, Any] = json.loads(line)
-            kind = _KINDS[values.pop("kind")]
-            yield kind(**values)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        damaged: DataError | None = None
+        for number, line in enumerate(file, start=1):
+            if damaged is not None:
+                raise damaged
+            try:
+                row = _row(line)
+            except (ValueError, TypeError, KeyError) as error:
+                damaged = DataError(f"{path}:{number}: not a row of a run's history: {error}; remove the line")
+                continue
+            if row is not None:
+                yield row
+
+
+class HistoryTail:
+    """Reads what is new since the last time, for a view that looks every second."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._offset = 0
+        self.rows: list[Row] = []
+        """All whole rows so far; begins anew when the file was replaced by a learner that resumed."""
+
+    def read(self) -> list[Row]:
+        """Take in new rows and return all of them."""
+        try:
+            with self._path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset, self.rows = inode, 0, []
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return self.rows
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode("utf-8", errors="replace").splitlines(keepends=True):
+            try:
+                row = _row(line)
+            except (ValueError, TypeError, KeyError):
+                continue  # a view has no use for a damaged line; readers that must have it whole say so
+            if row is not None:
+                self.rows.append(row)
+        return self.rows
+
+
+def _row(line: str) -> Row | None:
+    """Read one line; None for a kind of row that this version does not know."""
+    if not line.endswith("\n"):
+        raise ValueError("the line is cut short")
+    values: dict[str, Any] = json.loads(line)
+    kind = _KINDS.get(values.pop("kind"))
+    if kind is None:
+        return None
+    known = {f.name for f in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in known})
 
 
 def _line(row: Row) -> str:

@@ -1,120 +1,109 @@
-"""What a person sees of a run: tables for the commands, and the live view of ``headrace up``.
+"""What a person sees of a run while ``headrace up`` runs it: a picture, or one line now and then where there is no terminal.
 
-*Consumes* the registry's heartbeats and the ledger's counters, once a second. *Produces* a screen, or one line a second where
-there is no terminal. *Waits for* nothing: a ledger that is being restarted leaves the last picture.
+*Consumes* the supervisor's pictures, the run's history, and warnings. *Produces* a screen, or lines. *Waits for* nothing: while
+the ledger is being started again the last picture stays.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
-from rich.console import Console, Group
+from rich.box import ROUNDED
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.replay.buffer import Audit, DropReason, Totals
+from pipeline.history import HISTORY_NAME, EvaluationRow, HistoryTail, Row, UpdateRow
 from pipeline.runtime.registry import RunState
-from pipeline.runtime.status import Health, QueueRow, WorkerRow, bottleneck, worker_rows
-from protocol.ids import Role
+from pipeline.runtime.status import bottleneck, worker_rows
+from pipeline.tables import fleet_table, groups_line, tokens_line
 
 if TYPE_CHECKING:
-    from pipeline.supervisor import View
+    from pipeline.config.schema import RunConfig
+    from pipeline.supervisor import Picture
 
-_STUCK_AFTER_S = 60.0
-_HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
-
-
-def fleet_table(workers: Sequence[WorkerRow]) -> Table:
-    """Return one row a worker: health, version, what it waits for, memory, and its own counters."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("worker", "version", "waits for", "MB", "done"):
-        table.add_column(name, justify="right" if name in ("version", "MB") else "left", no_wrap=name != "waits for")
-    for row in workers:
-        what = f"{row.waiting_for}{f': {row.detail}' if row.detail else ''}"
-        table.add_row(
-            Text(row.worker, style=_HEALTH_STYLE[row.health]),
-            str(row.policy_version) if row.policy_version >= 0 else "–",
-            what if row.health is Health.LIVE else f"{row.health} for {row.since_heartbeat_s:.0f} s",
-            f"{row.rss_bytes / 2**20:.0f}",
-            _done(row),
-        )
-    return table
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_TREND_UPDATES = 32
+_NUM_NOTICES = 3
+_STATE_STYLE = {
+    RunState.STARTING: "yellow",
+    RunState.RUNNING: "cyan",
+    RunState.STOPPING: "yellow",
+    RunState.FINISHED: "green",
+    RunState.FAILED: "red",
+}
+_LINES_AROUND_FLEET = 13
 
 
-def _done(row: WorkerRow) -> str:
-    counters = row.counters
-    if row.role is Role.GENERATOR:
-        rate = counters.get("sampled_tokens", 0) / max(row.uptime_s, 1e-9)
-        return f"{counters.get('sampled_tokens', 0):,.0f} tokens ({rate:,.0f}/s), {counters.get('live', 0):.0f} live"
-    if row.role is Role.LEARNER:
-        return f"{counters.get('updates', 0):.0f} updates, {counters.get('trained_tokens', 0):,.0f} tokens"
-    return f"{counters.get('scored', 0):,.0f} scored, {counters.get('overdue', 0):.0f} overdue"
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    num_updates: int
+    num_wanted: int
+    accuracies: tuple[float, ...]
+    """Mean raw accuracy of each update's batch, oldest first."""
+    held_out: tuple[float, ...]
+    """Held-out accuracy, oldest first."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], num_wanted: int) -> Self:
+        """Read the progress from a run's history."""
+        updates = [row for row in rows if isinstance(row, UpdateRow)]
+        held_out = tuple(row.accuracy for row in rows if isinstance(row, EvaluationRow))
+        last = updates[-1].update if updates else 0
+        return cls(last, num_wanted, tuple(row.accuracy for row in updates), held_out)
+
+    def in_words(self) -> str:
+        """Return a line of a log."""
+        text = f"update {self.num_updates} of {self.num_wanted}"
+        if self.accuracies:
+            text += f", batch accuracy {100 * self.accuracies[-1]:.0f} %"
+        if self.held_out:
+            text += f", held-out {_course(self.held_out)}"
+        return text
 
 
-def queue_table(rows: Sequence[QueueRow]) -> Table:
-    """Return one row a queue or link."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("queue", "kind", "depth", "limit", "oldest", "waits for", "refused", "gaps"):
-        table.add_column(name, justify="right" if name in ("depth", "limit", "oldest", "refused", "gaps") else "left")
-    for row in rows:
-        table.add_row(
-            row.name,
-            row.kind,
-            f"{row.depth:,}",
-            f"{row.limit:,}" if row.limit is not None else "–",
-            f"{row.oldest_age_s:.1f} s" if row.oldest_age_s is not None else "–",
-            row.waiting_for,
-            str(row.num_refused),
-            str(row.num_gaps),
-        )
-    return table
+def sparkline(values: Sequence[float]) -> str:
+    """Return values between 0 and 1 as a row of blocks."""
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[max(0, min(top, round(value * top)))] for value in values)
 
 
-def audit_table(audit: Audit) -> Table:
-    """Return the conservation law, one row a currency."""
-    balances = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
-    reasons = sorted({reason for balance in balances.values() for reason in balance.dropped})
-    states = sorted({state for balance in balances.values() for state in balance.in_flight})
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    headers = [
-        "admitted",
-        "trained",
-        *(f"dropped: {r}" for r in reasons),
-        *(f"in flight: {s}" for s in states),
-        "difference",
-    ]
-    for name in headers:
-        table.add_column(name, justify="right")
-    for name, balance in balances.items():
-        cells = [balance.admitted, balance.trained, *(balance.dropped.get(r, 0) for r in reasons)]
-        cells += [*(balance.in_flight.get(s, 0) for s in states), balance.difference]
-        table.add_row(name, *(f"{cell:,}" for cell in cells))
-    return table
+def _course(accuracies: Sequence[float]) -> str:
+    first, last = (f"{100 * value:.1f} %" for value in (accuracies[0], accuracies[-1]))
+    return f"{first} → {last}" if len(accuracies) > 1 else first
 
 
-def totals_line(totals: Totals) -> str:
-    """Return the ledger's counters as one line."""
-    without = totals.num_groups_dropped.get(DropReason.NO_SIGNAL, 0)
-    return (
-        f"version {totals.policy_version}; {totals.num_groups_admitted:,} groups admitted, {without:,} without signal; credit "
-        f"{totals.credit_used:,} of {totals.credit_limit:,}; {totals.num_tokens_generated:,} tokens generated, "
-        f"{totals.num_tokens_trained:,} trained"
-    )
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class PlainView:
-    """One line every few seconds, for logs and pipes."""
+class View:
+    """What both views share: the run's progress and the time since the start."""
 
-    def __init__(self, *, every_s: float = 5.0) -> None:
-        self._every_s = every_s
-        self._next_s = 0.0
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._config = config
+        self._tail = HistoryTail(run_dir / HISTORY_NAME)
+        self._started_s = time.monotonic()
+
+    @property
+    def log_terminal(self) -> TextIO | None:
+        """Where the supervisor's log may write for people; None: to standard error."""
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -124,63 +113,139 @@ class PlainView:
     ) -> None:
         return
 
-    async def show(self, view: View) -> None:
+    def show(self, picture: Picture) -> None:
+        """Show the newest picture."""
+        raise NotImplementedError
+
+    def _progress(self) -> Progress:
+        return Progress.of(self._tail.read(), self._config.run.num_updates)
+
+    def _elapsed(self) -> str:
+        return _clock(time.monotonic() - self._started_s)
+
+
+class PlainView(View):
+    """One line every few seconds and at every change of state, for logs and pipes."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, every_s: float = 5.0) -> None:
+        super().__init__(config, run_dir)
+        self._every_s = every_s
+        self._next_s = 0.0
+        self._state: RunState | None = None
+
+    def show(self, picture: Picture) -> None:
         """Print the state, if it is time."""
-        if time.monotonic() < self._next_s:
+        if time.monotonic() < self._next_s and picture.status.state is self._state:
             return
-        self._next_s = time.monotonic() + self._every_s
-        workers = worker_rows(await view.registry.heartbeats(), now_s=time.time(), stuck_after_s=_STUCK_AFTER_S)
-        totals = await view.replay.totals()
+        self._next_s, self._state = time.monotonic() + self._every_s, picture.status.state
+        workers = worker_rows(
+            picture.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
+        )
         sys.stderr.write(
-            f"{time.strftime('%H:%M:%S')} {_progress(workers)}; {totals_line(totals)}; {bottleneck(workers)}\n"
+            f"{time.strftime('%H:%M:%S')} {picture.status.state} {self._elapsed()}: {self._progress().in_words()}; "
+            f"{groups_line(picture.totals)}; {tokens_line(picture.totals)}; {bottleneck(workers)}\n"
         )
         sys.stderr.flush()
 
 
-class LiveView:
-    """A screen that is redrawn once a second."""
+class Notices(io.StringIO):
+    """A terminal for the log that keeps the last lines, so that a view can show them without being torn."""
 
     def __init__(self) -> None:
-        self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=False)
-        self._started_s = time.monotonic()
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=_NUM_NOTICES)
+
+    def write(self, text: str, /) -> int:
+        """Keep whole lines."""
+        self.lines.extend(line for line in text.splitlines() if line.strip())
+        return len(text)
+
+
+class LiveView(View):
+    """A picture that is redrawn once a second; the last one stays when the run has ended."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, console: Console | None = None) -> None:
+        super().__init__(config, run_dir)
+        self._console = console or Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False, vertical_overflow="crop")
+        self._notices = Notices()
+        self._last: Picture | None = None
+
+    @property
+    def log_terminal(self) -> TextIO:
+        """Warnings appear under the picture."""
+        return self._notices
 
     def __enter__(self) -> Self:
         self._live.__enter__()
+        waiting = Text("starting the ledger and the workers", style="dim")
+        self._live.update(Panel(waiting, title=self._title(), title_align="left", box=ROUNDED), refresh=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._last is not None:
+            self._live.update(self.render(self._last, is_last=True))
         self._live.__exit__(kind, error, trace)
 
-    async def show(self, view: View) -> None:
+    def show(self, picture: Picture) -> None:
         """Redraw."""
-        workers = worker_rows(await view.registry.heartbeats(), now_s=time.time(), stuck_after_s=_STUCK_AFTER_S)
-        totals = await view.replay.totals()
-        status = await view.registry.run_status()
-        learner = next((row for row in workers if row.role is Role.LEARNER), None)
-        parts: list[Table | Text | ProgressBar] = [self._title(status.state), fleet_table(workers)]
-        if learner is not None and learner.counters.get("num_updates"):
-            parts.append(
-                ProgressBar(
-                    total=learner.counters["num_updates"], completed=learner.counters.get("updates", 0), width=60
-                )
+        self._last = picture
+        self._live.update(self.render(picture), refresh=True)
+
+    def render(self, picture: Picture, *, is_last: bool = False) -> RenderableType:
+        """Return the picture; the last one leaves out workers, which have ended."""
+        progress = self._progress()
+        parts: list[RenderableType] = [_bar(progress), _facts(progress, picture)]
+        if not is_last:
+            workers = worker_rows(
+                picture.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
             )
-        parts += [Text(_progress(workers)), Text(totals_line(totals)), Text(bottleneck(workers), style="dim")]
-        self._live.update(Group(*parts))
+            max_rows = max(4, self._console.height - _LINES_AROUND_FLEET)
+            parts += [Text(), fleet_table(workers, absent=picture.absent, max_rows=max_rows)]
+            parts += [Text(), Text(bottleneck(workers), style="dim italic")]
+        parts += [Text(line, style="yellow", overflow="ellipsis", no_wrap=True) for line in self._notices.lines]
+        return Panel(
+            Group(*parts),
+            title=self._title(),
+            title_align="left",
+            subtitle=Text(f" {picture.status.state} · {self._elapsed()} "),
+            subtitle_align="right",
+            border_style=_STATE_STYLE[picture.status.state],
+            box=ROUNDED,
+            padding=(0, 1),
+        )
 
-    def _title(self, state: RunState) -> Text:
-        elapsed = int(time.monotonic() - self._started_s)
-        return Text(f"headrace  {state}  {elapsed // 60}:{elapsed % 60:02d}", style="bold")
+    def _title(self) -> Text:
+        return Text.assemble(" headrace ", (self._config.run.name, "bold"), " ")
 
 
-def _progress(workers: Sequence[WorkerRow]) -> str:
-    learner = next((row for row in workers if row.role is Role.LEARNER), None)
-    if learner is None or "updates" not in learner.counters:
-        return "no update yet"
-    counters = learner.counters
-    text = f"update {counters['updates']:.0f} of {counters['num_updates']:.0f}"
-    text += f": batch accuracy {100 * counters['accuracy']:.0f} %"
-    if "evaluation_accuracy" in counters:
-        text += f", held-out {100 * counters['evaluation_accuracy']:.1f} %"
-    return text
+def _bar(progress: Progress) -> Table:
+    row = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True)
+    bar = ProgressBar(total=progress.num_wanted, completed=progress.num_updates, complete_style="green")
+    row.add_row(bar, Text(f"update {progress.num_updates} of {progress.num_wanted}", style="bold"))
+    return row
+
+
+def _facts(progress: Progress, picture: Picture) -> Table:
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    accuracy = Text("no update yet")
+    if progress.accuracies:
+        accuracy = Text.assemble(
+            (f"{100 * progress.accuracies[-1]:.0f} %", "bold"),
+            " in the batch  ",
+            (sparkline(progress.accuracies[-_TREND_UPDATES:]), "green"),
+        )
+    if progress.held_out:
+        accuracy.append("  held-out ").append(_course(progress.held_out), style="bold")
+    facts.add_row("accuracy", accuracy)
+    facts.add_row("ledger", groups_line(picture.totals))
+    facts.add_row("tokens", tokens_line(picture.totals))
+    if picture.status.detail:
+        facts.add_row("state", Text(picture.status.detail))
+    return facts

@@ -1,11 +1,13 @@
 """Everything that can be known to be wrong before a process is started.
 
 *Consumes* a configuration. *Produces* what a person should know (skipped prompts, counts), or one error that says what to do.
-The same checks stand behind ``headrace config check`` and ``headrace up``.
+*Waits for* the verifiers' modules to import, in sandbox processes, with a deadline. The same checks stand behind
+``headrace config check`` and ``headrace up``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.spec import ledger_spec
+from pipeline.rewards.pool import VerifierPool
 from protocol.errors import ConfigError, DataError
 
 
@@ -46,6 +49,8 @@ def preflight(config: RunConfig) -> Preflight:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
     _check_length(config, model)
     _check_address(config)
+    asyncio.run(_check_verifiers(config, source.verifiers))
+    findings.append(f"verifiers: {', '.join(sorted(source.verifiers))}")
     needed = config.algorithm.groups_per_update
     if config.data.epochs is not None and source.num_prompts * config.data.epochs < needed:
         raise ConfigError(
@@ -73,6 +78,12 @@ def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
             f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} was made for "
             f"{limit} positions: lower one of them"
         )
+
+
+async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:
+    """Import every verifier that the data ask for, as a reward worker would. Raises ConfigError."""
+    async with VerifierPool(config.reward) as pool:
+        await pool.start(verifiers)
 
 
 def _check_address(config: RunConfig) -> None:

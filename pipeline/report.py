@@ -71,7 +71,9 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
 
     updates, evaluations = _rows(run_dir)
     summary = summarize(run_dir)
-    balances = [("groups", audit.groups), ("trajectories", audit.trajectories), ("tokens", audit.tokens)] if audit else []
+    balances = (
+        [("groups", audit.groups), ("trajectories", audit.trajectories), ("tokens", audit.tokens)] if audit else []
+    )
     config = run_dir / RESOLVED_NAME
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
@@ -105,7 +107,11 @@ def _cards(summary: Summary) -> list[_Card]:
         _Card("accuracy before", percent(summary.accuracy_before), f"{summary.num_held_out} held-out responses"),
         _Card("accuracy after", percent(summary.accuracy_after), f"{summary.num_held_out} held-out responses"),
         _Card("updates", f"{summary.num_updates}", f"{summary.num_trained_tokens:,} tokens trained on"),
-        _Card("training time", f"{summary.train_s:.0f} s", f"learner waited {100 * summary.learner_wait_share:.0f} % of it"),
+        _Card(
+            "training time",
+            f"{summary.train_s:.0f} s",
+            f"learner waited {100 * summary.learner_wait_share:.0f} % of it",
+        ),
         _Card("staleness", f"≤ {summary.max_staleness}", "versions behind, at most"),
     ]
 
@@ -128,7 +134,9 @@ def _charts(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) 
         axes.set_ylim(bottom=0)
 
     def staleness(axes: Axes) -> None:
-        axes.plot(numbers, [r.staleness_max for r in updates], color=_COLOURS[1], drawstyle="steps-mid", label="oldest token")
+        axes.plot(
+            numbers, [r.staleness_max for r in updates], color=_COLOURS[1], drawstyle="steps-mid", label="oldest token"
+        )
         axes.plot(numbers, [r.staleness_mean for r in updates], color=_COLOURS[0], label="mean")
         axes.set_ylabel("staleness, versions")
         axes.set_ylim(bottom=0)

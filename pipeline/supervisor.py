@@ -3,52 +3,59 @@
 *Consumes* the desired fleet (the configuration's, later changed by ``headrace scale``), exits, heartbeats, and the run's state.
 *Produces* processes, restarts, and the run's end. *Waits for* signals and exits, a fifth of a second at a time.
 
-What to do is decided by ``pipeline.fleet``; this module starts, signals and reaps processes, and keeps the embedded ledger
-server alive. A worker whose heartbeat stops (frozen) or whose main loop stands still while it claims to compute (stuck) is
-fenced first and killed then, so that whatever it still writes has no effect.
+What to do is decided by ``pipeline.fleet`` and ``pipeline.watchdog``, which own nothing; ``pipeline.processes`` starts, signals
+and reaps; this module joins them and keeps the embedded ledger server alive. A worker that is frozen or stuck is fenced first
+and killed then, so that whatever it still writes has no effect. Workers that a supervisor before this one left behind are
+fenced as well, and end by themselves.
 
-Workers are in sessions of their own: Ctrl-C on the terminal reaches the supervisor alone, which drains the fleet; a second one
-ends it at once.
+The first Ctrl-C (or SIGTERM) drains the fleet; a second one ends it at once. Neither needs the ledger to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
+import re
 import signal
-import subprocess
-import sys
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING
 
 import structlog
 
 from pipeline.config.load import write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, RestartPolicy, Verb
-from pipeline.replay.buffer import LedgerSpec
+from pipeline.processes import Command, Exit, Processes, worker_command
+from pipeline.replay.buffer import LedgerSpec, Totals
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from pipeline.report import write_report
+from pipeline.run_dir import server_lock
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.exit_codes import ExitCode
-from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, open_ledger, read_ledger_url
+from pipeline.watchdog import Patience, Watchdog
 from pipeline.weights import remove_weights
-from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable
 from protocol.ids import Role
 
+if TYPE_CHECKING:
+    from pipeline.runtime.metrics import MetricsServer
+
 _TICK_S = 0.2
-_SILENT_AFTER_S = 10.0
-"""A worker without a heartbeat for this long is frozen: its heartbeat thread writes every second."""
-_START_TIMEOUT_S = 120.0
-"""For imports, models and data, before the first progress."""
-_LAST_LINES = 20
+_SERVER_CHECK_S = 1.0
+_ANSWER_S = 2.0
+"""The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
+_AWAY = (LedgerUnavailable, LedgerFull)
+_DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
+
+_HOPELESS = frozenset(int(code) for code in ExitCode if code.is_hopeless)
 
 log = structlog.get_logger(__name__)
 
@@ -65,19 +72,14 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What the supervisor shows whoever watches, at every tick."""
+class Picture:
+    """What the supervisor shows whoever watches."""
 
-    replay: RedisReplay
-    registry: Registry
-    plan: FleetPlan
-
-
-@dataclass(slots=True)
-class _Child:
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    started_s: float
+    status: RunStatus
+    heartbeats: Sequence[Heartbeat]
+    totals: Totals
+    absent: tuple[str, ...] = ()
+    """Workers that are wanted and are being started again."""
 
 
 def desired_counts(config: RunConfig) -> dict[Role, int]:
@@ -88,47 +90,24 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
     return counts
 
 
-def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
-    """Make the run's folder, or check that there is one to resume. Raises ConfigError."""
-    run_dir = config.run_dir
-    exists = (run_dir / "config.toml").exists()
-    if exists and not resume:
-        raise ConfigError(
-            f"{run_dir} holds a run already; go on with it by --resume, or start another with --set run.name=OTHER"
-        )
-    if resume and not exists:
-        raise ConfigError(f"{run_dir} holds no run to resume; start it without --resume")
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (run_dir / "logs").mkdir(exist_ok=True)
-    write_resolved(config, run_dir)
-    return run_dir
-
-
-@contextlib.contextmanager
-def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the run's lock: one supervisor a run. Raises ConfigError when another holds it."""
-    with (run_dir / "supervisor.lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"another supervisor runs {run_dir}; look at it with `headrace status {run_dir}`"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
 class Supervisor:
-    """Runs one fleet from start to end."""
+    """Runs one fleet from start to end.
 
-    def __init__(self, config: RunConfig, run_dir: Path, spec: LedgerSpec) -> None:
+    Args:
+        config: The resolved configuration.
+        run_dir: The run's folder, whose lock the caller holds.
+        spec: What the run's ledger is made with.
+        command: How a worker's process is started.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, spec: LedgerSpec, *, command: Command = worker_command
+    ) -> None:
         self._spec = spec
         settings = config.supervisor
         self._config = config
         self._run_dir = run_dir
-        self._children: dict[str, _Child] = {}
+        self._processes = Processes(run_dir, command)
         self._plan = FleetPlan(
             RestartPolicy(
                 max_restarts=settings.max_restarts,
@@ -137,29 +116,94 @@ class Supervisor:
                 drain_timeout_s=settings.drain_timeout_s,
             )
         )
+        self._watchdog = Watchdog(Patience(settings.stuck_after_s, settings.start_timeout_s))
         self._num_signals = 0
-        self._stop_detail = ""
+        self._is_starved = False
+        self._learner_drain_code = int(ExitCode.OK)
 
-    async def run(self, watch: Callable[[View], object] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
-        """Start the ledger and the fleet, keep them, and return once the run has ended and every process is gone."""
-        settings = self._config.ledger
-        server = await asyncio.to_thread(
-            open_ledger, self._run_dir, configured_url=settings.url, max_memory_mb=settings.max_memory_mb
-        )
-        client = connect(read_ledger_url(self._run_dir))
-        registry = RedisRegistry(client, self._config.run.name)
-        replay = RedisReplay(client, self._config.run.name)
+    async def run(self, watch: Callable[[Picture], None] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
+        """Start the ledger and the fleet, keep them, and return once the run has ended and every process is gone.
+
+        Raises:
+            ConfigError: the metrics port is taken, or no ledger server can be found.
+            LedgerMismatch: the folder's ledger was made with other settings.
+            LedgerUnavailable: the ledger does not answer at the start, or its embedded server cannot be started again.
+        """
+        with self._signals(), self._metrics() as metrics:
+            server = await asyncio.to_thread(self._open_ledger)
+            client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, num_retries=1)
+            registry = RedisRegistry(client, self._config.run.name)
+            replay = RedisReplay(client, self._config.run.name)
+            try:
+                await replay.open(self._spec)
+                self._write_config()
+                await self._fence_leftovers(registry)
+                await registry.set_fleet(Fleet(desired_counts(self._config)))
+                await registry.set_run_status(RunStatus(RunState.RUNNING))
+                loop = _Loop(registry, replay, server, metrics, watch, watch_every_s)
+                status = await self._supervise(loop)
+                await self._conclude(registry, replay, status)
+            finally:
+                await asyncio.to_thread(self._processes.close)
+                await registry.aclose()
+                if server is not None:
+                    await asyncio.to_thread(server.stop)
+                remove_weights(self._run_dir)
+        return self._outcome(status)
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        status = RunStatus(RunState.RUNNING)
         try:
-            await replay.open(self._spec)
-            await registry.set_run_status(status)
-            await registry.set_fleet(Fleet(desired_counts(self._config)))
-            status = await self._supervise(registry, replay, server, watch, watch_every_s)
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    @contextmanager
+    def _metrics(self) -> Iterator[MetricsServer | None]:
+        port = self._config.supervisor.metrics_port
+        if port is None:
+            yield None
+            return
+        from pipeline.runtime.metrics import MetricsServer
+
+        with MetricsServer(port, RealClock()) as metrics:
+            yield metrics
+
+    def _open_ledger(self) -> EmbeddedServer | None:
+        settings = self._config.ledger
+        with server_lock(self._run_dir):
+            return open_ledger(self._run_dir, configured_url=settings.url, max_memory_mb=settings.max_memory_mb)
+
+    def _write_config(self) -> None:
+        """Write the resolved configuration, once the ledger has agreed to it and before anyone reads it."""
+        try:
+            write_resolved(self._config, self._run_dir)
+        except OSError as error:
+            raise ConfigError(f"{self._run_dir} cannot be written to: {error.strerror}; nothing was started") from error
+
+    async def _fence_leftovers(self, registry: Registry) -> None:
+        """Fence this host's workers of a supervisor that died; each hears of it within a second and ends."""
+        ours = re.compile(rf"{Role.LEARNER}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")
+        for beat in await registry.heartbeats():
+            if beat.host == socket.gethostname() and ours.fullmatch(beat.who.worker):
+                await registry.fence(beat.who.worker)
+                log.info("leftover_fenced", worker=beat.who.worker, pid=beat.pid)
+
+    async def _conclude(self, registry: Registry, replay: RedisReplay, status: RunStatus) -> None:
+        """Leave the last state and the report behind; a ledger that is away takes neither."""
+        try:
             await registry.set_run_status(status)
             audit = await replay.audit()
+        except LedgerError as error:
+            log.warning("last_state_not_written", reason=str(error))
+            return
+        if self._num_signals < 2:  # told to end at once: `headrace report` makes it later
             await asyncio.to_thread(
                 write_report,
                 self._run_dir,
@@ -167,44 +211,28 @@ class Supervisor:
                 detail=f"{status.state}: {status.detail}",
                 audit=audit,
             )
-        finally:
-            self._kill_all()
-            await registry.aclose()
-            if server is not None:
-                await asyncio.to_thread(server.stop)
-            remove_weights(self._run_dir)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-        return self._outcome(status)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
-    async def _supervise(
-        self,
-        registry: Registry,
-        replay: RedisReplay,
-        server: EmbeddedServer | None,
-        watch: Callable[[View], object] | None,
-        watch_every_s: float,
-    ) -> RunStatus:
-        view = View(replay, registry, self._plan)
-        next_watch = 0.0
+    async def _supervise(self, loop: _Loop) -> RunStatus:
         status = RunStatus(RunState.RUNNING)
         while True:
             now = time.monotonic()
-            self._reap(now)
-            if server is not None and not await asyncio.to_thread(server.is_alive):
-                log.error("ledger_server_died", action="restarting it on its append-only file")
-                await asyncio.to_thread(server.start)
-            with contextlib.suppress(LedgerUnavailable):  # it is being restarted; the workers ride it out as well
+            ended = self._processes.reap()
+            for exit_ in ended:
+                self._note(exit_, now)
+            await loop.keep_server(now)
+            try:
+                beats = await loop.registry.heartbeats()
                 if status.state is RunState.RUNNING:
-                    status = await self._steer(registry, now)
-                await self._replace_silent(registry)
-                if watch is not None and now >= next_watch:
-                    next_watch = now + watch_every_s
-                    result = watch(view)
-                    if asyncio.iscoroutine(result):
-                        await result
+                    status = await self._steer(loop.registry, now)
+                await self._bury(loop.registry, ended, beats)
+                await self._replace(loop.registry, beats, now)
+                await loop.show(status, beats, self._plan, now)
+            except _AWAY:  # it is being started again; the workers ride it out as well
+                self._watchdog.blind(now)
+                if status.state is RunState.RUNNING:
+                    status = self._ending() or status
             if status.state is not RunState.RUNNING:
                 self._carry_out(self._plan.stop(now))
             self._carry_out(self._plan.due(now))
@@ -212,99 +240,138 @@ class Supervisor:
                 return status
             await asyncio.sleep(_TICK_S)
 
+    def _ending(self) -> RunStatus | None:
+        """Return why the run ends, of what this process knows itself."""
+        failure = self._plan.failure
+        if failure is not None:
+            return RunStatus(RunState.FAILED, f"{failure.worker} {failure.reason} (exit code {failure.exit_code})")
+        if self._num_signals:
+            return RunStatus(
+                RunState.STOPPING, f"stopped by a signal; go on with `headrace up --resume {self._run_dir}`"
+            )
+        return None
+
     async def _steer(self, registry: Registry, now: float) -> RunStatus:
         """Apply the desired fleet, and find out whether the run is to end."""
-        if self._plan.failure is not None:
-            failure = self._plan.failure
-            status = RunStatus(RunState.FAILED, f"{failure.worker} {failure.reason} (exit code {failure.exit_code})")
-        elif self._num_signals:
-            status = RunStatus(RunState.STOPPING, "stopped by a signal; go on with --resume")
-        else:
-            status = await registry.run_status()
+        if ending := self._ending():
+            await registry.set_run_status(ending)
+            return ending
+        status = await registry.run_status()
+        if status.state is RunState.STARTING:
+            return RunStatus(
+                RunState.FAILED,
+                "the ledger knows nothing of this run any more: its server was emptied or lost its file",
+            )
         if status.state is RunState.RUNNING:
             fleet = await registry.fleet()
             if fleet is not None:
                 self._carry_out(self._plan.want(fleet.counts, now))
-        elif status.state is not RunState.FINISHED:
-            await registry.set_run_status(status)
         return status
 
-    async def _replace_silent(self, registry: Registry) -> None:
+    async def _bury(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
+        """Take the heartbeats of dead processes out of the registry, so that nobody is shown or sent to a ghost."""
+        ghosts = {(beat.who.worker, beat.pid) for beat in beats}
+        for exit_ in ended:
+            if exit_.code not in _DIED_WELL and (exit_.worker, exit_.pid) in ghosts:
+                await registry.fence(exit_.worker)
+
+    async def _replace(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Fence and kill workers that are frozen or stuck."""
-        wall = time.time()
-        for beat in await registry.heartbeats():
-            child = self._children.get(beat.who.worker)
-            if child is None or child.process.pid != beat.pid:
-                continue
-            reason = _why_dead(beat, wall, self._config.supervisor.stuck_after_s)
-            if reason is None:
-                continue
-            log.error("worker_replaced", worker=beat.who.worker, reason=reason)
-            await registry.fence(beat.who.worker)
-            child.process.kill()
+        for worker, reason in self._watchdog.look(beats, self._processes.pids, now).items():
+            log.error("worker_replaced", worker=worker, reason=reason)
+            await registry.fence(worker)
+            self._processes.signal(worker, signal.SIGKILL)
 
     def _on_signal(self) -> None:
         self._num_signals += 1
-        if self._num_signals > 1:
-            self._kill_all()
+        if self._num_signals == 1:
+            log.warning("stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
+        else:
+            self._processes.kill_all()
 
-    # -- processes -----------------------------------------------------------------------------------------------------
-
-    def _carry_out(self, actions: list[Action]) -> None:
+    def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            if action.verb is Verb.START:
-                self._start(action)
-            elif child := self._children.get(action.worker):
-                child.process.send_signal(signal.SIGTERM if action.verb is Verb.DRAIN else signal.SIGKILL)
+            match action.verb:
+                case Verb.START:
+                    self._processes.start(action.role, action.worker)
+                case Verb.DRAIN:
+                    self._processes.signal(action.worker, signal.SIGTERM)
+                case Verb.KILL:
+                    log.error("drain_overdue", worker=action.worker, action="killed; what it held is leased to others")
+                    self._processes.signal(action.worker, signal.SIGKILL)
 
-    def _start(self, action: Action) -> None:
-        output = self._output_path(action.worker).open("wb")
-        command = [sys.executable, "-P", "-m", "workers", str(action.role)]
-        process = subprocess.Popen(
-            [*command, "--run-dir", str(self._run_dir), "--name", action.worker],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._children[action.worker] = _Child(process, output, time.time())
-        log.info("worker_started", worker=action.worker, pid=process.pid)
-
-    def _reap(self, now: float) -> None:
-        for name, child in list(self._children.items()):
-            code = child.process.poll()
-            if code is None:
-                continue
-            child.output.close()
-            del self._children[name]
-            self._plan.exited(name, code, now)
-            if code != ExitCode.OK:
-                log.warning("worker_exited", worker=name, exit_code=code)
-
-    def _kill_all(self) -> None:
-        for child in self._children.values():
-            child.process.kill()
-            child.process.wait()
-
-    def _output_path(self, worker: str) -> Path:
-        return self._run_dir / "logs" / f"{worker}.out"
+    def _note(self, exit_: Exit, now: float) -> None:
+        is_asked_for = self._plan.is_draining(exit_.worker)
+        self._plan.exited(exit_.worker, exit_.code, now)
+        if exit_.role is Role.LEARNER:
+            self._is_starved |= exit_.code == ExitCode.STARVED
+            if is_asked_for and exit_.code not in _DIED_WELL:
+                self._learner_drain_code = exit_.code if exit_.code > 0 else ExitCode.DRAIN_TIMEOUT
+        if exit_.code not in (ExitCode.OK, ExitCode.STARVED):
+            log.warning("worker_exited", worker=exit_.worker, exit_code=exit_.code, meaning=meaning(exit_.code))
 
     def _outcome(self, status: RunStatus) -> Outcome:
         failure = self._plan.failure
-        if failure is not None:
-            lines = self._output_path(failure.worker).read_text(errors="replace").splitlines()[-_LAST_LINES:]
-            return Outcome(failure.exit_code or ExitCode.RESTART_BUDGET, status, failure, "\n".join(lines))
         if self._num_signals > 1:
             return Outcome(ExitCode.INTERRUPTED, status)
+        if failure is not None:
+            code = failure.exit_code if failure.exit_code in _HOPELESS else ExitCode.RESTART_BUDGET
+            return Outcome(code, status, failure, self._processes.last_lines(failure.worker))
+        if status.state is RunState.FAILED:
+            return Outcome(ExitCode.LEDGER_UNAVAILABLE, status)
+        if self._is_starved:
+            return Outcome(ExitCode.STARVED, status)
+        if self._learner_drain_code != ExitCode.OK:
+            code = self._learner_drain_code
+            detail = f"{status.detail}; the learner did not drain ({meaning(code)}): what followed its last checkpoint is lost"
+            return Outcome(code, RunStatus(status.state, detail))
         return Outcome(ExitCode.OK, status)
 
 
-def _why_dead(beat: Heartbeat, wall: float, stuck_after_s: float) -> str | None:
-    if wall - beat.at_s > _SILENT_AFTER_S:
-        return f"no heartbeat for {wall - beat.at_s:.0f} s"
-    still_s = wall - beat.progress_at_s
-    if beat.waiting_for is WaitingFor.COMPUTE and still_s > stuck_after_s:
-        return f"computing without progress for {still_s:.0f} s"
-    if beat.waiting_for is WaitingFor.STARTING and still_s > _START_TIMEOUT_S:
-        return f"not started after {still_s:.0f} s"
-    return None
+def meaning(exit_code: int) -> str:
+    """Return an exit code in a word."""
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    values = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
+    return values.get(exit_code, "unknown")
+
+
+class _Loop:
+    """What the loop reads and writes: the ledger, its server, whoever watches."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        replay: RedisReplay,
+        server: EmbeddedServer | None,
+        metrics: MetricsServer | None,
+        watch: Callable[[Picture], None] | None,
+        watch_every_s: float,
+    ) -> None:
+        self.registry = registry
+        self._replay = replay
+        self._server = server
+        self._metrics = metrics
+        self._watch = watch
+        self._watch_every_s = watch_every_s
+        self._next_watch_s = 0.0
+        self._next_check_s = 0.0
+
+    async def keep_server(self, now: float) -> None:
+        """Start the embedded server again when it has died. Raises LedgerUnavailable when it cannot be."""
+        if self._server is None or now < self._next_check_s:
+            return
+        self._next_check_s = now + _SERVER_CHECK_S
+        if not await asyncio.to_thread(self._server.is_alive):
+            log.error("ledger_server_died", action="started again on its append-only file")
+            await asyncio.to_thread(self._server.start)
+
+    async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
+        """Give the metrics endpoint and the view what is new, if it is time."""
+        if self._metrics is not None:
+            self._metrics.update(beats)
+        if self._watch is None or now < self._next_watch_s:
+            return
+        self._next_watch_s = now + self._watch_every_s
+        with suppress(BlockingIOError):  # a terminal that takes nothing now misses a picture
+            self._watch(Picture(status, beats, await self._replay.totals(), tuple(plan.absent)))

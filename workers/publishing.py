@@ -68,7 +68,9 @@ class Publisher:
             write_weights(path, backend.tensors(), dtype=dtype)
 
         stored = await self._ctx.compute(self._store.publish, policy_version, write)
-        await self._ctx.registry.announce_weights(self._ctx.who, self._store.announcement(stored, endpoint=self._endpoint))
+        await self._ctx.registry.announce_weights(
+            self._ctx.who, self._store.announcement(stored, endpoint=self._endpoint)
+        )
 
     def close(self) -> None:
         """Stop serving; the files stay for generators that are mapping them."""

@@ -1,11 +1,13 @@
 """``headrace scale`` and ``headrace down``: what a person changes while a run runs.
 
-Both only write a wish into the registry; the supervisor, which reads it several times a second, carries it out.
+*Consumes* a wish. *Produces* an entry in the registry, which the supervisor reads several times a second and carries out.
+*Waits for* (``down``) the supervisor's end. Where a supervisor died and left its workers behind, ``down`` ends them itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -13,13 +15,19 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.common import attach, echo_json, json_option, run_argument
+from pipeline.cli.common import attach, echo_json, find_run, json_option, run_argument
+from pipeline.run_dir import supervisor_pid
+from pipeline.runtime.ledger_file import read_address
 from pipeline.runtime.registry import Fleet, RunState, RunStatus
+from pipeline.runtime.server import EmbeddedServer
 from protocol.errors import ConfigError, DeadlineExceeded
 from protocol.ids import Role
 
 _ELASTIC = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
 _POLL_S = 0.2
+_SILENT_S = 5.0
+_HEARD_S = 2.0
+"""A fenced worker hears of it with its next heartbeat, a second later at most, and ends."""
 
 
 @click.command(
@@ -37,8 +45,20 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
             status = await attached.registry.run_status()
             if status.state is not RunState.RUNNING:
                 raise ConfigError(f"{attached.run_dir} is {status.state}, not running; `headrace up` starts a run")
+            if supervisor_pid(attached.run_dir) is None:
+                raise ConfigError(
+                    f"{attached.run_dir} has no supervisor that could change its fleet: `headrace up --resume "
+                    f"{attached.run_dir}` starts one"
+                )
             present = await attached.registry.fleet()
-            fleet = Fleet({**(present.counts if present else {}), **wanted})
+            counts = present.counts if present else {}
+            for role in wanted:
+                if role not in counts:
+                    raise ConfigError(
+                        f"this run has no {role} workers and needs none: it has {', '.join(counts)}; a reference worker needs "
+                        "algorithm.kl_coefficient above 0 or reference.always"
+                    )
+            fleet = Fleet({**counts, **wanted})
             await attached.registry.set_fleet(fleet)
             return fleet
 
@@ -60,47 +80,72 @@ def _parse_count(text: str) -> tuple[Role, int]:
 @click.command(epilog="\b\nExamples:\n  headrace down\n  headrace down runs/demo --now")
 @run_argument
 @click.option("--now", is_flag=True, help="Do not drain: what is unfinished stays in the ledger for --resume.")
-@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for the end.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0.0), default=120.0, show_default=True, help="Seconds to wait."
+)
 @json_option
 def down(run: Path | None, now: bool, timeout_s: float, as_json: bool) -> None:
     """Ask a run to drain and end, and wait until it has."""
-
-    async def stop() -> tuple[Path, bool]:
-        async with attach(run) as attached:
-            pid = supervisor_pid(attached.run_dir)
-            if pid is None:
-                return attached.run_dir, False
-            if now:
-                os.kill(pid, signal.SIGTERM)
-                os.kill(pid, signal.SIGINT)
-            else:
-                await attached.registry.set_run_status(RunStatus(RunState.STOPPING, "`headrace down`"))
-            return attached.run_dir, True
-
-    run_dir, was_running = asyncio.run(stop())
+    run_dir = find_run(run)
     deadline = time.monotonic() + timeout_s
-    while supervisor_pid(run_dir) is not None:
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(
-                f"{run_dir} has not ended within {timeout_s:g} s; `headrace down {run_dir} --now` ends it"
-            )
-        time.sleep(_POLL_S)
+    pid = supervisor_pid(run_dir)
+    if pid is None:
+        was_running = asyncio.run(_end_leftovers(run_dir, now=now, timeout_s=timeout_s))
+    else:
+        was_running = True
+        if now:
+            for number in (
+                signal.SIGTERM,
+                signal.SIGINT,
+            ):  # two numbers, so that the second is not merged into the first
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        else:
+            asyncio.run(_ask(run_dir))
+        while supervisor_pid(run_dir) is not None:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"{run_dir} has not ended within {timeout_s:g} s; `headrace down {run_dir} --now` ends it"
+                )
+            time.sleep(_POLL_S)
     if as_json:
         echo_json({"run": run_dir, "was_running": was_running})
     else:
         click.echo(f"{run_dir} is down" if was_running else f"{run_dir} was not running")
 
 
-def supervisor_pid(run_dir: Path) -> int | None:
-    """Return the process id of the run's supervisor, or None when none holds the run's lock."""
-    import fcntl
+async def _ask(run_dir: Path) -> None:
+    async with attach(run_dir) as attached:
+        await attached.registry.set_run_status(
+            RunStatus(RunState.STOPPING, f"stopped by `headrace down`; go on with `headrace up --resume {run_dir}`")
+        )
 
-    path = run_dir / "supervisor.lock"
-    try:
-        with path.open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return None
-    except FileNotFoundError:
-        return None
-    except BlockingIOError:
-        return int(path.read_text())
+
+async def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
+    """End the workers, and the embedded server, of a supervisor that died; return whether there were any."""
+    if read_address(run_dir) is None:
+        return False
+    async with attach(run_dir) as attached:
+        registry = attached.registry
+        left = await registry.heartbeats()
+        if not left:
+            return False
+        await registry.set_run_status(
+            RunStatus(RunState.STOPPING, "stopped by `headrace down`; its supervisor had died")
+        )
+        deadline = time.monotonic() + timeout_s
+        while left := [beat for beat in await registry.heartbeats() if not now and time.time() - beat.at_s < _SILENT_S]:
+            if time.monotonic() > deadline:
+                names = ", ".join(beat.who.worker for beat in left)
+                raise DeadlineExceeded(f"{names} did not drain within {timeout_s:g} s; `headrace down {run_dir} --now`")
+            await asyncio.sleep(_POLL_S)
+        for (
+            beat
+        ) in await registry.heartbeats():  # the dead, the silent, and with --now everybody: no write of theirs counts
+            await registry.fence(beat.who.worker)
+        if now:
+            await asyncio.sleep(_HEARD_S)
+        server = EmbeddedServer(attached.run_dir, max_memory_mb=attached.config.ledger.max_memory_mb)
+        if (address := read_address(run_dir)) is not None and address.is_embedded and server.start():
+            server.stop()
+    return True

@@ -1,13 +1,18 @@
 """What the commands share: finding a run, attaching to its ledger, printing as JSON.
 
+*Consumes* a run's folder. *Produces* its ledger and registry. *Waits for* the ledger's answer, a few seconds at most.
+
 Attaching to a run whose embedded server is down (the run has ended, or the machine was restarted) starts the server on the
-run's own append-only file for as long as the command looks, and stops it again.
+run's own append-only file for as long as the command looks, and stops it again; one command at a time does so, and none while
+a supervisor runs, whose business it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +31,7 @@ from protocol.errors import ConfigError
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 run_argument = click.argument("run", required=False, type=click.Path(path_type=Path))
+_ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
     """Connect to a run's ledger, starting its embedded server for the time being when it is down."""
     from pipeline.replay.connect import connect
     from pipeline.replay.redis import RedisReplay
+    from pipeline.run_dir import server_lock, supervisor_pid
     from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.registry_redis import RedisRegistry
     from pipeline.runtime.server import EmbeddedServer, read_ledger_url
@@ -62,27 +69,28 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
     run_dir = find_run(run)
     config = read_resolved(run_dir)
     url = read_ledger_url(run_dir)
-    address = read_address(run_dir)
-    temporary = None
-    if address is not None and address.is_embedded:
-        server = EmbeddedServer(run_dir, max_memory_mb=config.ledger.max_memory_mb)
-        if not server.start():
-            temporary = server
-    client = connect(url)
-    replay = RedisReplay(client, config.run.name)
-    registry = RedisRegistry(client, config.run.name)
-    try:
-        yield Attached(run_dir, config, replay, registry)
-    finally:
-        await registry.aclose()
-        await replay.aclose()
-        if temporary is not None:
-            temporary.stop()
+    with contextlib.ExitStack() as held:
+        address = read_address(run_dir)
+        if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
+            held.enter_context(server_lock(run_dir))
+            server = EmbeddedServer(run_dir, max_memory_mb=config.ledger.max_memory_mb)
+            was_running = server.start()
+            url = server.url
+            if not was_running:
+                held.callback(server.stop)
+        client = connect(url, timeout_s=_ANSWER_S, num_retries=2)
+        replay = RedisReplay(client, config.run.name)
+        registry = RedisRegistry(client, config.run.name)
+        try:
+            yield Attached(run_dir, config, replay, registry)
+        finally:
+            await registry.aclose()
+            await replay.aclose()
 
 
 def echo_json(value: Any) -> None:
-    """Print a dataclass, struct or plain value as indented JSON."""
-    click.echo(json.dumps(_plain(value), indent=2))
+    """Print a dataclass, struct or plain value as indented JSON; numbers that are not finite become null."""
+    click.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
@@ -96,4 +104,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no such number
     return str(value) if isinstance(value, Path) else value

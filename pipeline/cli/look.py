@@ -1,4 +1,7 @@
-"""``headrace status``, ``queues``, ``audit``, ``peek`` and ``report``: looking, without touching."""
+"""``headrace status``, ``queues``, ``audit``, ``peek`` and ``report``: looking, without touching.
+
+*Consumes* a run's ledger, registry and history. *Produces* tables, or JSON. *Waits for* the ledger's answer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _RUN_OPTION = click.option(
 @json_option
 def status(run: Path | None, as_json: bool) -> None:
     """Show workers, progress and what each waits for."""
-    from pipeline.cli.change import supervisor_pid
+    from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.status import bottleneck, role_rows, worker_rows
 
     async def look() -> None:
@@ -39,15 +42,16 @@ def status(run: Path | None, as_json: bool) -> None:
                 return
             from rich.console import Console
 
-            from pipeline.live import fleet_table, totals_line
+            from pipeline.tables import fleet_table, groups_line, tokens_line
 
             console = Console()
             alive = f"supervisor {pid}" if pid is not None else "no supervisor"
-            console.print(f"[b]{at.run_dir}[/b]: {state.state} {state.detail} ({alive})", highlight=False)
+            detail = f", {state.detail}" if state.detail else ""
+            console.print(f"{at.run_dir}: {state.state}{detail} ({alive})", highlight=False, markup=False)
             if workers:
                 console.print(fleet_table(workers))
-                console.print(bottleneck(workers), highlight=False)
-            console.print(totals_line(totals), highlight=False)
+                console.print(bottleneck(workers), highlight=False, markup=False)
+            console.print(groups_line(totals), tokens_line(totals), sep="\n", highlight=False, markup=False)
 
     asyncio.run(look())
 
@@ -67,7 +71,7 @@ def queues(run: Path | None, as_json: bool) -> None:
                 return
             from rich.console import Console
 
-            from pipeline.live import queue_table
+            from pipeline.tables import queue_table
 
             Console().print(queue_table(rows))
 
@@ -92,7 +96,7 @@ def audit(run: Path | None, as_json: bool) -> int:
             else:
                 from rich.console import Console
 
-                from pipeline.live import audit_table
+                from pipeline.tables import audit_table
 
                 console = Console()
                 console.print(audit_table(found))
@@ -108,7 +112,7 @@ def audit(run: Path | None, as_json: bool) -> int:
 @json_option
 def peek(chunk: str, run: Path | None, as_json: bool) -> None:
     """Show a stored chunk and its scores, read with the plain msgpack package."""
-    from protocol.peek import describe
+    from protocol.peek import peek as read_plainly
 
     async def look() -> None:
         async with attach(run) as at:
@@ -118,7 +122,7 @@ def peek(chunk: str, run: Path | None, as_json: bool) -> None:
                     f"{chunk} is not in the ledger: it was never written, or it was trained on or dropped and so forgotten; "
                     f"an id is LANE.GROUP.MEMBER.CHUNK, as t.12.3.0"
                 )
-            shown = [describe(blob) for blob in blobs]
+            shown = [read_plainly([blob]) for blob in blobs]
             if as_json:
                 echo_json(shown)
                 return

@@ -1,4 +1,8 @@
-"""``headrace up``: from configuration files to a finished run, in one command."""
+"""``headrace up``: from configuration files to a finished run, in one command.
+
+*Consumes* files and overrides. *Produces* a run, or one sentence that says what is wrong before anything was started. *Waits
+for* the run's end. *Unblocked by* the learner, or by Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import echo_json, json_option
+from pipeline.cli.common import echo_json, find_run, json_option
+from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.supervisor import Outcome, Supervisor
+    from pipeline.config.schema import RunConfig
+    from pipeline.live import View
+    from pipeline.report import Summary
+    from pipeline.supervisor import Outcome
 
 _EPILOG = """\b
 Examples:
   headrace up configs/demo.toml --fleet configs/fleets/demo.toml
   headrace up configs/demo.toml --set run.name=lr3 --set learner.learning_rate=3e-4
   headrace up --resume runs/demo
+  headrace up --resume runs/demo --set run.num_updates=80
 
 \b
-Exit codes: 0 done; 2 a setting or file is wrong, nothing was started; 6 the data is exhausted or hopeless;
-8 a worker failed too often; 130 stopped twice. Ctrl-C drains and keeps everything for --resume.
+Exit codes:
+  0    done, or drained after Ctrl-C; nothing is lost and --resume goes on
+  2    a setting, a file or the data is wrong; nothing was started
+  3    the ledger's server does not answer
+  5    the learner did not drain in time; its last checkpoint is what --resume finds
+  6    the data is exhausted or has nothing to learn from; what was learned is kept
+  8    a worker failed too often
+  130  stopped twice: ended at once
 """
 
 
@@ -31,7 +46,7 @@ Exit codes: 0 done; 2 a setting or file is wrong, nothing was started; 6 the dat
 @click.option("--fleet", type=click.Path(path_type=Path), help="Fleet file: how many workers of each role.")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
-@click.option("--plain", is_flag=True, help="One line a second instead of the live view, also when on a terminal.")
+@click.option("--plain", is_flag=True, help="A line every few seconds instead of the live view, on a terminal too.")
 @json_option
 def up(
     files: tuple[Path, ...],
@@ -43,51 +58,92 @@ def up(
 ) -> int:
     """Start a run and stay with it until it ends."""
     from pipeline.config.load import RESOLVED_NAME, load_config, resolve_paths
+    from pipeline.live import LiveView, PlainView
     from pipeline.preflight import preflight
-    from pipeline.supervisor import Supervisor, prepare_run_dir, run_lock
+    from pipeline.run_dir import prepare_run_dir, run_lock
+    from pipeline.runtime.log import open_log
+    from pipeline.supervisor import Supervisor
+    from protocol.ids import Role
 
     if resume is None and not files:
         raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")
+    if resume is not None:
+        find_run(resume)
     given = [*([resume / RESOLVED_NAME] if resume else []), *files, *([fleet] if fleet else [])]
     config = resolve_paths(load_config(given, overrides))
+    if resume is not None:
+        config = _at(config, resume.resolve())
     checked = preflight(config)
     for finding in checked.findings:
         click.echo(finding, err=True)
     run_dir = prepare_run_dir(config, resume=resume is not None)
     with run_lock(run_dir):
-        outcome = asyncio.run(_run(Supervisor(config, run_dir, checked.spec), plain=plain or as_json))
+        is_live = not (plain or as_json) and sys.stderr.isatty()
+        view: View = (LiveView if is_live else PlainView)(config, run_dir)
+        terminal = view.log_terminal or sys.stderr
+        log = open_log(
+            run_dir, role=Role.SUPERVISOR, worker=str(Role.SUPERVISOR), run=config.run.name, terminal=terminal
+        )
+        try:
+            with view:
+                outcome = asyncio.run(Supervisor(config, run_dir, checked.spec).run(view.show))
+        finally:
+            log.close()
     return _tell(run_dir, outcome, as_json=as_json)
 
 
-async def _run(supervisor: Supervisor, *, plain: bool) -> Outcome:
-    from pipeline.live import LiveView, PlainView
-
-    view = PlainView() if plain or not sys.stderr.isatty() else LiveView()
-    with view:
-        return await supervisor.run(view.show)
+def _at(config: RunConfig, run_dir: Path) -> RunConfig:
+    """Return the configuration of a run whose folder was moved: where it is counts, not where it was."""
+    if run_dir.name != config.run.name:
+        raise ConfigError(
+            f"{run_dir} holds the run {config.run.name!r}, and a run's name is part of its ledger: name the folder "
+            f"{config.run.name} again, and leave run.name as it is"
+        )
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir.parent})})
 
 
 def _tell(run_dir: Path, outcome: Outcome, *, as_json: bool) -> int:
     from pipeline.report import summarize
 
     summary = summarize(run_dir)
+    failure = outcome.failure
     if as_json:
-        echo_json({"run": run_dir, "state": outcome.status.state, "detail": outcome.status.detail, "summary": summary})
-        return outcome.exit_code
-    click.echo(f"\n{outcome.status.state}: {outcome.status.detail}")
-    if summary.accuracy_before is not None and summary.accuracy_after is not None:
-        click.echo(
-            f"held-out accuracy: {100 * summary.accuracy_before:.1f} % before, {100 * summary.accuracy_after:.1f} % after "
-            f"({summary.num_held_out} responses, {summary.num_updates} updates, {summary.train_s:.0f} s of training)"
+        echo_json(
+            {
+                "run": run_dir,
+                "state": outcome.status.state,
+                "detail": outcome.status.detail,
+                "exit_code": outcome.exit_code,
+                "summary": summary,
+                "failed_worker": failure.worker if failure else None,
+            }
         )
-    click.echo(f"report:     {run_dir / 'report.html'}")
-    click.echo(f"checkpoint: {_newest(run_dir / 'checkpoints')}")
-    click.echo(f"logs:       {run_dir / 'logs'}")
-    if outcome.failure is not None:
-        click.echo(f"\nlast lines of {outcome.failure.worker}:\n{outcome.last_lines}", err=True)
+    else:
+        click.echo(f"\n{outcome.status.state}: {outcome.status.detail}")
+        _tell_places(run_dir, summary)
+    if failure is not None:
+        click.echo(f"\nlast lines of {failure.worker}:\n{outcome.last_lines}", err=True)
+        click.echo(f"its log: {run_dir / 'logs' / f'{failure.worker}.jsonl'}", err=True)
     return outcome.exit_code
 
 
-def _newest(folder: Path) -> Path:
+def _tell_places(run_dir: Path, summary: Summary) -> None:
+    before, after = summary.accuracy_before, summary.accuracy_after
+    if before is not None and after is not None:
+        click.echo(
+            f"held-out accuracy: {100 * before:.1f} % before, {100 * after:.1f} % after ({summary.num_held_out} responses, "
+            f"{summary.num_updates} updates, {summary.train_s:.0f} s of training)"
+        )
+    places = {
+        "report": run_dir / "report.html",
+        "checkpoint": _newest(run_dir / "checkpoints"),
+        "logs": run_dir / "logs",
+    }
+    for name, path in places.items():
+        if path is not None and path.exists():
+            click.echo(f"{name + ':':<12}{path}")
+
+
+def _newest(folder: Path) -> Path | None:
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
-    return found[-1] if found else folder
+    return found[-1] if found else None

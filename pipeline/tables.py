@@ -1,0 +1,128 @@
+"""The state of a run as tables and lines for people: for the commands and for the live view.
+
+*Consumes* rows of ``pipeline.runtime.status`` and the ledger's counters. *Produces* things that rich can print. *Waits for*
+nothing. Tables wrap rather than cut: a narrow terminal shows more lines, not less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.replay.buffer import Audit, Totals
+from pipeline.runtime.status import Health, QueueRow, WorkerRow
+from protocol.ids import Role
+
+_HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
+
+
+def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max_rows: int | None = None) -> Table:
+    """Return one row a worker: health, version, memory, what it waits for, and its own counters.
+
+    ``absent`` are workers that are wanted and not there. With more than ``max_rows`` the unwell and the first are shown.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("worker", no_wrap=True)
+    table.add_column("version", justify="right", no_wrap=True)
+    table.add_column("MB", justify="right", no_wrap=True)
+    table.add_column("waits for", ratio=1)
+    table.add_column("done", ratio=1)
+    shown = _most_telling(workers, max_rows)
+    for row in workers:
+        if row.worker not in shown:
+            continue
+        what = f"{row.waiting_for}{f': {row.detail}' if row.detail else ''}"
+        unwell_s = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
+        table.add_row(
+            Text(row.worker, style=_HEALTH_STYLE[row.health]),
+            str(row.policy_version) if row.policy_version >= 0 else "–",
+            f"{row.rss_bytes / 2**20:.0f}",
+            Text(what) if row.health is Health.LIVE else Text(f"{row.health} for {unwell_s:.0f} s", style="bold red"),
+            Text(work_done(row)),
+        )
+    for name in absent:
+        if name not in {row.worker for row in workers}:
+            table.add_row(Text(name, style="yellow"), "–", "–", Text("being started", style="yellow"), "")
+    if hidden := len(workers) - len(shown):
+        table.add_row(Text(f"and {hidden} more", style="dim"), "", "", Text("headrace status", style="dim"), "")
+    return table
+
+
+def _most_telling(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]:
+    if max_rows is None or len(workers) <= max_rows:
+        return {row.worker for row in workers}
+    ordered = sorted(workers, key=lambda row: row.health is Health.LIVE)  # stable: otherwise in the given order
+    return {row.worker for row in ordered[: max(1, max_rows - 1)]}
+
+
+def work_done(row: WorkerRow) -> str:
+    """Return what a worker has done, in the words of its role."""
+    counters = row.counters
+    if row.role is Role.GENERATOR:
+        sampled = counters.get("sampled_tokens", 0)
+        rate = sampled / max(row.uptime_s, 1e-9)
+        return f"{sampled:,.0f} tokens, {rate:,.0f}/s, {counters.get('live', 0):.0f} live"
+    if row.role is Role.LEARNER:
+        refused = counters.get("refused_steps", 0)
+        tail = f", {refused:.0f} steps refused" if refused else ""
+        return f"{counters.get('updates', 0):.0f} updates, {counters.get('trained_tokens', 0):,.0f} tokens{tail}"
+    overdue = counters.get("overdue", 0)
+    return f"{counters.get('scored', 0):,.0f} scored" + (f", {overdue:,.0f} overdue" if overdue else "")
+
+
+def queue_table(rows: Sequence[QueueRow]) -> Table:
+    """Return one row a queue or link; how deep, how old, and who empties it."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("queue", overflow="fold")
+    for name in ("depth", "limit", "oldest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("waits for", overflow="fold")
+    for name in ("refused", "gaps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.depth:,}",
+            f"{row.limit:,}" if row.limit is not None else "–",
+            f"{row.oldest_age_s:.1f} s" if row.oldest_age_s is not None else "–",
+            row.waiting_for,
+            str(row.num_refused),
+            str(row.num_gaps),
+        )
+    return table
+
+
+def audit_table(audit: Audit) -> Table:
+    """Return the conservation law as a sum: one column a currency, one row a term."""
+    balances = (audit.groups, audit.trajectories, audit.tokens)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in ("groups", "trajectories", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("admitted", *(f"{balance.admitted:,}" for balance in balances))
+    table.add_row("– trained", *(f"{balance.trained:,}" for balance in balances))
+    for reason in sorted({reason for balance in balances for reason in balance.dropped}):
+        table.add_row(f"– dropped: {reason}", *(f"{balance.dropped.get(reason, 0):,}" for balance in balances))
+    for state in sorted({state for balance in balances for state in balance.in_flight}):
+        table.add_row(f"– in flight: {state}", *(f"{balance.in_flight.get(state, 0):,}" for balance in balances))
+    style = "green" if audit.balances else "bold red"
+    table.add_row(Text("= difference", style), *(Text(f"{balance.difference:,}", style) for balance in balances))
+    return table
+
+
+def groups_line(totals: Totals) -> str:
+    """Return what became of the groups, and the credit, in one line."""
+    dropped = {str(reason).replace("_", " "): number for reason, number in totals.num_groups_dropped.items() if number}
+    by_reason = ", ".join(f"{number:,} {reason}" for reason, number in sorted(dropped.items()))
+    gone = f"{sum(dropped.values()):,} dropped ({by_reason})" if dropped else "none dropped"
+    return (
+        f"{totals.num_groups_admitted:,} groups admitted, {gone}; {totals.num_ready_units:,} units ready, "
+        f"{totals.num_running:,} running; credit {totals.credit_used:,} of {totals.credit_limit:,}"
+    )
+
+
+def tokens_line(totals: Totals) -> str:
+    """Return the tokens in one line; trained ones count once a checkpoint holds their effect."""
+    return f"{totals.num_tokens_generated:,} generated, {totals.num_tokens_trained:,} trained and checkpointed"
