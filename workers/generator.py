@@ -45,6 +45,7 @@ _DRAIN_SEND_S = 0.2
 _REFUSALS = {
     Refusal.NO_CREDIT: "the learner to settle or drop work: sampling is as far ahead as staleness allows",
     Refusal.EXHAUSTED: "nothing: every prompt is admitted",
+    Refusal.BEHIND: "the published weights",
     Refusal.MEMORY: "the ledger to shrink below its watermark",
     Refusal.CLOSED: "nothing: admission is closed",
 }
@@ -126,12 +127,16 @@ class Generator(Actor):
         wanted = self._engine.num_slots - len(self._held)
         if wanted <= 0 or self._is_swapping():
             return
-        grant = await self.ctx.replay.lease(self.ctx.who, max_trajectories=wanted)
+        grant = await self.ctx.replay.lease(
+            self.ctx.who, max_trajectories=wanted, policy_version=self._engine.policy_version
+        )
         for lease in grant.leases:
             await self._serve_at_least(lease)
             held = self._hold(lease)
             self._held[lease.trajectory] = held
             self._submit(held)
+        if grant.refusal is Refusal.BEHIND:
+            self._next_weights_look = 0.0
         if grant.refusal is not None and not self._held:
             self.ctx.waiting_for(WaitingFor.CREDIT, _REFUSALS[grant.refusal])
 

@@ -77,6 +77,9 @@ class Refusal(StrEnum):
     """Every prompt of every epoch is admitted."""
     MEMORY = "memory"
     """The server is over its watermark; scorers and the learner must catch up first."""
+    BEHIND = "behind"
+    """The caller samples with an older version than the published one; take the weights first. So every unit begins under the
+    version that its credit was counted from."""
     CLOSED = "closed"
     """Admission was closed: the run has all the updates it wants, or is stopping."""
 
@@ -196,7 +199,8 @@ class ChunkWrite:
     status: WriteStatus
     keeps_lease: bool
     """Whether the writer may extend the trajectory at once. False after a final chunk, after fencing, or (unit chunk) when
-    the next window found no credit: it is then parked and leased again, before new prompts, when there is some."""
+    the next window found no credit or its writer has yet to take the published version: the trajectory is then parked and
+    leased again, before new prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +340,15 @@ class ReplayBuffer(Protocol):
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
-    async def lease(self, who: Incarnation, *, max_trajectories: int) -> LeaseGrant:
-        """Give ``who`` up to ``max_trajectories`` to work on, in this order: evaluation; training trajectories that nobody
+    async def lease(
+        self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None
+    ) -> LeaseGrant:
+        """Give ``who``, which samples with ``policy_version`` (None: with the published one), trajectories to work on.
+
+        In this order, up to ``max_trajectories``: evaluation; training trajectories that nobody holds (their generator died or
+        drained, or they were parked at a window), oldest first; then new groups, each admitted whole while there is credit
+        (members over the limit stay open for the next caller).
+        """Give ``who``, which samples with ``policy_version`` (None: with the published one), up to ``max_trajectories`` to work on, in this order: evaluation; training trajectories that nobody
         holds (their generator died or drained, or they were parked at a window), oldest first; then new groups, each
         admitted whole while there is credit (members over the limit stay open for the next caller)."""
         ...

@@ -70,7 +70,7 @@ class MemoryReplay:
 
     # -- generation --------------------------------------------------------------------------------------------------
 
-    async def lease(self, who: Incarnation, *, max_trajectories: int) -> LeaseGrant:
+    async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
         """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
         s, now = self._enter(who)
         self._touch(s, who, now)
@@ -81,8 +81,9 @@ class MemoryReplay:
                 del s.holders[holder]
         leases: list[Lease] = []
         refused: Refusal | None = None
+        is_behind = policy_version is not None and policy_version < s.version
         while len(leases) < max_trajectories:
-            taken = take(s, now)
+            taken = take(s, now, is_behind=is_behind)
             if isinstance(taken, Refusal):
                 refused = taken
                 break
@@ -152,7 +153,7 @@ class MemoryReplay:
             s.admitted["tokens"] += chunk.num_tokens
             self._add_to_unit(s, chunk, len(needed), now)
             if s.spec.unit is Unit.CHUNK and not final:
-                self._continue_or_park(s, chunk.id, str(who))
+                self._continue_or_park(s, chunk, str(who))
         return ChunkWrite(WriteStatus.STORED, keeps_lease=t.holder == str(who))
 
     def _add_to_unit(self, s: LedgerState, chunk: TrajectoryChunk, missing: int, now: float) -> None:
@@ -173,13 +174,13 @@ class MemoryReplay:
             t.last = b""
         s.ready_if_complete(chunk.id, now)
 
-    def _continue_or_park(self, s: LedgerState, chunk: ChunkId, who: str) -> None:
-        if s.refusal(1) is not None:
+    def _continue_or_park(self, s: LedgerState, chunk: TrajectoryChunk, who: str) -> None:
+        if chunk.newest_version < s.version or s.refusal(1) is not None:
             s.let_go(chunk.trajectory, who)
             s.parked.add(chunk.trajectory)
             return
-        s.running.add(ChunkId(chunk.trajectory, chunk.index + 1))
-        s.begin_age(chunk.trajectory, chunk.index + 1)
+        s.running.add(ChunkId(chunk.trajectory, chunk.id.index + 1))
+        s.begin_age(chunk.trajectory, chunk.id.index + 1)
         s.used += 1
 
     # -- scoring -----------------------------------------------------------------------------------------------------

@@ -14,12 +14,17 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, Score, TrajectoryChunk
 
 
-def take(s: LedgerState, now: float) -> TrajectoryId | Refusal:
-    """Return the next trajectory to lease, taken out of its queue, or why there is none."""
+def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refusal:
+    """Return the next trajectory to lease, taken out of its queue, or why there is none.
+
+    A caller that is behind the published version is given evaluation only.
+    """
     evaluation = s.evaluation_open.first
     if evaluation is not None:
         s.evaluation_open.discard(evaluation)
         return evaluation[1]
+    if is_behind:
+        return Refusal.BEHIND
     oldest, parked = s.open.first, s.parked.first
     if parked is not None and (oldest is None or parked < oldest):
         why = s.refusal(1)

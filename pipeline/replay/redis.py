@@ -105,11 +105,12 @@ class RedisReplay:
 
     # -- generation --------------------------------------------------------------------------------------------------
 
-    async def lease(self, who: Incarnation, *, max_trajectories: int) -> LeaseGrant:
+    async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
         """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
         try:
             with self._token("lease") as token:
-                reply = await self._call("lease", who, max_trajectories, token)
+                served = "" if policy_version is None else policy_version
+                reply = await self._call("lease", who, max_trajectories, token, served)
         except LedgerFull:
             return LeaseGrant((), Refusal.MEMORY)
         leases = tuple(

@@ -3,9 +3,11 @@
 -- Reads and writes  spec counters epochs holders held:* grant:<who> open parked evaluation_open evaluation:<n> groups group:<n>
 --                   trajectory:* chunk:* running running_age
 -- ARGV[4]  how many at most        ARGV[5]  token of this request; a repeat of the last token gets the last answer again
+-- ARGV[6]  version that the caller samples with, '' for the published one; one that is behind is given evaluation only
 -- Returns  { refusal or '', { trajectory, next index, last chunk or '', evaluation request or '' }, ... }
 
 local wanted, token = tonumber(ARGV[4]), ARGV[5]
+local is_behind = ARGV[6] ~= '' and tonumber(ARGV[6]) < counter('version')
 local grant_key = P .. 'grant:' .. WHO
 
 local function row(tid)
@@ -79,6 +81,7 @@ local function take()
     call('ZREM', P .. 'evaluation_open', evaluation)
     return evaluation
   end
+  if is_behind then return nil, 'behind' end
   local open = call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES')
   local parked = call('ZRANGE', P .. 'parked', 0, 0, 'WITHSCORES')
   if parked[1] and not (open[1] and tonumber(open[2]) < tonumber(parked[2])) then

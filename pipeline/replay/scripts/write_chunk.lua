@@ -74,7 +74,7 @@ call('HDEL', tkey, 'last')
 call('ZADD', P .. 'running_age', oldest, cid)
 ready_if_complete(tid, index)
 if final then return { 'stored', 0 } end
-if refusal(1) then
+if newest < counter('version') or refusal(1) then
   let_go(tid, WHO)
   call('ZADD', P .. 'parked', trajectory_order(tid), tid)
   return { 'stored', 0 }

@@ -116,9 +116,9 @@ class BothLedgers(RuleBasedStateMachine):
 
     # -- generators ------------------------------------------------------------------------------------------------
 
-    @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 5))
-    def lease(self, worker, wanted) -> None:
-        grant = self.both("lease", self.who(worker), max_trajectories=wanted)
+    @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 5), served=st.sampled_from([None, None, 0, 1, 2]))
+    def lease(self, worker, wanted, served) -> None:
+        grant = self.both("lease", self.who(worker), max_trajectories=wanted, policy_version=served)
         for lease in grant.leases:
             for other in self.held.values():
                 other.pop(lease.trajectory, None)
@@ -147,7 +147,7 @@ class BothLedgers(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), final=st.booleans(), scored=st.booleans())
     def make_headway(self, worker, final, scored) -> None:
         """Random single steps seldom fill an update: lease, write and score a good part of one."""
-        self.lease(worker, 6)
+        self.lease(worker, 6, None)
         for trajectory, (index, length) in sorted(self.held[worker].items()):
             chunk = make_chunk(trajectory, index, tokens=2, final=final, version=self.version, context=length)
             answer = self.both("write_chunk", self.who(worker), chunk)

@@ -57,6 +57,30 @@ async def test_admission_stops_at_the_staleness_bound_and_says_so(bench):
     assert (await replay.totals()).policy_version == 1
 
 
+async def test_a_generator_that_is_behind_the_published_version_is_given_evaluation_only(bench):
+    replay = await bench.open(make_spec())
+    await replay.advance(LEARNER, 2)
+    refused = await replay.lease(GENERATOR, max_trajectories=4, policy_version=1)
+    assert (refused.leases, refused.refusal) == ((), Refusal.BEHIND)
+    await replay.request_evaluation(
+        LEARNER, EvaluationRequest(0, policy_version=2, num_prompts=1, samples_per_prompt=1, temperature=0.0)
+    )
+    [lease] = (await replay.lease(GENERATOR, max_trajectories=4, policy_version=1)).leases
+    assert lease.evaluation is not None
+    assert len((await replay.lease(GENERATOR, max_trajectories=4, policy_version=2)).leases) == 4
+
+
+async def test_a_next_window_waits_until_its_generator_has_taken_the_published_version(bench):
+    replay = await bench.open(make_spec(Unit.CHUNK))
+    [lease] = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=0)).leases
+    await replay.advance(LEARNER, 1)
+    written = await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False, version=0))
+    assert (written.status, written.keeps_lease) == (WriteStatus.STORED, False)
+    assert (await replay.lease(GENERATOR, max_trajectories=1, policy_version=0)).refusal is Refusal.BEHIND
+    [again] = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=1)).leases
+    assert (again.trajectory, again.next_index) == (lease.trajectory, 1)
+
+
 async def test_oversampling_admits_the_floor_of_its_surplus(bench):
     replay = await bench.open(make_spec(oversampling=1.75, eta=0))
     assert (await replay.totals()).credit_limit == 7
