@@ -340,17 +340,13 @@ class ReplayBuffer(Protocol):
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
-    async def lease(
-        self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None
-    ) -> LeaseGrant:
+    async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
         """Give ``who``, which samples with ``policy_version`` (None: with the published one), trajectories to work on.
 
         In this order, up to ``max_trajectories``: evaluation; training trajectories that nobody holds (their generator died or
         drained, or they were parked at a window), oldest first; then new groups, each admitted whole while there is credit
         (members over the limit stay open for the next caller).
-        """Give ``who``, which samples with ``policy_version`` (None: with the published one), up to ``max_trajectories`` to work on, in this order: evaluation; training trajectories that nobody
-        holds (their generator died or drained, or they were parked at a window), oldest first; then new groups, each
-        admitted whole while there is credit (members over the limit stay open for the next caller)."""
+        """
         ...
 
     async def renew(self, who: Incarnation) -> None:
