@@ -7,6 +7,7 @@ the ledger is being started again the last picture stays.
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 from collections import deque
@@ -44,6 +45,8 @@ _STATE_STYLE = {
     RunState.FAILED: "red",
 }
 _LINES_AROUND_FLEET = 13
+_ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d{4}-\S+)(?= |$)")
+"""What the supervisor's log says on every line; the picture says it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class Notices(io.StringIO):
 
     def write(self, text: str, /) -> int:
         """Keep whole lines."""
-        self.lines.extend(line for line in text.splitlines() if line.strip())
+        self.lines.extend(" ".join(_ON_EVERY_LINE.sub("", line).split()) for line in text.splitlines() if line.strip())
         return len(text)
 
 
@@ -198,7 +201,7 @@ class LiveView(View):
         """Return the picture; the last one leaves out workers, which have ended."""
         progress = self._progress()
         parts: list[RenderableType] = [_bar(progress), _facts(progress, picture)]
-        if not is_last:
+        if not is_last and (picture.heartbeats or picture.absent):
             workers = worker_rows(
                 picture.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
             )

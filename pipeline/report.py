@@ -1,7 +1,8 @@
 """The page that a run leaves behind: ``<run_dir>/report.html`` and the same figures in ``report.json``.
 
 *Consumes* the run's history, its resolved configuration and the last audit. *Produces* one self-contained page (no scripts, no
-links to anywhere) with figures and charts. Nothing here is needed for training; ``headrace report`` makes it again at any time.
+links to anywhere) with figures and charts. *Waits for* nothing.
+Nothing here is needed for training; ``headrace report`` makes it again at any time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.load import RESOLVED_NAME
 from pipeline.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-_COLOURS = ("#0b6e99", "#d9730d", "#6940a5")
+_COLOURS = ("#0b6e99", "#d9730d", "#8a63c7")
+_INK, _SOFT = "#1c2b33", "#5c6f7a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         title=title,
         detail=detail,
         cards=_cards(summary),
-        charts=_charts(updates, evaluations) if updates else [],
+        charts=_charts(updates, evaluations),
         evaluations=evaluations,
         audit=audit,
         balances=balances,
@@ -89,7 +91,9 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
     )
     (run_dir / "report.json").write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
     path = run_dir / "report.html"
-    path.write_text(page, encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(path)  # whoever has the page open never reads half of one
     return path
 
 
@@ -103,44 +107,53 @@ def _cards(summary: Summary) -> list[_Card]:
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
+    held_out = f"{summary.num_held_out:,} held-out responses" if summary.num_held_out else "no evaluation"
+    after = held_out if summary.accuracy_after is not None else "no evaluation at the end"
     return [
-        _Card("accuracy before", percent(summary.accuracy_before), f"{summary.num_held_out} held-out responses"),
-        _Card("accuracy after", percent(summary.accuracy_after), f"{summary.num_held_out} held-out responses"),
-        _Card("updates", f"{summary.num_updates}", f"{summary.num_trained_tokens:,} tokens trained on"),
+        _Card("accuracy before", percent(summary.accuracy_before), held_out),
+        _Card("accuracy after", percent(summary.accuracy_after), after),
+        _Card("updates", f"{summary.num_updates:,}", f"{summary.num_trained_tokens:,} tokens"),
         _Card(
             "training time",
-            f"{summary.train_s:.0f} s",
-            f"learner waited {100 * summary.learner_wait_share:.0f} % of it",
+            _duration(summary.train_s),
+            f"learner waited {100 * summary.learner_wait_share:.0f} %",
         ),
-        _Card("staleness", f"≤ {summary.max_staleness}", "versions behind, at most"),
+        _Card("staleness", f"≤ {summary.max_staleness}", "versions, at most"),
     ]
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"
+
+
 def _charts(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) -> list[str]:
+    from matplotlib.ticker import MaxNLocator
+
+    if not updates:
+        return []
     numbers = [row.update for row in updates]
     first_update = {row.policy_version: row.update for row in updates}
+    marker = "o" if len(updates) == 1 else None  # a line of one point is not seen
 
     def accuracy(axes: Axes) -> None:
-        axes.plot(numbers, [100 * r.accuracy for r in updates], color=_COLOURS[0], lw=1.2, label="training batch")
+        axes.plot(numbers, [100 * r.accuracy for r in updates], marker=marker, color=_COLOURS[0], lw=1.2, label="batch")
         at = [first_update.get(row.policy_version, 0) for row in evaluations]
-        axes.plot(at, [100 * r.accuracy for r in evaluations], "o-", color=_COLOURS[1], label="held-out")
-        axes.set_ylim(0, 100)
-        axes.set_ylabel("accuracy, %")
-        axes.legend(frameon=False)
+        if evaluations:
+            axes.plot(at, [100 * r.accuracy for r in evaluations], "o-", color=_COLOURS[1], label="held-out")
+        axes.set_ylim(0, 104)
 
     def length(axes: Axes) -> None:
-        axes.plot(numbers, [r.response_length for r in updates], color=_COLOURS[0])
-        axes.set_ylabel("mean response, tokens")
-        axes.set_ylim(bottom=0)
+        axes.plot(numbers, [r.response_length for r in updates], marker=marker, color=_COLOURS[0], label="mean")
+        axes.set_ylim(0, 1.25 * max(r.response_length for r in updates) + 1e-9)
 
     def staleness(axes: Axes) -> None:
-        axes.plot(
-            numbers, [r.staleness_max for r in updates], color=_COLOURS[1], drawstyle="steps-mid", label="oldest token"
-        )
-        axes.plot(numbers, [r.staleness_mean for r in updates], color=_COLOURS[0], label="mean")
-        axes.set_ylabel("staleness, versions")
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False)
+        oldest = [r.staleness_max for r in updates]
+        axes.plot(numbers, oldest, marker=marker, color=_COLOURS[1], drawstyle="steps-mid", label="oldest token")
+        axes.plot(numbers, [r.staleness_mean for r in updates], marker=marker, color=_COLOURS[0], label="mean")
+        axes.set_ylim(0, 1.25 * max(1, *oldest, 1))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
     def seconds(axes: Axes) -> None:
         parts = {
@@ -148,31 +161,65 @@ def _charts(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) 
             "log-probs": [r.logprob_s for r in updates],
             "steps and publishing": [r.step_s + r.publish_s for r in updates],
         }
-        axes.stackplot(numbers, *parts.values(), labels=parts, colors=_COLOURS, alpha=0.85)
-        ceiling = statistics.quantiles([sum(column) for column in zip(*parts.values(), strict=True)], n=50)[-1]
-        axes.set_ylim(0, 1.3 * ceiling)
-        axes.set_ylabel("seconds an update")
-        axes.legend(frameon=False, loc="upper right", fontsize=8)
+        sums = [sum(column) for column in zip(*parts.values(), strict=True)]
+        if len(updates) == 1:
+            for place, (name, value) in enumerate(parts.items()):
+                axes.bar(
+                    numbers,
+                    value,
+                    0.3,
+                    bottom=sum(v[0] for v in list(parts.values())[:place]),
+                    label=name,
+                    color=_COLOURS[place],
+                )
+            ceiling = sums[0]
+        else:
+            axes.stackplot(numbers, *parts.values(), labels=list(parts), colors=_COLOURS)
+            ceiling = statistics.quantiles(sums, n=50)[-1]  # one stall must not flatten all the rest
+        axes.set_ylim(0, 1.35 * ceiling + 1e-9)
 
-    if len(updates) < 2:
-        return [_svg(accuracy)]
-    return [_svg(draw) for draw in (accuracy, length, staleness, seconds)]
+    charts = {
+        "Accuracy, %": accuracy,
+        "Length of a response, tokens": length,
+        "Staleness, versions": staleness,
+        "Time of an update, seconds": seconds,
+    }
+    return [_svg(title, draw) for title, draw in charts.items()]
 
 
-def _svg(draw: Callable[[Axes], None]) -> str:
+def _svg(title: str, draw: Callable[[Axes], None]) -> str:
     """Render one chart as an inline SVG element, with text as text."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    with rc_context({"svg.fonttype": "none", "font.size": 10, "font.family": "sans-serif"}):
-        figure = Figure(figsize=(6, 3.2), layout="constrained")
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": title,  # the same run gives the same page, and ids of two charts on it differ
+        "font.size": 10,
+        "font.family": "sans-serif",
+        "axes.axisbelow": True,
+        "axes.edgecolor": _SOFT,
+        "xtick.color": _SOFT,
+        "ytick.color": _SOFT,
+    }
+    with rc_context(settings):
+        figure = Figure(figsize=(6, 3.2), layout="constrained", facecolor="none")
         FigureCanvasSVG(figure)
         axes = figure.subplots()
+        axes.set_facecolor("none")
         draw(axes)
-        axes.set_xlabel("update")
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
+        axes.set_xlabel("update", color=_SOFT)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e6ecef")
+        axes.margins(x=0.02)
+        if len(only := {x for line in axes.lines for x in line.get_xdata()}) == 1:
+            axes.set_xlim(min(only) - 1, max(only) + 1)
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            figure.legend(loc="outside upper right", frameon=False, fontsize=9, ncols=3, labelcolor=_INK)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

@@ -302,13 +302,15 @@ class Supervisor:
 
     def _note(self, exit_: Exit, now: float) -> None:
         is_asked_for = self._plan.is_draining(exit_.worker)
-        self._plan.exited(exit_.worker, exit_.code, now)
+        # A worker obeys SIGTERM while its loop runs; one that dies of it holds nothing yet, or nothing any more.
+        code = ExitCode.OK if is_asked_for and exit_.code == -signal.SIGTERM else exit_.code
+        self._plan.exited(exit_.worker, code, now)
         if exit_.role is Role.LEARNER:
-            self._is_starved |= exit_.code == ExitCode.STARVED
-            if is_asked_for and exit_.code not in _DIED_WELL:
-                self._learner_drain_code = exit_.code if exit_.code > 0 else ExitCode.DRAIN_TIMEOUT
-        if exit_.code not in (ExitCode.OK, ExitCode.STARVED):
-            log.warning("worker_exited", worker=exit_.worker, exit_code=exit_.code, meaning=meaning(exit_.code))
+            self._is_starved |= code == ExitCode.STARVED
+            if is_asked_for and code not in _DIED_WELL:
+                self._learner_drain_code = code if code > 0 else ExitCode.DRAIN_TIMEOUT
+        if code not in (ExitCode.OK, ExitCode.STARVED):
+            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code))
 
     def _outcome(self, status: RunStatus) -> Outcome:
         failure = self._plan.failure

@@ -10,6 +10,7 @@ grows with the model. Either way a generator serves a version only after the dig
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shutil
@@ -106,19 +107,24 @@ class WeightsStore:
         if not isinstance(request, WeightsRequest):
             raise UnknownMessage(f"the weights endpoint got a {type(request).__name__}; it answers WeightsRequest only")
         stored = self._held.get(request.version)
-        if stored is None or request.offset < 0 or request.max_bytes <= 0:
-            return WeightsPart(
-                version=request.version, offset=request.offset, total_bytes=0, data=np.empty(0, np.uint8)
-            )
-        with stored.path.open("rb") as file:
-            file.seek(request.offset)
-            data = file.read(min(request.max_bytes, _READ_BYTES))
+        if stored is None or not 0 <= request.offset < stored.num_bytes or request.max_bytes <= 0:
+            return _nothing(request)
+        try:
+            with stored.path.open("rb") as file:
+                file.seek(request.offset)
+                data = file.read(min(request.max_bytes, _READ_BYTES))
+        except FileNotFoundError:  # forgotten between the look and the opening: publishing runs on another thread
+            return _nothing(request)
         return WeightsPart(
             version=request.version,
             offset=request.offset,
             total_bytes=stored.num_bytes,
             data=np.frombuffer(data, np.uint8),
         )
+
+
+def _nothing(request: WeightsRequest) -> WeightsPart:
+    return WeightsPart(version=request.version, offset=request.offset, total_bytes=0, data=np.empty(0, np.uint8))
 
 
 def local_file(announcement: WeightsAnnouncement) -> Path | None:
@@ -164,7 +170,7 @@ async def fetch_file(
                         f"learner: it was replaced meanwhile; take the newest announcement"
                     )
                 file.write(part.data.data)
-        if (digest := digest_file(path)) != announcement.digest:
+        if (digest := await asyncio.to_thread(digest_file, path)) != announcement.digest:
             raise WeightsRejected(
                 f"version {version} has digest {digest}, expected {announcement.digest}; fetch it again"
             )

@@ -6,7 +6,6 @@ worker, with a deadline: an evaluation that is not complete by then is recorded 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from pipeline.history import EvaluationRow
@@ -60,13 +59,14 @@ class Evaluations:
         for pending in list(self._pending):
             state = await self._ctx.replay.evaluation(pending.number)
             is_late = self._ctx.clock.monotonic() >= pending.deadline_s
-            if state is None or not (state.is_complete or is_late):
+            if not (is_late or (state is not None and state.is_complete)):
                 continue
-            if not state.is_complete:
-                self._ctx.log.warning("evaluation_incomplete", number=pending.number, num_responses=len(state.samples))
             self._pending.remove(pending)
-            if state.samples:
-                rows.append(_row(pending, state))
+            if state is None or not state.is_complete:
+                num_responses = len(state.samples) if state is not None else 0
+                self._ctx.log.warning("evaluation_incomplete", number=pending.number, num_responses=num_responses)
+            if state is not None and state.samples:
+                rows.append(_row(pending, state, at_s=self._ctx.clock.time()))
         return rows
 
     async def wait(self) -> list[EvaluationRow]:
@@ -80,12 +80,12 @@ class Evaluations:
         return rows
 
 
-def _row(pending: _Pending, state: EvaluationState) -> EvaluationRow:
+def _row(pending: _Pending, state: EvaluationState, *, at_s: float) -> EvaluationRow:
     samples = state.samples
     return EvaluationRow(
         number=pending.number,
         policy_version=pending.policy_version,
-        at_s=time.time(),
+        at_s=at_s,
         num_responses=len(samples),
         num_failed=state.num_failed,
         accuracy=sum(s.accuracy for s in samples) / len(samples),

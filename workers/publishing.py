@@ -8,7 +8,6 @@ runs away from generators that have failed silently.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.weights import WeightsStore, weights_folder
 from protocol.endpoints import mailbox_endpoint
+from protocol.errors import UnknownMessage
 from protocol.ids import Role
 from workers.engines.build import write_weights
 
@@ -79,13 +79,20 @@ class Publisher:
 
     async def _serve(self) -> None:
         while True:
-            await self._responder.serve_one(self._store.answer, timeout_s=_SERVE_TIMEOUT_S)
+            try:
+                await self._responder.serve_one(self._store.answer, timeout_s=_SERVE_TIMEOUT_S)
+            except UnknownMessage as error:  # a peer's mistake is never the learner's end
+                self._ctx.log.warning("weights_request_refused", reason=str(error))
 
     async def _wait_for_laggards(self, policy_version: int) -> None:
         ctx = self._ctx
         oldest_allowed = policy_version - ctx.config.weights.max_generator_lag
         deadline = ctx.clock.monotonic() + ctx.config.weights.ack_timeout_s
-        while laggards := [beat for beat in await ctx.registry.heartbeats() if _lags(beat, oldest_allowed)]:
+        while laggards := [
+            beat
+            for beat in await ctx.registry.heartbeats()
+            if _lags(beat, oldest_allowed, ctx.clock.time()) and not ctx.draining.is_set()
+        ]:
             names = ", ".join(f"{beat.who.worker} (version {beat.policy_version})" for beat in laggards)
             if ctx.clock.monotonic() >= deadline:
                 ctx.log.error("generators_fenced", generators=names, oldest_allowed=oldest_allowed)
@@ -96,6 +103,6 @@ class Publisher:
             await ctx.clock.sleep(_POLL_S)
 
 
-def _lags(beat: Heartbeat, oldest_allowed: int) -> bool:
-    is_live = time.time() - beat.at_s < _SILENT_AFTER_S
+def _lags(beat: Heartbeat, oldest_allowed: int, now_s: float) -> bool:
+    is_live = now_s - beat.at_s < _SILENT_AFTER_S and beat.waiting_for is not WaitingFor.DRAINING
     return beat.who.role is Role.GENERATOR and is_live and 0 <= beat.policy_version < oldest_allowed

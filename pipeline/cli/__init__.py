@@ -6,6 +6,7 @@ fraction of a second. Errors are one sentence on standard error and a documented
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "audit": ("pipeline.cli.look", "Check the conservation law: admitted = trained + dropped + in flight."),
     "peek": ("pipeline.cli.look", "Show a stored chunk and its scores, as any MessagePack reader would."),
     "score": ("pipeline.rewards.cli", "Score a file of responses offline, to check a verifier before training."),
-    "report": ("pipeline.cli.look", "Write the page of a run again."),
+    "report": ("pipeline.cli.look", "Write the page of a run again, from its history and its ledger."),
     "config": ("pipeline.cli.config", "Check or show the configuration that files and --set make."),
 }
 
@@ -47,7 +48,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
         if cmd_name not in _COMMANDS:
-            return None
+            close = difflib.get_close_matches(cmd_name, _COMMANDS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_COMMANDS)}."
+            raise click.UsageError(f"no command {cmd_name!r}: {hint}")
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         return getattr(module, cmd_name)
 
