@@ -41,6 +41,8 @@ class TrainingSample:
     """float32 [R]"""
     old_logprobs: np.ndarray | None = None
     """float32 [R], the learner's own at the start of the update; filled in before the first step."""
+    nll_mask: np.ndarray | None = None
+    """bool [R]: tokens of right responses that carry imitation loss (VAPO eq. 11); None for none. Independent of loss_mask."""
     reward: float = 0.0
     accuracy: float = 0.0
 

@@ -81,8 +81,9 @@ def resolve_paths(config: RunConfig) -> RunConfig:
             "evaluation": tuple(path.absolute() for path in config.data.evaluation),
         }
     )
+    value = config.value.model_copy(update={"path": config.value.path.absolute() if config.value.path else None})
     run = config.run.model_copy(update={"dir": config.run.dir.absolute()})
-    return config.model_copy(update={"model": model, "data": data, "run": run})
+    return config.model_copy(update={"model": model, "data": data, "value": value, "run": run})
 
 
 def _read(path: Path) -> Tree:
@@ -116,7 +117,7 @@ def _merge(into: Tree, tree: Mapping[str, Any], origin: str, origins: Origins, p
             child = into.setdefault(key, {})
             if not isinstance(child, dict):
                 child = into[key] = {}
-            _merge(cast(Tree, child), cast(Tree, value), origin, origins, path)
+            _merge(cast("Tree", child), cast("Tree", value), origin, origins, path)
         else:
             into[key] = value
         origins[path] = origin
@@ -168,7 +169,7 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in cast(Tree, value).items() if item is not None}
+        return {key: _without_none(item) for key, item in cast("Tree", value).items() if item is not None}
     if isinstance(value, list):
-        return [_without_none(item) for item in cast(list[Any], value)]
+        return [_without_none(item) for item in cast("list[Any]", value)]
     return value

@@ -104,6 +104,27 @@ class AlgorithmSection(Section):
         ge=0,
         description="Batches without signal in a row before the run ends as hopeless; 0: never. DAPO recipe 10.",
     )
+    # With a critic (ppo, vapo, tppo):
+    gamma: Fraction = Field(default=1.0, description="Discount. VAPO, T-PPO: 1.")
+    gae_lambda: Fraction = Field(default=0.95, description="Policy's lambda, where it does not adapt to the length.")
+    adaptive_lambda_alpha: float = Field(
+        default=0.0, ge=0.0, description="lambda = 1 - 1 / (alpha l), clamped; VAPO eq. 8: 0.05. 0 is off."
+    )
+    adaptive_lambda_floor: Fraction = Field(default=0.0, description="Least adaptive lambda. T-PPO: 0.95.")
+    whiten: bool = Field(default=True, description="Whiten critic advantages over the valid tokens of the whole batch.")
+    whiten_min_std: float = Field(default=1e-3, ge=0.0, description="Below this std only the mean is taken away.")
+    advantage_clamp: float = Field(
+        default=10.0, ge=0.0, description="Bound of |A| after whitening; 0 is off. T-PPO: 10."
+    )
+    tail_drop_tokens: int = Field(
+        default=8, ge=0, description="Last tokens of an unfinished window without advantage. T-PPO: 8."
+    )
+    positive_nll_coefficient: float = Field(
+        default=0.0, ge=0.0, description="Weight of the imitation loss on right responses. VAPO, T-PPO: 0.1."
+    )
+    prompt_filter: Literal["none", "running"] = Field(
+        default="none", description="running drops windows of groups whose scores so far are all alike (T-PPO)."
+    )
 
 
 class StalenessSection(Section):
@@ -158,6 +179,38 @@ class ReferenceSection(Section):
     micro_batch_tokens: Positive = 8192
     device: str = "auto"
     threads: Positive = 1
+
+
+class ValueSection(Section):
+    """The value process: started only when the algorithm has a critic (ppo, vapo, tppo)."""
+
+    path: Path | None = Field(
+        default=None, description="Backbone, or a pretrained value model; the start policy if absent."
+    )
+    learning_rate: float = Field(default=2e-6, gt=0.0, description="AdamW. VAPO, T-PPO: 2e-6.")
+    warmup_steps: int = Field(default=10, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0.0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = Field(default=1e-8, gt=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    clip_low: float = Field(default=0.5, gt=0.0, description="Value may fall by this from the stored one. T-PPO: 0.5.")
+    clip_high: float = Field(default=0.6, gt=0.0, description="Value may rise by this from the stored one. T-PPO: 0.6.")
+    batch_trajectories: Positive = Field(default=512, description="Finished trajectories of one value step.")
+    micro_batch_tokens: Positive = 8192
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    threads: Positive = 1
+    pretrain_steps: int = Field(
+        default=50, ge=0, description="The policy starts after this many value steps at the latest. VAPO: 50."
+    )
+    min_explained_variance: float = Field(
+        default=0.1,
+        lt=1.0,
+        description="... or once the critic beats a constant by this much; at least 0 is a constant.",
+    )
+    explained_variance_steps: Positive = Field(default=5, description="Value steps over which that is measured.")
+    checkpoint_every_steps: Positive = 20
+    checkpoint_keep: Positive = 2
 
 
 class LearnerSection(Section):
@@ -283,6 +336,7 @@ class RunConfig(Section):
     generation: GenerationSection = GenerationSection()
     reward: RewardSection = RewardSection()
     reference: ReferenceSection = ReferenceSection()
+    value: ValueSection = ValueSection()
     learner: LearnerSection = LearnerSection()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluation: EvaluationSection = EvaluationSection()

@@ -33,7 +33,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
-from protocol.trajectory import Field, Score, TrajectoryChunk
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, ValueScore
 
 
 class Unit(StrEnum):
@@ -114,6 +114,11 @@ class LedgerSpec:
     """Failures of one role on one chunk before the unit is dead-lettered."""
     max_bytes: int | None = None
     """Watermark: admission stops while the store holds more than this."""
+    value_training: bool = False
+    """Keep every finished, scored training trajectory, with the values it was given, until the value worker has trained on it;
+    independent of what becomes of its unit."""
+    prompt_filter: bool = False
+    """Unit chunk: drop a ready chunk, for want of signal, while two or more members of its group are scored and all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +224,25 @@ class ClaimedUnit:
     """Group number, trajectory id or chunk id, as text."""
     trajectories: tuple[tuple[ScoredChunk, ...], ...]
     """By member, then by chunk index. One chunk when the unit is the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTrajectory:
+    """What the value worker trains on: a whole response, its score, and the values it was given window by window."""
+
+    chunk: TrajectoryChunk
+    """The final one: its context and tokens are the whole response."""
+    reward: RewardScore
+    values: tuple[ValueScore, ...]
+    """By chunk; together one value for each response token."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedClaim:
+    """A value batch leased to the value worker's incarnation until settled or returned."""
+
+    claim_id: str
+    trajectories: tuple[FinishedTrajectory, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +433,20 @@ class ReplayBuffer(Protocol):
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Called once by a new learner incarnation: settle the claims whose effect its checkpoint holds, return every other
         claim's units to ready. Returns how many units came back."""
+        ...
+
+    async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
+        """Claim exactly ``num_trajectories`` finished ones for the value model, oldest first; or return how many there are when
+        they are fewer. Each is claimed once, whatever becomes of its unit. Needs ``LedgerSpec.value_training``."""
+        ...
+
+    async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+        """Forget trained value batches; return how many were not settled before. Idempotent."""
+        ...
+
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Called once by a new value incarnation: settle what its checkpoint holds, return the rest. Returns how many
+        trajectories came back."""
         ...
 
     async def close_admission(self, who: Incarnation) -> None:
