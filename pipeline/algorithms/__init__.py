@@ -8,9 +8,13 @@ Importing this package does not import torch, so that the roles that only need a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pipeline.algorithms.base import Algorithm, NonFiniteUnit
-from pipeline.config.schema import RunConfig
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 __all__ = ["Algorithm", "NonFiniteUnit", "build"]
 

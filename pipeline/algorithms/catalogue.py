@@ -1,6 +1,7 @@
 """What each algorithm is made of, for everything that must know without loading torch: the ledger, ``config check``, the fleet.
 
-*Consumes* an algorithm's name, and the one setting that changes its unit. *Produces* a Declaration. *Waits for* nothing.
+*Consumes* an algorithm's name, and the one setting that changes its unit. *Produces* a Declaration, and the settings that the
+name stands for: ``name = "gspo"`` alone is GSPO, and every single setting can still be given. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,31 @@ DECLARATIONS: Final[Mapping[str, Declaration]] = {
     "tppo": Declaration("tppo", Unit.CHUNK, has_critic=True, has_group_baseline=False),
 }
 """By name. VAPO's unit is a group instead when dynamic sampling is on: the filter needs every member's accuracy."""
+
+
+_SYMMETRIC: Final = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "dynamic_sampling": False}
+
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
+    "dapo": {},  # the defaults of the algorithm section
+    "grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean"},
+    "dr-grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False},
+    "rloo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"},
+    "reinforce++": _SYMMETRIC,
+    "reinforce++-baseline": _SYMMETRIC,
+    "gspo": _SYMMETRIC
+    | {"surrogate": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "loss_aggregation": "seq-mean-token-mean"},
+    "cispo": _SYMMETRIC | {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+    "ppo": _SYMMETRIC,
+    "vapo": {"dynamic_sampling": False, "adaptive_lambda_alpha": 0.05, "positive_nll_coefficient": 0.1},
+    "tppo": {
+        "dynamic_sampling": False,
+        "adaptive_lambda_alpha": 0.05,
+        "adaptive_lambda_floor": 0.95,
+        "positive_nll_coefficient": 0.1,
+    },
+}
+"""What a name puts under the settings given in ``[algorithm]``: from the papers or, where they are silent, from public code.
+CISPO's upper bound, which its paper leaves open, is ours. KL terms are left to the run file: they need another role."""
 
 
 def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:

@@ -7,9 +7,12 @@ setting demands of another is checked in ``RunConfig``'s validators, so that a r
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pipeline.algorithms.catalogue import PRESETS, Declaration, declare
+from pipeline.replay.buffer import Unit
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -63,9 +66,22 @@ class DataSection(Section):
 
 
 class AlgorithmSection(Section):
-    """The objective. Formulas: pipeline/algorithms/README.md."""
+    """The objective. Formulas: pipeline/algorithms/README.md. A name brings its source's settings as defaults:
+    pipeline/algorithms/catalogue.py."""
 
-    name: Literal["dapo"] = "dapo"
+    name: Literal[
+        "dapo",
+        "grpo",
+        "dr-grpo",
+        "rloo",
+        "reinforce++",
+        "reinforce++-baseline",
+        "gspo",
+        "cispo",
+        "ppo",
+        "vapo",
+        "tppo",
+    ] = "dapo"
     group_size: Positive = Field(default=16, description="G, responses a prompt. DAPO: 16.")
     groups_per_update: Positive = Field(default=32, description="Prompts in one update's batch.")
     num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
@@ -92,6 +108,10 @@ class AlgorithmSection(Section):
     entropy_coefficient: float = 0.0
     importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = Field(
         default="tis", description="Correction of behaviour against proximal policy; algorithms README, off-policy."
+    )
+    proximal: Literal["recompute", "interpolate"] = Field(
+        default="recompute",
+        description="Proximal log-probs: one more forward pass, or guessed between behaviour and current policy.",
     )
     importance_cap: float = Field(default=2.0, gt=0.0, description="C of TIS; upper bound of IcePop.")
     importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
@@ -125,6 +145,15 @@ class AlgorithmSection(Section):
     prompt_filter: Literal["none", "running"] = Field(
         default="none", description="running drops windows of groups whose scores so far are all alike (T-PPO)."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        """Put the named algorithm's own settings under those that are given."""
+        if not isinstance(given, dict):
+            return given
+        settings = cast("dict[str, Any]", given)
+        return {**PRESETS.get(str(settings.get("name", "dapo")), {}), **settings}
 
 
 class StalenessSection(Section):
@@ -323,6 +352,7 @@ class FleetSection(Section):
     generator: Positive = 1
     reward: Positive = 1
     reference: int = Field(default=1, ge=0, description="Started only when the algorithm needs it.")
+    value: int = Field(default=1, ge=0, le=1, description="One process; started only when the algorithm has a critic.")
 
 
 class RunConfig(Section):
@@ -356,6 +386,16 @@ class RunConfig(Section):
         """Whether chunks need reference log-probs."""
         return self.algorithm.kl_coefficient > 0.0 or self.reference.always
 
+    @property
+    def declaration(self) -> Declaration:
+        """What the algorithm needs of the pipeline."""
+        return declare(self.algorithm.name, dynamic_sampling=self.algorithm.dynamic_sampling)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether chunks need values, from a value process."""
+        return self.declaration.has_critic
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         if self.generation.window_tokens > self.generation.max_response_tokens:
@@ -363,10 +403,42 @@ class RunConfig(Section):
                 f"generation.window_tokens is {self.generation.window_tokens}, above max_response_tokens "
                 f"{self.generation.max_response_tokens}; a window is a part of a response: lower it"
             )
-        algorithm = self.algorithm
-        if algorithm.group_size < 2:
+        algorithm, rule = self.algorithm, self.declaration
+        if algorithm.group_size < 2 and rule.has_group_baseline:
             raise ValueError(
-                f"algorithm.group_size is {algorithm.group_size}; a group baseline needs at least 2 responses a prompt"
+                f"algorithm.group_size is {algorithm.group_size}, and {algorithm.name} takes its baseline from the group; a "
+                "group baseline needs at least 2 responses a prompt: raise it, or choose ppo, vapo, tppo or reinforce++"
+            )
+        if algorithm.dynamic_sampling and rule.unit is not Unit.GROUP:
+            raise ValueError(
+                f"algorithm.dynamic_sampling is on, but {algorithm.name} claims each {rule.unit.value} by itself, and only "
+                "whole groups have or lack signal; switch it off"
+                + (" (T-PPO has prompt_filter instead)" if rule.unit is Unit.CHUNK else " or choose vapo")
+            )
+        if algorithm.dynamic_sampling and algorithm.group_size < 2:
+            raise ValueError(
+                f"algorithm.dynamic_sampling compares the members of a group, but group_size is {algorithm.group_size}; "
+                "raise it, or switch dynamic_sampling off"
+            )
+        if algorithm.prompt_filter != "none" and rule.unit is not Unit.CHUNK:
+            raise ValueError(
+                f"algorithm.prompt_filter is {algorithm.prompt_filter}, but {algorithm.name} claims each "
+                f"{rule.unit.value} whole and the filter is for windows of unfinished groups; set it to none, or choose tppo"
+            )
+        if rule.unit is Unit.CHUNK and algorithm.tail_drop_tokens >= self.generation.window_tokens:
+            raise ValueError(
+                f"algorithm.tail_drop_tokens is {algorithm.tail_drop_tokens}, the whole of a window of "
+                f"{self.generation.window_tokens} tokens; unfinished windows would teach nothing: lower it"
+            )
+        if rule.has_critic and self.fleet.value < 1:
+            raise ValueError(
+                f"{algorithm.name} has a critic, but fleet.value is 0, so nothing would fill in values; set fleet.value to 1, "
+                "or choose an algorithm without a critic"
+            )
+        if algorithm.proximal == "interpolate" and algorithm.importance == "bypass":
+            raise ValueError(
+                "algorithm.proximal is interpolate, but importance bypass never reads the proximal policy; set proximal to "
+                "recompute, or importance to decoupled"
             )
         if 0.0 < algorithm.dual_clip <= 1.0:
             raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off")
