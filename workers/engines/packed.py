@@ -154,12 +154,7 @@ def score_packed(
             packed_layout=batch.layout,
         )
         return TokenScores(*_score_logits(output.logits.squeeze(0), batch.targets, temperature, entropy))
-    hidden = model.base_model(
-        input_ids=batch.tokens.unsqueeze(0),
-        position_ids=batch.layout.position_ids.unsqueeze(0),
-        use_cache=False,
-        packed_layout=batch.layout,
-    ).last_hidden_state.squeeze(0)
+    hidden = hidden_packed(model, batch)
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"
 
@@ -178,6 +173,16 @@ def score_packed(
         if part[1] is not None:
             entropies.append(part[1])
     return TokenScores(torch.cat(logprobs), torch.cat(entropies) if entropies else None)
+
+
+def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
+    """Return the last hidden states [N, hidden] of ``batch`` under a model that went through :func:`prepare_packed`."""
+    return model.base_model(
+        input_ids=batch.tokens.unsqueeze(0),
+        position_ids=batch.layout.position_ids.unsqueeze(0),
+        use_cache=False,
+        packed_layout=batch.layout,
+    ).last_hidden_state.squeeze(0)
 
 
 def _score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:

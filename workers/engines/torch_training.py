@@ -3,15 +3,13 @@
 *Consumes* training samples and an objective. *Produces* log-probs, optimiser steps, weights and checkpoints. *Waits for*
 nothing. The reference that every other backend is tested against.
 
-Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a whole or not at all: loss
-and gradient norm are looked at before the optimiser touches anything.
+Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a whole or not at all
+(``workers.engines.optimizer``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,40 +21,17 @@ from pipeline.batching import TrainingSample
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device
+from workers.engines.optimizer import GuardedAdamW, OptimizerSettings
 from workers.engines.packed import prepare_packed
 from workers.engines.policy_gradient import ForwardSettings, accumulate_gradient, sample_logprobs
 from workers.engines.training import StepResult
-from workers.engines.training_state import (
-    read_model,
-    read_optimizer,
-    read_training_state,
-    restore_optimizer,
-    restore_rng,
-    save_model,
-    save_optimizer,
-)
+from workers.engines.training_state import put_model, read_model, read_training_state, save_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.algorithms.objective import Objective
     from pipeline.config.schema import RunConfig
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """AdamW and its schedule."""
-
-    learning_rate: float
-    """After warm-up; constant from there."""
-    warmup_steps: int = 0
-    """Optimiser steps; step k (from 1) of the warm-up has k / warmup_steps of the rate."""
-    weight_decay: float = 0.0
-    """Decoupled; on matrices only, never on norms and biases."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    max_grad_norm: float = 1.0
-    """Longer gradients are scaled down to this global norm."""
 
 
 class TorchTraining:
@@ -86,36 +61,21 @@ class TorchTraining:
         """
         self._model = prepare_packed(model).eval()  # without dropout: a ratio must be 1 while the weights are the same
         self._forward = forward
-        self._settings = optimizer
         self._tokenizer_from = tokenizer_from
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if gradient_checkpointing:
             _enable_gradient_checkpointing(model)
-        self._optimizer = torch.optim.AdamW(
-            [
-                {
-                    "params": [p for p in self._parameters.values() if p.ndim >= 2],
-                    "weight_decay": optimizer.weight_decay,
-                },
-                {"params": [p for p in self._parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            fused=True,
-        )
-        self._num_steps = 0
+        self._optimizer = GuardedAdamW(self._parameters, optimizer)
 
     @property
     def num_steps(self) -> int:
         """Optimiser steps applied since the start of the run, over resumes."""
-        return self._num_steps
+        return self._optimizer.num_steps
 
     @property
     def learning_rate(self) -> float:
         """Rate of the next step: linear warm-up, then constant."""
-        share = (self._num_steps + 1) / self._settings.warmup_steps if self._settings.warmup_steps else 1.0
-        return self._settings.learning_rate * min(1.0, share)
+        return self._optimizer.learning_rate
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return float32 [response tokens] for each sample under the present weights, at the sampling temperature."""
@@ -131,29 +91,19 @@ class TorchTraining:
             raise EngineError("an optimiser step was asked for on 0 samples; skip it")
         try:
             totals = accumulate_gradient(self._model, samples, objective, self._forward)
-            gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
-            grad_norm = float(norm)
-            learning_rate = self.learning_rate
-            applied = math.isfinite(totals.loss) and math.isfinite(grad_norm)
-            if applied:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
-                for group in self._optimizer.param_groups:
-                    group["lr"] = learning_rate
-                self._optimizer.step()
-                self._num_steps += 1
+            step = self._optimizer.step(totals.loss)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"no device memory for micro-batches of {self._forward.micro_batch_tokens} tokens: {error}; "
                 "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
             ) from error
         finally:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.clear()
         return StepResult(
-            applied=applied,
+            applied=step.applied,
             loss=totals.loss,
-            grad_norm=grad_norm,
-            learning_rate=learning_rate,
+            grad_norm=step.grad_norm,
+            learning_rate=step.learning_rate,
             metrics=totals.metrics,
             num_tokens=totals.num_tokens,
         )
@@ -170,20 +120,16 @@ class TorchTraining:
         """Write ``folder/model`` in Hugging Face format, and beside it what an exact resume needs. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self._model, folder, self._tokenizer_from)
-        save_optimizer(self._optimizer, self._parameters, self._num_steps, folder)
+        self._optimizer.save(folder)
 
     def load(self, folder: Path) -> None:
         """Take back what ``save`` wrote: the next step is the one that would have been. Raises DataError naming the file,
         with nothing changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
-        optimizer, rng = read_optimizer(self._parameters, folder)
-        with torch.no_grad():
-            for name, tensor in self._model.state_dict(keep_vars=True).items():
-                tensor.copy_(weights[name])
-        restore_optimizer(self._optimizer, self._parameters, optimizer)
-        restore_rng(rng)
-        self._num_steps = state.num_steps
+        optimizer = self._optimizer.read(folder)
+        put_model(self._model, weights)
+        self._optimizer.restore(optimizer, state)
 
 
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:

@@ -126,6 +126,13 @@ def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Put what :func:`read_model` read into ``model``, in place."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            tensor.copy_(weights[name])
+
+
 def read_optimizer(
     parameters: Mapping[str, torch.nn.Parameter], folder: Path
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:

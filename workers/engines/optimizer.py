@@ -1,0 +1,116 @@
+"""AdamW with a warm-up, whose steps happen as a whole or not at all: what policy and value model are trained with.
+
+*Consumes* gradients that lie in the parameters. *Produces* optimiser steps, and the files of an exact resume. *Waits for*
+nothing. Loss and gradient norm are looked at before the optimiser touches anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from workers.engines.training_state import (
+    TrainingState,
+    read_optimizer,
+    restore_optimizer,
+    restore_rng,
+    save_optimizer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its schedule."""
+
+    learning_rate: float
+    """After warm-up; constant from there."""
+    warmup_steps: int = 0
+    """Optimiser steps; step k (from 1) of the warm-up has k / warmup_steps of the rate."""
+    weight_decay: float = 0.0
+    """Decoupled; on matrices only, never on norms and biases."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    """Longer gradients are scaled down to this global norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedStep:
+    """What became of the gradients."""
+
+    applied: bool
+    """False when loss or gradient was not finite: parameters and optimiser state are then exactly what they were."""
+    grad_norm: float
+    """Before it was scaled down."""
+    learning_rate: float
+
+
+class GuardedAdamW:
+    """AdamW on named parameters."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> None:
+        """Step ``parameters``, which stay where they are."""
+        self._parameters = dict(parameters)
+        self._settings = settings
+        self._optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": [p for p in self._parameters.values() if p.ndim >= 2],
+                    "weight_decay": settings.weight_decay,
+                },
+                {"params": [p for p in self._parameters.values() if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
+        self.num_steps = 0
+        """Steps applied since the start of the run, over resumes."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step: linear warm-up, then constant."""
+        share = (self.num_steps + 1) / self._settings.warmup_steps if self._settings.warmup_steps else 1.0
+        return self._settings.learning_rate * min(1.0, share)
+
+    def step(self, loss: float) -> AppliedStep:
+        """Step along the gradients that lie in the parameters, if they and ``loss`` are finite."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        grad_norm = float(norm)
+        learning_rate = self.learning_rate
+        applied = math.isfinite(loss) and math.isfinite(grad_norm)
+        if applied:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+            self.num_steps += 1
+        return AppliedStep(applied, grad_norm, learning_rate)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def save(self, folder: Path) -> None:
+        """Write optimiser state, random streams and the number of steps into ``folder``. Raises OSError."""
+        save_optimizer(self._optimizer, self._parameters, self.num_steps, folder)
+
+    def read(self, folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+        """Read what :meth:`save` wrote, for :meth:`restore`; nothing changes. Raises DataError naming the file."""
+        return read_optimizer(self._parameters, folder)
+
+    def restore(
+        self,
+        read: tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+        state: TrainingState,
+    ) -> None:
+        """Put back what :meth:`read` returned: the next step is the one that would have been."""
+        states, rng = read
+        restore_optimizer(self._optimizer, self._parameters, states)
+        restore_rng(rng)
+        self.num_steps = state.num_steps
