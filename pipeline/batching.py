@@ -18,6 +18,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import DTypeLike
 
+_TOKEN_ARRAYS = (
+    "loss_mask",
+    "advantages",
+    "behavior_logprobs",
+    "versions",
+    "old_logprobs",
+    "reference_logprobs",
+    "nll_mask",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
@@ -43,6 +53,8 @@ class TrainingSample:
     """float32 [R], the learner's own at the start of the update; filled in before the first step."""
     nll_mask: np.ndarray | None = None
     """bool [R]: tokens of right responses that carry imitation loss (VAPO eq. 11); None for none. Independent of loss_mask."""
+    counted_tokens: float | None = None
+    """What the sample counts for in the denominator of the loss, where that is not its number of loss tokens (T-PPO)."""
     reward: float = 0.0
     accuracy: float = 0.0
 
@@ -78,6 +90,10 @@ class PackedBatch:
     """float32 [M]; None unless every sample has them."""
     reference_logprobs: np.ndarray | None
     """float32 [M]; None unless every sample has them."""
+    versions: np.ndarray
+    """int32 [M]"""
+    nll_mask: np.ndarray
+    """bool [M]: tokens that carry imitation loss."""
 
     @property
     def num_rows(self) -> int:
@@ -125,6 +141,14 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
         behavior_logprobs=_join([sample.behavior_logprobs for sample in samples], np.float32),
         old_logprobs=_join_all([sample.old_logprobs for sample in samples]),
         reference_logprobs=_join_all([sample.reference_logprobs for sample in samples]),
+        versions=_join([sample.versions for sample in samples], np.int32),
+        nll_mask=_join(
+            [
+                np.zeros(sample.response_length, np.bool_) if sample.nll_mask is None else sample.nll_mask
+                for sample in samples
+            ],
+            np.bool_,
+        ),
     )
 
 
@@ -206,7 +230,7 @@ def _check(sample: TrainingSample) -> None:
             f"sample {sample.name} has {sample.tokens.size} tokens, of which {sample.prompt_length} are prompt; expected at "
             "least 1 prompt and 1 response token"
         )
-    for name in ("loss_mask", "advantages", "behavior_logprobs", "versions", "old_logprobs", "reference_logprobs"):
+    for name in _TOKEN_ARRAYS:
         values: np.ndarray | None = getattr(sample, name)
         if values is not None and values.shape != (length,):
             raise ValueError(

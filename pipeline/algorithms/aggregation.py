@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Real
 
 ROW_EPSILON = 1e-8
 """Added to a row's token count in seq-mean-token-mean (verl)."""
@@ -35,12 +35,12 @@ class Aggregation(StrEnum):
 
 
 def row_weights(
-    num_loss_tokens: Integer[np.ndarray, " rows"], mode: Aggregation | str, *, norm_length: float = 1.0
+    num_loss_tokens: Real[np.ndarray, " rows"], mode: Aggregation | str, *, norm_length: float = 1.0
 ) -> Float[np.ndarray, " rows"]:
     """Return the weight of every loss token of each row, float64.
 
     Args:
-        num_loss_tokens: Loss tokens in each row of the whole mini-batch, over all ranks.
+        num_loss_tokens: Loss tokens in each row of the whole mini-batch, over all ranks; or what each row shall count for.
         mode: How to average.
         norm_length: Divisor of seq-mean-token-sum-norm.
 

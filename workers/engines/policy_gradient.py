@@ -45,7 +45,7 @@ class BatchTotals:
 
     loss: float
     metrics: dict[str, float]
-    """Means over the loss mask, and ``policy_ratio_max``."""
+    """Means over the loss mask, ``policy_ratio_max``, and with an imitation term ``nll``, the mean over its own mask."""
     num_tokens: int
     """Prompt and response tokens."""
 
@@ -90,6 +90,8 @@ def accumulate_gradient(
             "response_logprobs before the first of several steps"
         )
     weights = objective.token_weights(samples)
+    has_imitation = objective.imitation_coefficient > 0.0
+    imitation = objective.imitation_weights(samples) if has_imitation else []
     entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
     sums: dict[str, torch.Tensor] = {}
     largest_ratio = torch.zeros((), device=model.device)
@@ -98,6 +100,11 @@ def accumulate_gradient(
         losses, metrics = _token_loss(objective, batch, scores)
         weight = torch.from_numpy(np.concatenate([weights[index] for index in indices])).to(losses)
         loss = (losses * weight).sum()
+        if has_imitation:
+            nll = objective.imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
+            weight = torch.from_numpy(np.concatenate([imitation[index] for index in indices])).to(losses)
+            loss = loss + (nll * weight).sum()
+            metrics["nll"] = nll.detach()
         (loss * loss_scale).backward()
         for name, values in {**metrics, "loss": loss.detach()}.items():
             total = values.double().sum()
@@ -106,7 +113,8 @@ def accumulate_gradient(
     num_loss_tokens = max(1, sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples))
     totals = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
     loss = totals.pop("loss")
-    metrics = {name: total / num_loss_tokens for name, total in totals.items()}
+    counts = {"nll": max(1, sum(int(np.count_nonzero(mask)) for mask in imitation))}
+    metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
     return BatchTotals(
         loss=loss,
         metrics=metrics | {"policy_ratio_max": largest_ratio.item()},
@@ -148,6 +156,7 @@ def _token_loss(
         mask=on_device(batch.loss_mask),
         row_ids=on_device(batch.row_ids),
         num_rows=batch.num_rows,
+        versions=on_device(batch.versions),
     )
 
 
