@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, ValueScore
@@ -57,6 +57,12 @@ class DropReason(StrEnum):
     """The learner found NaN or infinity in its arrays."""
     CANCELLED = "cancelled"
     """The run was ended with this work unfinished, on request."""
+    VALUE_WARMUP = "value_warmup"
+    """Claimed while the critic was not good enough for the policy to start."""
+
+
+SPOILING: Final = frozenset({DropReason.DEAD_LETTER, DropReason.NON_FINITE, DropReason.CANCELLED})
+"""Drops after which no critic may learn from a unit's trajectories, either. All others leave them to the value worker."""
 
 
 class LatePolicy(StrEnum):
@@ -102,7 +108,8 @@ class LedgerSpec:
     fields: frozenset[Field] = frozenset({Field.REWARD})
     """Needed before a unit is ready: REWARD on final chunks only, REFERENCE and VALUE on every chunk."""
     signal_filter: bool = False
-    """Groups only: drop a group whose members all have the same raw accuracy, at the moment that is known."""
+    """Groups only: drop a group whose members all have the same raw accuracy, at the moment that is known; with
+    ``value_training`` when it is complete, since the critic learns from such groups as from others."""
     late: LatePolicy = LatePolicy.WAIT
     data_digest: str = ""
     """Digest of the prompt stream (files, tokeniser, limits, seed), so that every generator reads the same prompts."""
@@ -116,9 +123,12 @@ class LedgerSpec:
     """Watermark: admission stops while the store holds more than this."""
     value_training: bool = False
     """Keep every finished, scored training trajectory, with the values it was given, until the value worker has trained on it;
-    independent of what becomes of its unit."""
+    independent of what becomes of its unit, unless that is dropped for a reason in ``SPOILING``. Needs fields REWARD and VALUE.
+    What is kept counts in the bytes that ``max_bytes`` bounds."""
     prompt_filter: bool = False
-    """Unit chunk: drop a ready chunk, for want of signal, while two or more members of its group are scored and all alike."""
+    """Unit chunk: drop a chunk, for want of signal, at the write that completes it, while two or more members of its group are
+    scored and all alike in raw accuracy. A verdict of that moment: later members may score otherwise, and then the
+    trajectory's next windows are trained. It decides what is trained, never a baseline, so it biases no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +310,14 @@ class Audit:
     groups: Balance
     trajectories: Balance
     tokens: Balance
+    finished: Balance = field(default_factory=lambda: Balance(0, 0))
+    """What the value worker may claim: admitted once finished, scored and valued; trained once settled by it; in flight while
+    waiting or claimed."""
 
     @property
     def balances(self) -> bool:
-        """Whether all three differences are zero."""
-        return not (self.groups.difference or self.trajectories.difference or self.tokens.difference)
+        """Whether all differences are zero."""
+        return not any(balance.difference for balance in (self.groups, self.trajectories, self.tokens, self.finished))
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,8 +449,9 @@ class ReplayBuffer(Protocol):
         ...
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
-        """Claim exactly ``num_trajectories`` finished ones for the value model, oldest first; or return how many there are when
-        they are fewer. Each is claimed once, whatever becomes of its unit. Needs ``LedgerSpec.value_training``."""
+        """Claim exactly ``num_trajectories`` finished ones for the value model, in order of admission; or return how many there
+        are when they are fewer. Each is claimed once, whatever becomes of its unit. A claim whose reply was lost is given
+        again, less what was discarded since. Raises LedgerError without ``LedgerSpec.value_training``."""
         ...
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:

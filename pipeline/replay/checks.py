@@ -51,6 +51,12 @@ def check_evaluation(request: EvaluationRequest) -> None:
         )
 
 
+def check_value_batch(num_trajectories: int) -> None:
+    """Raise ValueError for a value batch of none."""
+    if num_trajectories < 1:
+        raise ValueError(f"a value batch of {num_trajectories} trajectories; expected at least 1")
+
+
 def parse_chunk(text: str) -> ChunkId | None:
     """Return the chunk id that ``text`` is, or None when it is none."""
     try:
@@ -64,6 +70,13 @@ def claim_gone(claim: Claim) -> LedgerError:
     return LedgerError(
         f"claim {claim.claim_id} of {len(claim.units)} units is not in the ledger: it was settled, returned by a newer "
         "learner, or cancelled; claim again"
+    )
+
+
+def nothing_kept(doing: str) -> LedgerError:
+    """Return the error for claiming finished trajectories of a run that keeps none."""
+    return LedgerError(
+        f"{doing}: the run's ledger keeps no finished trajectories; open it with value_training to train a value model"
     )
 
 

@@ -18,7 +18,7 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
 | ``{run}:group:<n>`` | hash | finals, missing, oldest, scored, accuracy, mixed, live, trained, reason | until settled |
-| ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last | until settled |
+| ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last, spoiled | until settled |
 | ``{run}:chunk:<id>`` | hash | blob, one field per score, tokens, oldest, final, missing, attempts by role | until settled |
 | ``{run}:open`` | zset | trajectories with credit that nobody holds, by order | while so |
 | ``{run}:parked`` | zset | (unit chunk) trajectories whose next window waits for a credit, by order | while so |
@@ -32,6 +32,10 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:due:<field>`` | zset | chunks that lack a field, by the time at which they are handed out again | until scored |
 | ``{run}:claims`` | hash | claims that are not settled, id -> policy version | until settled |
 | ``{run}:claim:<id>`` | zset | units of a claim, by order | until settled |
+| ``{run}:finished:<id>`` | hash | final, reward, ``value:<index>``, num_chunks, num_values, bytes, state, claim | (below) |
+| ``{run}:finished`` | zset | those of them that the value worker may claim, by order | while so |
+| ``{run}:finished_claims`` | set | the value worker's claims that are not settled | until settled |
+| ``{run}:finished_claim:<id>`` | zset | trajectories of such a claim, by order | until settled |
 | ``{run}:dead`` | list | dead letters, newest first, at most 1,000 | the run |
 | ``{run}:evaluation_open`` | zset | evaluation trajectories that nobody holds, by evaluation, prompt and sample | while so |
 | ``{run}:evaluation:<n>`` | hash | request, number of failed responses | the run |
@@ -42,6 +46,9 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
+
+``{run}:finished:<id>`` is kept for the value worker, apart from the chunks, from a trajectory's first value until the value
+worker has trained on it, or until it is dropped for a reason after which no critic may learn from it.
 """
 
 from __future__ import annotations
@@ -90,6 +97,11 @@ def claims(run: str) -> str:
 def claim(run: str, claim_id: str) -> str:
     """Sorted set of one claim's units."""
     return f"{prefix(run)}claim:{claim_id}"
+
+
+def finished(run: str, trajectory_id: str) -> str:
+    """Hash of what is kept of one trajectory for the value worker."""
+    return f"{prefix(run)}finished:{trajectory_id}"
 
 
 def dead(run: str) -> str:

@@ -23,8 +23,8 @@ from pipeline.replay.buffer import (
     DeadLetter,
     DropReason,
     EvaluationRequest,
-    EvaluationSample,
     EvaluationState,
+    FinishedClaim,
     Lease,
     LeaseGrant,
     LedgerSpec,
@@ -34,9 +34,17 @@ from pipeline.replay.buffer import (
     Unit,
     WriteStatus,
 )
-from pipeline.replay.checks import check_chunk, check_evaluation, claim_gone, mismatch, parse_chunk
+from pipeline.replay.checks import (
+    check_chunk,
+    check_evaluation,
+    check_value_batch,
+    claim_gone,
+    mismatch,
+    nothing_kept,
+    parse_chunk,
+)
 from pipeline.replay.memory_state import LedgerState
-from pipeline.replay.memory_units import cancel_windows, chunks_of, take
+from pipeline.replay.memory_units import cancel_windows, chunks_of, record_sample, take
 from pipeline.replay.memory_views import audit_of, queues_of, totals_of
 from pipeline.replay.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
 from pipeline.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
@@ -197,32 +205,27 @@ class MemoryReplay:
             return WriteStatus.UNKNOWN
         if chunk.trajectory.is_evaluation:
             assert isinstance(score, RewardScore)
-            self._record_sample(s, chunk, score)
+            record_sample(s, chunk, score)
             return WriteStatus.STORED
         blob = to_blob(score)
         c.scores[field] = blob
         s.stored_bytes += len(blob)
         del s.due[field][chunk]
-        unit = s.record(s.unit_of(chunk))
-        unit.missing -= 1
-        if isinstance(unit, GroupRecord) and isinstance(score, RewardScore):
-            unit.accuracies.append(score.accuracy)
-            same = len(set(unit.accuracies)) == 1
-            if len(unit.accuracies) == s.spec.group_size and s.spec.signal_filter and same:
+        s.record(s.unit_of(chunk)).missing -= 1
+        if s.spec.value_training and not s.trajectories[chunk.trajectory].spoiled:
+            if field is Field.VALUE:
+                s.finished.keep_value(chunk, blob, now)
+            elif field is Field.REWARD:
+                s.finished.keep_end(chunk, c.blob, blob, now)
+        if isinstance(score, RewardScore):
+            group = s.groups[chunk.trajectory.group]
+            group.accuracies.append(score.accuracy)
+            # a critic learns from groups without signal, too: then the filter waits until they have all their values
+            if s.spec.signal_filter and not s.spec.value_training and group.is_alike(s.spec.group_size):
                 s.end_unit(chunk.trajectory.group, DropReason.NO_SIGNAL)
                 return WriteStatus.STORED
         s.ready_if_complete(chunk, now)
         return WriteStatus.STORED
-
-    def _record_sample(self, s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
-        name = chunk.trajectory
-        t = s.trajectories.pop(name)
-        assert t.oldest is not None
-        sample = EvaluationSample(
-            name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest
-        )
-        s.evaluations[int(name.lane[1:])].samples.append(sample)
-        s.forget_chunk(chunk)
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
         """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
@@ -337,6 +340,24 @@ class MemoryReplay:
             s.make_ready(name, now)
         return len(returned)
 
+    async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
+        """Claim exactly so many finished trajectories for the value model, or return how many there are."""
+        s, _ = self._enter(who)
+        check_value_batch(num_trajectories)
+        if not s.spec.value_training:
+            raise nothing_kept(f"claim_finished for {who}")
+        return s.finished.claim(f"{who}/{next(self._claim_numbers)}", num_trajectories)
+
+    async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+        """Forget trained value batches; return how many were not settled before."""
+        s, _ = self._enter(who)
+        return s.finished.settle(claims)
+
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the value batches that a checkpoint holds; return how many trajectories of the others wait again."""
+        s, _ = self._enter(who)
+        return s.finished.recover(applied)
+
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""
         s, _ = self._enter(who)
@@ -358,6 +379,7 @@ class MemoryReplay:
                 else:
                     cancel_windows(s, trajectory, reason)
         s.claims.clear()
+        s.finished.cancel(reason)
         return len(groups)
 
     # -- evaluation --------------------------------------------------------------------------------------------------

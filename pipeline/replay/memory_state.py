@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from pipeline.replay.buffer import DeadLetter, DropReason, LedgerSpec, Refusal, Unit
+from pipeline.replay.buffer import SPOILING, DeadLetter, DropReason, LedgerSpec, Refusal, Unit
+from pipeline.replay.memory_finished import FinishedLane
 from pipeline.replay.ordered import OrderedSet
 from pipeline.replay.records import (
     CHUNK_OVERHEAD_BYTES,
@@ -54,6 +55,7 @@ class LedgerState:
         self.claims: dict[str, ClaimRecord] = {}
         self.dead: list[DeadLetter] = []
         self.evaluations: dict[int, EvaluationRecord] = {}
+        self.finished = FinishedLane()
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -92,11 +94,16 @@ class LedgerState:
         """Return why ``wanted`` more credits cannot be given, or None when they can."""
         if self.closed:
             return Refusal.CLOSED
-        if self.spec.max_bytes is not None and self.stored_bytes > self.spec.max_bytes:
+        if self.spec.max_bytes is not None and self.num_bytes > self.spec.max_bytes:
             return Refusal.MEMORY
         if self.used + wanted > credit_limit(self.spec, self.version):
             return Refusal.NO_CREDIT
         return None
+
+    @property
+    def num_bytes(self) -> int:
+        """What is stored, for units and for the value worker, as the watermark counts it."""
+        return self.stored_bytes + self.finished.num_bytes
 
     @property
     def is_exhausted(self) -> bool:
@@ -169,7 +176,16 @@ class LedgerState:
             return
         if isinstance(record, TrajectoryRecord) and not record.final:
             return
+        if self._is_without_signal(chunk.trajectory.group):
+            self.end_unit(name, DropReason.NO_SIGNAL)
+            return
         self.make_ready(name, now)
+
+    def _is_without_signal(self, group: int) -> bool:
+        """Whether a unit of this group that has just become complete is filtered away."""
+        if self.spec.signal_filter:
+            return self.groups[group].is_alike(self.spec.group_size)
+        return self.spec.prompt_filter and self.groups[group].is_alike(2)
 
     # -- leaving the ledger ------------------------------------------------------------------------------------------
 
@@ -180,6 +196,8 @@ class LedgerState:
         self.ready.discard(name)
         if reason is not None:
             self.used -= self.weight
+        if reason is not None and reason in SPOILING:
+            self._spoil(name, reason)
         if isinstance(name, int):
             for trajectory in self.members(name):
                 self._end_whole_trajectory(trajectory, reason)
@@ -187,6 +205,14 @@ class LedgerState:
             self._end_whole_trajectory(name, reason)
         else:
             self._end_chunk_unit(name, reason)
+
+    def _spoil(self, name: UnitName, reason: DropReason) -> None:
+        if isinstance(name, ChunkId):
+            self.trajectories[name.trajectory].spoiled = True
+            self.finished.discard(name.trajectory, reason)
+            return
+        for trajectory in self.members(name) if isinstance(name, int) else (name,):
+            self.finished.discard(trajectory, reason)
 
     def end_trajectory(self, trajectory: TrajectoryId, reason: DropReason | None) -> None:
         """Settle a trajectory, and its group when it was the last of it."""

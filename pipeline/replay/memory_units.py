@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from pipeline.replay.buffer import DropReason, Refusal, ScoredChunk
+from pipeline.replay.buffer import DropReason, EvaluationSample, Refusal, ScoredChunk
 from pipeline.replay.checks import SCORE_TYPES
 from pipeline.replay.memory_state import LedgerState
 from pipeline.replay.records import ChunkRecord, GroupRecord, TrajectoryRecord
 from protocol.codec import from_blob
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.trajectory import Field, Score, TrajectoryChunk
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
 
 
 def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refusal:
@@ -85,6 +85,16 @@ def chunks_of(s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[S
     return [
         [_scored(s.chunks[ChunkId(one, index)]) for index in range(s.trajectories[one].next)] for one in trajectories
     ]
+
+
+def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
+    """Let an evaluation response leave with its sample recorded."""
+    name = chunk.trajectory
+    t = s.trajectories.pop(name)
+    assert t.oldest is not None
+    sample = EvaluationSample(name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest)
+    s.evaluations[int(name.lane[1:])].samples.append(sample)
+    s.forget_chunk(chunk)
 
 
 def _scored(record: ChunkRecord) -> ScoredChunk:

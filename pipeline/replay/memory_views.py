@@ -47,7 +47,7 @@ def audit_of(s: LedgerState) -> Audit:
     def balance(currency: str) -> Balance:
         return Balance(s.admitted[currency], s.trained[currency], dict(+s.dropped[currency]), dict(+found[currency]))
 
-    return Audit(balance("groups"), balance("trajectories"), balance("tokens"))
+    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), s.finished.balance())
 
 
 def _walk(s: LedgerState, trajectory: TrajectoryId, shared: str, found: dict[str, Counter[str]]) -> str:
@@ -85,10 +85,15 @@ def queues_of(s: LedgerState, now: float) -> list[QueueStat]:
             stats.append(queue_stat(field.value, len(due), None, age))
     first = s.ready.first
     claimed = sum(len(claim.units) for claim in s.claims.values()) * s.weight
+    if s.spec.value_training:
+        oldest = s.finished.waiting.first
+        age = None if oldest is None else now - s.finished.records[oldest].ready_s
+        stats.append(queue_stat("finished", len(s.finished.waiting), None, age))
+        stats.append(queue_stat("finished_claimed", s.finished.num_claimed, None, None))
     return [
         *stats,
         queue_stat("ready", len(s.ready) * s.weight, None, None if first is None else now - s.record(first).ready_s),
         queue_stat("claimed", claimed, None, None),
         queue_stat("dead", len(s.dead), None, None),
-        queue_stat("bytes", s.stored_bytes, s.spec.max_bytes, None),
+        queue_stat("bytes", s.num_bytes, s.spec.max_bytes, None),
     ]

@@ -18,12 +18,15 @@ EMPTIED_BY: Final[dict[str, str]] = {
     "reward": "reward",
     "reference": "reference",
     "value": "value",
+    "finished": "value",
+    "finished_claimed": "value",
     "ready": "learner",
     "claimed": "learner",
     "dead": "you",
     "bytes": "learner",
 }
-"""``parked`` windows wait for credit, which the learner returns; ``claimed`` units for its next checkpoint."""
+"""``parked`` windows wait for credit, which the learner returns; ``claimed`` units for its next checkpoint, as
+``finished_claimed`` trajectories for the value worker's. ``finished`` ones are listed when a run has a critic."""
 
 
 def queue_stat(name: str, depth: int, limit: int | None, oldest_age_s: float | None) -> QueueStat:

@@ -44,6 +44,10 @@ class GroupRecord(UnitRecord):
     accuracies: list[float] = field(default_factory=list[float])
     trained: bool = False
 
+    def is_alike(self, least: int) -> bool:
+        """Whether at least so many members are scored, and all of them equally accurate."""
+        return len(self.accuracies) >= least and len(set(self.accuracies)) == 1
+
 
 @dataclass(slots=True)
 class TrajectoryRecord(UnitRecord):
@@ -60,6 +64,8 @@ class TrajectoryRecord(UnitRecord):
     trained: bool = False
     last: bytes = b""
     """Unit chunk: the newest chunk, when it was settled before the next was written."""
+    spoiled: bool = False
+    """Unit chunk: one of its chunks was a dead letter, or not finite, so that no critic may learn from it."""
 
 
 @dataclass(slots=True)
@@ -85,6 +91,29 @@ class ClaimRecord:
 
     policy_version: int
     units: list[UnitName]
+
+
+@dataclass(slots=True)
+class FinishedRecord:
+    """What is kept of a trajectory for the value worker."""
+
+    num_chunks: int = 0
+    """0 until the reward is written."""
+    final: bytes = b""
+    reward: bytes = b""
+    values: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """By chunk index."""
+    ready_s: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the final chunk, its reward and every chunk's values are there."""
+        return self.num_chunks > 0 and len(self.values) == self.num_chunks
+
+    @property
+    def num_bytes(self) -> int:
+        """What this counts for against the watermark."""
+        return CHUNK_OVERHEAD_BYTES + len(self.final) + len(self.reward) + sum(map(len, self.values.values()))
 
 
 @dataclass(slots=True)

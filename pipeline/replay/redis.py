@@ -33,6 +33,8 @@ from pipeline.replay.buffer import (
     EvaluationRequest,
     EvaluationSample,
     EvaluationState,
+    FinishedClaim,
+    FinishedTrajectory,
     Lease,
     LeaseGrant,
     LedgerSpec,
@@ -47,12 +49,14 @@ from pipeline.replay.checks import (
     SCORE_TYPES,
     check_chunk,
     check_evaluation,
+    check_value_batch,
     claim_gone,
     mismatch,
     parse_chunk,
     spec_texts,
 )
 from pipeline.replay.faults import ledger_faults
+from pipeline.replay.redis_finished import PART, finished_from
 from pipeline.replay.redis_views import audit_from, queues_from, totals_from
 from pipeline.replay.scripts import load
 from pipeline.staleness import check_spec, surplus
@@ -248,6 +252,31 @@ class RedisReplay:
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
         return await self._call("recover", who, *applied)
+
+    async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
+        """Claim exactly so many finished trajectories for the value model, or return how many there are."""
+        check_value_batch(num_trajectories)
+        with self._token("claim_finished") as token:
+            claim_id = f"{who}/{token}"
+            given, *names = await self._call("claim_finished", who, num_trajectories, claim_id)
+            if not given:
+                return names[0]
+            read: list[FinishedTrajectory] = []
+            for start in range(0, len(names), PART):
+                part = [name.decode() for name in names[start : start + PART]]
+                rows = await self._pipelined(
+                    "claim_finished", [("HGETALL", keys.finished(self._run, name)) for name in part]
+                )
+                read += [found for row in rows if (found := finished_from(row)) is not None]
+        return FinishedClaim(claim_id, tuple(read))
+
+    async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+        """Forget trained value batches; return how many were not settled before."""
+        return await self._call("settle_finished", who, *claims)
+
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the value batches that a checkpoint holds; return how many trajectories of the others wait again."""
+        return await self._call("recover_finished", who, *applied)
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""

@@ -34,7 +34,7 @@ def audit_from(reply: Sequence[Any]) -> Audit:
     """Return both sides of the conservation law as ``audit.lua`` found them."""
     flat, *found = reply
     counters = {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
-    in_flight: dict[str, dict[str, int]] = {"groups": {}, "trajectories": {}, "tokens": {}}
+    in_flight: dict[str, dict[str, int]] = {"groups": {}, "trajectories": {}, "tokens": {}, "finished": {}}
     for currency, state, number in found:
         if number:
             in_flight[currency.decode()][state.decode()] = number
@@ -49,7 +49,7 @@ def audit_from(reply: Sequence[Any]) -> Audit:
             in_flight[currency],
         )
 
-    return Audit(balance("groups"), balance("trajectories"), balance("tokens"))
+    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), balance("finished"))
 
 
 def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:

@@ -1,10 +1,10 @@
 -- audit.lua: count what is in flight by walking the store, beside the counters, at one moment.
 --
--- Reads    counters groups group:* trajectory:* chunk:*
+-- Reads    counters groups group:* trajectory:* chunk:* finished finished_claims finished_claim:* finished:*
 -- Returns  { counters as name, value, ... }, then { currency, state, number } for each state that something is in
 
 local RANK = { open = 1, leased = 2, finished = 3, ready = 4, claimed = 5 }
-local found = { groups = {}, trajectories = {}, tokens = {} }
+local found = { groups = {}, trajectories = {}, tokens = {}, finished = {} }
 
 local function add(currency, state, by) found[currency][state] = (found[currency][state] or 0) + by end
 
@@ -41,6 +41,14 @@ for _, group in ipairs(call('ZRANGE', P .. 'groups', 0, -1)) do
     if state and (not least or RANK[state] < RANK[least]) then least = state end
   end
   add('groups', least, 1)
+end
+
+local function walk_finished(names, state)
+  for _, tid in ipairs(names) do add('finished', state, call('EXISTS', finished_key(tid))) end
+end
+walk_finished(call('ZRANGE', P .. 'finished', 0, -1), 'waiting')
+for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
+  walk_finished(call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1), 'claimed')
 end
 
 local reply = { call('HGETALL', COUNTERS) }

@@ -1,6 +1,6 @@
 -- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left alone.
 --
--- Writes   everything of the training lane
+-- Writes   everything of the training lane, and all that is kept for the value worker
 -- ARGV[4]  reason
 -- Returns  how many groups were ended
 
@@ -11,6 +11,7 @@ local reason = ARGV[4]
 local function cancel_trajectory(tid)
   local next_index = call('HGET', trajectory_key(tid), 'next')
   if not next_index then return end
+  discard_finished(tid, reason)
   for index = 0, tonumber(next_index) - 1 do
     local cid = chunk_id(tid, index)
     if call('EXISTS', chunk_key(cid)) == 1 then end_unit(cid, reason) end
@@ -30,6 +31,7 @@ end
 local groups = call('ZRANGE', P .. 'groups', 0, -1)
 for _, group in ipairs(groups) do
   if S.unit == 'group' then
+    for member = 0, S.group_size - 1 do discard_finished('t.' .. group .. '.' .. string.format('%d', member), reason) end
     end_unit(group, reason)
   else
     for member = 0, S.group_size - 1 do
@@ -37,6 +39,7 @@ for _, group in ipairs(groups) do
       if S.unit == 'chunk' then
         cancel_trajectory(tid)
       elseif call('EXISTS', trajectory_key(tid)) == 1 then
+        discard_finished(tid, reason)
         end_unit(tid, reason)
       end
     end
@@ -44,4 +47,9 @@ for _, group in ipairs(groups) do
 end
 for _, id in ipairs(call('HKEYS', P .. 'claims')) do call('DEL', P .. 'claim:' .. id) end
 call('DEL', P .. 'claims')
+for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, -1)) do discard_finished(tid, reason) end
+for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
+  for _, tid in ipairs(call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1)) do discard_finished(tid, reason) end
+end
+call('DEL', P .. 'finished_claims')
 return #groups

@@ -5,7 +5,7 @@
 -- ARGV[1]  now in seconds, or '' for the server's own time
 -- ARGV[2]  worker, ARGV[3] epoch of the caller; '' and '0' for calls that need no incarnation
 --
--- Errors: FENCED <newest epoch>, UNOPENED. Each is raised before the first write. Under `maxmemory` a server refuses the first
+-- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT. Each is raised before the first write. Under `maxmemory` a server refuses the first
 -- write of a script that may need memory, and never a later one, so a script either changes nothing or completes.
 
 local call = redis.call
@@ -18,12 +18,14 @@ local FIELDS = { 'reward', 'reference', 'value' }
 local function integer(value) return tonumber(value or '0') end
 
 local S = call('HMGET', P .. 'spec', 'unit', 'group_size', 'units_per_update', 'eta', 'num_prompts', 'surplus', 'fields',
-  'signal_filter', 'late', 'lease_s', 'scoring_deadline_s', 'max_attempts', 'max_bytes')
+  'signal_filter', 'late', 'lease_s', 'scoring_deadline_s', 'max_attempts', 'max_bytes',
+  'value_training', 'prompt_filter')
 if not S[1] then return redis.error_reply('UNOPENED no ledger of this run') end
 S = {
   unit = S[1], group_size = tonumber(S[2]), batch = tonumber(S[3]), eta = tonumber(S[4]), num_prompts = tonumber(S[5]),
   surplus = tonumber(S[6]), fields = S[7], signal_filter = S[8] == '1', late = S[9], lease_s = tonumber(S[10]),
   scoring_deadline_s = tonumber(S[11]), max_attempts = tonumber(S[12]), max_bytes = tonumber(S[13]),
+  value_training = S[14] == '1', prompt_filter = S[15] == '1',
 }
 -- credit that one unit takes
 local WEIGHT = S.unit == 'group' and S.group_size or 1
@@ -50,6 +52,7 @@ local function counter(name) return integer(call('HGET', COUNTERS, name)) end
 
 local function trajectory_key(tid) return P .. 'trajectory:' .. tid end
 local function chunk_key(cid) return P .. 'chunk:' .. cid end
+local function finished_key(tid) return P .. 'finished:' .. tid end
 local function group_key(number) return P .. 'group:' .. number end
 
 local function parts(tid)
@@ -206,10 +209,42 @@ local function end_chunk_unit(cid, reason)
   end
 end
 
+-- Forget what is kept of a trajectory for the value worker.
+local function forget_finished(tid)
+  local key = finished_key(tid)
+  count('bytes', -integer(call('HGET', key, 'bytes')))
+  call('DEL', key)
+end
+
+-- No critic may learn from this trajectory: forget it, even out of a claim.
+local function discard_finished(tid, reason)
+  local f = call('HMGET', finished_key(tid), 'bytes', 'state', 'claim')
+  if not f[1] then return end
+  if f[2] then count('finished:dropped:' .. reason, 1) end
+  call('ZREM', P .. 'finished', tid)
+  if f[3] then call('ZREM', P .. 'finished_claim:' .. f[3], tid) end
+  forget_finished(tid)
+end
+
+local SPOILING = { dead_letter = true, non_finite = true, cancelled = true }
+
+local function spoil(name, reason)
+  if S.unit == 'group' then
+    for member = 0, S.group_size - 1 do discard_finished('t.' .. name .. '.' .. string.format('%d', member), reason) end
+  elseif S.unit == 'trajectory' then
+    discard_finished(name, reason)
+  else
+    local tid = chunk_parts(name)
+    call('HSET', trajectory_key(tid), 'spoiled', 1)
+    discard_finished(tid, reason)
+  end
+end
+
 -- Take a unit out of the ledger: trained (no reason), or dropped, which returns its credit.
 local function end_unit(name, reason)
   for _, index in ipairs({ 'running', 'running_age', 'ready', 'ready_age' }) do call('ZREM', P .. index, name) end
   if reason then count('used', -WEIGHT) end
+  if S.value_training and SPOILING[reason or ''] then spoil(name, reason) end
   if S.unit == 'group' then
     local last = S.group_size - 1
     for member = 0, last do end_whole_trajectory('t.' .. name .. '.' .. member, reason) end
@@ -235,18 +270,31 @@ local function make_ready(name, order)
   call('HSET', key, 'state', 'ready', 'ready_s', string.format('%.17g', now))
 end
 
--- After a final chunk or a score: make the unit of this chunk ready when nothing is missing any more.
+-- Whether at least so many members of a group are scored, and all of them equally accurate.
+local function is_alike(group, least)
+  local g = call('HMGET', group_key(group), 'scored', 'mixed')
+  return integer(g[1]) >= least and not g[2]
+end
+
+-- After a chunk or a score: make the unit of this chunk ready when nothing is missing any more, unless it is filtered away.
 local function ready_if_complete(tid, index)
+  local _, group = parts(tid)
   if S.unit == 'group' then
-    local _, group = parts(tid)
     local g = call('HMGET', group_key(group), 'finals', 'missing')
-    if integer(g[1]) == S.group_size and integer(g[2]) == 0 then make_ready(string.format('%d', group), group) end
+    if integer(g[1]) < S.group_size or integer(g[2]) > 0 then return end
+    local name = string.format('%d', group)
+    if S.signal_filter and is_alike(group, S.group_size) then end_unit(name, 'no_signal') else make_ready(name, group) end
   elseif S.unit == 'trajectory' then
     local t = call('HMGET', trajectory_key(tid), 'final', 'missing')
     if t[1] and integer(t[2]) == 0 then make_ready(tid, trajectory_order(tid)) end
   else
     local cid = chunk_id(tid, index)
-    if integer(call('HGET', chunk_key(cid), 'missing')) == 0 then make_ready(cid, chunk_order(tid, index)) end
+    if integer(call('HGET', chunk_key(cid), 'missing')) > 0 then return end
+    if S.prompt_filter and is_alike(group, 2) then
+      end_unit(cid, 'no_signal')
+    else
+      make_ready(cid, chunk_order(tid, index))
+    end
   end
 end
 

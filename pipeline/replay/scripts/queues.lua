@@ -1,6 +1,7 @@
 -- queues.lua: measure every ledger queue.
 --
--- Reads    counters open parked holders held:* due:* ready claims evaluation_open dead, and the first entry of each
+-- Reads    counters open parked holders held:* due:* ready claims finished finished_claims evaluation_open dead, and the
+--          first entry of each
 -- Returns  { name, depth, limit or -1, age of the oldest as text or '' } for each queue
 
 local function age(since) return since and string.format('%.17g', now - tonumber(since)) or '' end
@@ -28,6 +29,17 @@ for _, field in ipairs(FIELDS) do
       field, call('ZCARD', P .. 'due:' .. field), -1, oldest and age(call('HGET', chunk_key(oldest), 'written_s')) or '',
     }
   end
+end
+if S.value_training then
+  local oldest = first('finished')
+  reply[#reply + 1] = {
+    'finished', call('ZCARD', P .. 'finished'), -1, oldest and age(call('HGET', finished_key(oldest), 'ready_s')) or '',
+  }
+  local claimed = 0
+  for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
+    claimed = claimed + call('ZCARD', P .. 'finished_claim:' .. id)
+  end
+  reply[#reply + 1] = { 'finished_claimed', claimed, -1, '' }
 end
 local oldest = first('ready')
 reply[#reply + 1] = {

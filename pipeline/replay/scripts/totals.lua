@@ -6,7 +6,7 @@
 
 local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed')
 local dropped = {}
-for _, reason in ipairs({ 'stale', 'no_signal', 'dead_letter', 'non_finite', 'cancelled' }) do
+for _, reason in ipairs({ 'stale', 'no_signal', 'dead_letter', 'non_finite', 'cancelled', 'value_warmup' }) do
   local number = counter('groups:dropped:' .. reason)
   if number > 0 then
     dropped[#dropped + 1] = reason

@@ -2,7 +2,7 @@
 --
 -- Reads    spec epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age counters
---          evaluation:<n>:samples, and all that a dropped group leaves behind
+--          finished:<id> finished evaluation:<n>:samples, and all that a dropped unit leaves behind
 -- ARGV[4]  chunk   ARGV[5] field   ARGV[6] blob   ARGV[7], ARGV[8] for a reward: accuracy and reward as text, else ''
 -- Returns  'stored' | 'duplicate' | 'unknown'
 
@@ -31,18 +31,42 @@ call('HSET', ckey, field, blob)
 count('bytes', #blob)
 call('ZREM', P .. 'due:' .. field, cid)
 
+-- Keep what the value worker trains on, apart from the chunk, which may leave before its trajectory is finished.
+if S.value_training and field ~= 'reference' and not call('HGET', tkey, 'spoiled') then
+  local key = finished_key(tid)
+  local grown = #blob + (call('EXISTS', key) == 0 and CHUNK_OVERHEAD or 0)
+  if field == 'value' then
+    call('HSET', key, 'value:' .. string.format('%d', index), blob)
+    call('HINCRBY', key, 'num_values', 1)
+  else
+    local last = call('HGET', ckey, 'blob')
+    call('HSET', key, 'final', last, 'reward', blob, 'num_chunks', index + 1)
+    grown = grown + #last
+  end
+  call('HINCRBY', key, 'bytes', grown)
+  count('bytes', grown)
+  local f = call('HMGET', key, 'num_chunks', 'num_values')
+  if f[1] and tonumber(f[1]) == integer(f[2]) then
+    call('HSET', key, 'state', 'complete', 'ready_s', string.format('%.17g', now))
+    call('ZADD', P .. 'finished', trajectory_order(tid), tid)
+    count('finished:admitted', 1)
+  end
+end
+
+local _, group = parts(tid)
+local gkey = group_key(group)
+if field == 'reward' and (S.unit == 'group' or S.prompt_filter) then
+  if call('HSETNX', gkey, 'accuracy', accuracy) == 0 and call('HGET', gkey, 'accuracy') ~= accuracy then
+    call('HSET', gkey, 'mixed', 1)
+  end
+  call('HINCRBY', gkey, 'scored', 1)
+end
 if S.unit == 'group' then
-  local _, group = parts(tid)
-  local gkey = group_key(group)
   call('HINCRBY', gkey, 'missing', -1)
-  if field == 'reward' then
-    if call('HSETNX', gkey, 'accuracy', accuracy) == 0 and call('HGET', gkey, 'accuracy') ~= accuracy then
-      call('HSET', gkey, 'mixed', 1)
-    end
-    if call('HINCRBY', gkey, 'scored', 1) == S.group_size and S.signal_filter and not call('HGET', gkey, 'mixed') then
-      end_unit(string.format('%d', group), 'no_signal')
-      return 'stored'
-    end
+  -- a critic learns from groups without signal, too: then the filter waits until they have all their values
+  if field == 'reward' and S.signal_filter and not S.value_training and is_alike(group, S.group_size) then
+    end_unit(string.format('%d', group), 'no_signal')
+    return 'stored'
   end
 elseif S.unit == 'trajectory' then
   call('HINCRBY', tkey, 'missing', -1)

@@ -1,0 +1,25 @@
+-- recover_finished.lua: forget the value batches that a checkpoint holds, and let every other claim's trajectories wait again.
+--
+-- Writes   finished finished_claims finished_claim:* finished:* counters
+-- ARGV[4..]  claims whose effect the checkpoint holds
+-- Returns  how many trajectories came back
+
+allow_growth()
+local applied, returned = {}, 0
+for i = 4, #ARGV do applied[ARGV[i]] = true end
+for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
+  local names = call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1, 'WITHSCORES')
+  for i = 1, #names, 2 do
+    if applied[id] then
+      forget_finished(names[i])
+      count('finished:trained', 1)
+    else
+      call('ZADD', P .. 'finished', names[i + 1], names[i])
+      call('HDEL', finished_key(names[i]), 'claim')
+      returned = returned + 1
+    end
+  end
+  call('DEL', P .. 'finished_claim:' .. id)
+end
+call('DEL', P .. 'finished_claims')
+return returned
