@@ -6,7 +6,8 @@ float64 inside.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
@@ -15,8 +16,6 @@ GROUP_EPSILON = 1e-6
 """Added to a group's std (verl); TRL and others add 1e-4."""
 WHITEN_EPSILON = 1e-8
 """Added to a batch's variance (verl)."""
-
-Baseline = Literal["mean", "leave-one-out"]
 
 
 def group_advantages(
@@ -65,18 +64,41 @@ def leave_one_out_advantages(
     return advantages
 
 
+def whiten_rows(
+    rows: Sequence[Float[np.ndarray, " tokens"]],
+    masks: Sequence[Bool[np.ndarray, " tokens"]],
+    *,
+    epsilon: float = WHITEN_EPSILON,
+    min_std: float = 0.0,
+) -> list[Float[np.ndarray, " tokens"]]:
+    """Return ``(x - mean) / sqrt(var + epsilon)`` over the tokens of all masks, 0 elsewhere; the variance is unbiased.
+
+    Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the order of the rows changes no
+    bit of the result.
+
+    Args:
+        rows: Values, one array a response.
+        masks: Tokens that count.
+        epsilon: Added to the variance.
+        min_std: Where the std is below, only the mean is taken away: a batch of nearly equal values is noise, and would
+            become noise of unit size.
+    """
+    kept = [np.asarray(row, dtype=np.float64)[mask] for row, mask in zip(rows, masks, strict=True)]
+    count = sum(row.size for row in kept)
+    if count < 2:
+        return [np.zeros(row.shape, dtype=np.float64) for row in rows]
+    mean = math.fsum(float(row.sum()) for row in kept) / count
+    variance = math.fsum(float(np.square(row - mean).sum()) for row in kept) / (count - 1)
+    scale = math.sqrt(variance + epsilon) if math.sqrt(variance) >= min_std else 1.0
+    return [np.where(mask, (row - mean) / scale, 0.0) for row, mask in zip(rows, masks, strict=True)]
+
+
 def whiten(
     values: Float[np.ndarray, "*tokens"], mask: Bool[np.ndarray, "*tokens"], *, epsilon: float = WHITEN_EPSILON
 ) -> Float[np.ndarray, "*tokens"]:
-    """Return ``(x - mean) / sqrt(var + epsilon)`` over the tokens of the mask, 0 elsewhere; the variance is unbiased.
-
-    Fewer than two tokens have no variance: they become 0.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    kept = values[mask]
-    if kept.size < 2:
-        return np.zeros_like(values)
-    return np.where(mask, (values - kept.mean()) / np.sqrt(kept.var(ddof=1) + epsilon), 0.0)
+    """Return ``whiten_rows`` of a padded array of any shape."""
+    (white,) = whiten_rows([values.reshape(-1)], [mask.reshape(-1)], epsilon=epsilon)
+    return white.reshape(values.shape)
 
 
 def group_baseline_advantages(

@@ -17,7 +17,7 @@ from pipeline.algorithms import segments
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.replay.buffer import ScoredChunk
 from protocol.errors import LedgerError
-from protocol.trajectory import Field, ReferenceScore, RewardScore
+from protocol.trajectory import Field, ReferenceScore, RewardScore, ValueScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class AssembledTrajectory:
     """int32 [R]"""
     reference_logprobs: np.ndarray | None
     """float32 [R]; None unless every chunk has them."""
+    values: np.ndarray | None
+    """float32 [R], of the state before each token; None unless every chunk has them."""
     score: RewardScore
 
 
@@ -45,7 +47,7 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
         chunks: All its chunks, by index.
 
     Raises:
-        NonFiniteUnit: A log-prob, the reward or the accuracy is NaN or infinite.
+        NonFiniteUnit: A log-prob, a value, the reward or the accuracy is NaN or infinite.
         LedgerError: A chunk or the reward is missing, the last chunk is not final, or chunks disagree about tokens.
     """
     if not chunks:
@@ -72,10 +74,12 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
         provenance = segments.join((scored.chunk.segments, scored.chunk.behavior_logprobs) for scored in chunks)
     except ValueError as error:
         raise LedgerError(f"unit {unit}: trajectory {name} is inconsistent: {error}") from error
-    reference = _reference(unit, name, chunks)
+    reference = _join(unit, chunks, Field.REFERENCE)
+    state_values = _join(unit, chunks, Field.VALUE)
     for what, values in (
         ("behavior_logprobs", provenance.behavior_logprobs),
         ("reference_logprobs", reference),
+        ("values", state_values),
         ("reward and accuracy", np.array([score.reward, score.accuracy])),
     ):
         if values is not None and not np.isfinite(values).all():
@@ -87,6 +91,7 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
         behavior_logprobs=provenance.behavior_logprobs.astype(np.float32, copy=False),
         versions=provenance.versions,
         reference_logprobs=reference,
+        values=state_values,
         score=score,
     )
 
@@ -110,17 +115,31 @@ def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response:
         )
 
 
-def _reference(unit: str, name: str, chunks: Sequence[ScoredChunk]) -> np.ndarray | None:
-    """Join reference log-probs when every chunk has them."""
+def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | None:
+    """Return what the reference or the value worker wrote to a chunk, float32 [tokens of the chunk]; None when it has not.
+
+    Raises:
+        LedgerError: There is not one entry a token.
+    """
+    match scored.scores.get(field):
+        case ReferenceScore(logprobs=found) | ValueScore(values=found):
+            pass
+        case _:
+            return None
+    if found.shape != scored.chunk.tokens.shape:
+        raise LedgerError(
+            f"unit {unit}: chunk {scored.chunk.id} has {field.value} scores of shape {found.shape}; expected "
+            f"{scored.chunk.tokens.shape}, one a token"
+        )
+    return found.astype(np.float32, copy=False)
+
+
+def _join(unit: str, chunks: Sequence[ScoredChunk], field: Field) -> np.ndarray | None:
+    """Join a field's arrays when every chunk has one."""
     parts: list[np.ndarray] = []
     for scored in chunks:
-        score = scored.scores.get(Field.REFERENCE)
-        if not isinstance(score, ReferenceScore):
+        part = token_scores(unit, scored, field)
+        if part is None:
             return None
-        if score.logprobs.shape != scored.chunk.tokens.shape:
-            raise LedgerError(
-                f"unit {unit}: chunk {scored.chunk.id} has reference log-probs of shape {score.logprobs.shape}; expected "
-                f"{scored.chunk.tokens.shape}, one a token of {name}"
-            )
-        parts.append(score.logprobs)
-    return np.concatenate(parts).astype(np.float32, copy=False)
+        parts.append(part)
+    return np.concatenate(parts)

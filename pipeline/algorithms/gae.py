@@ -9,12 +9,13 @@ itself would shift every delta by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from pipeline.algorithms.advantage import whiten
+from pipeline.algorithms.advantage import whiten_rows
 
 Bootstrap = Literal["same", "next"]
 """What stands for the value after an unfinished window: the last one again (T-PPO), or the value model's own (our option)."""
@@ -86,12 +87,13 @@ def window_deltas(
 
 def egae(deltas: Float[np.ndarray, " tokens"], *, gamma: float, lam: float) -> Float[np.ndarray, " tokens"]:
     """Return ``A_t = sum_{j >= t} (gamma lambda)^(j - t) delta_j`` over one window. T-PPO (2506.15050)."""
-    advantages = np.zeros(deltas.size, dtype=np.float64)
+    decay = gamma * lam
+    backwards: list[float] = []
     following = 0.0
-    for t in range(deltas.size - 1, -1, -1):
-        following = float(deltas[t]) + gamma * lam * following
-        advantages[t] = following
-    return advantages
+    for delta in reversed(deltas.tolist()):
+        following = delta + decay * following
+        backwards.append(following)
+    return np.array(backwards[::-1], dtype=np.float64)
 
 
 def window_policy_mask(num_tokens: int, *, is_finished: bool, num_ignored: int) -> Bool[np.ndarray, " tokens"]:
@@ -104,10 +106,15 @@ def window_policy_mask(num_tokens: int, *, is_finished: bool, num_ignored: int) 
 
 
 def whiten_windows(
-    advantages: Float[np.ndarray, "rows tokens"], mask: Bool[np.ndarray, "rows tokens"], *, clamp: float = 10.0
-) -> Float[np.ndarray, "rows tokens"]:
-    """Whiten over the tokens that train the policy, then bound to ``+-clamp``; 0 elsewhere.
+    advantages: Sequence[Float[np.ndarray, " tokens"]],
+    masks: Sequence[Bool[np.ndarray, " tokens"]],
+    *,
+    clamp: float = 10.0,
+    min_std: float = 0.0,
+) -> list[Float[np.ndarray, " tokens"]]:
+    """Whiten over the tokens that train the policy, in all windows together, then bound to ``+-clamp``; 0 elsewhere.
 
-    The mask of the loss must be the same: a token left out of it but whitened would get ``-mean / std``. T-PPO's port.
+    The mask of the loss must be the same: a token left out of it but whitened would get ``-mean / std``. T-PPO's port; the
+    least std is ours (``whiten_rows``).
     """
-    return np.clip(whiten(advantages, mask), -clamp, clamp)
+    return [np.clip(row, -clamp, clamp) for row in whiten_rows(advantages, masks, min_std=min_std)]

@@ -99,7 +99,7 @@ def egae_batch(inputs: Case) -> dict[str, Any]:
     returns = reward_to_go(rewards, mask, gamma=inputs["gamma"]) * finished[:, None]
     return {
         "advantages_raw": np.where(trained, raw, 0.0).tolist(),
-        "advantages": estimators.whiten_windows(raw, trained, clamp=inputs["clamp"]).tolist(),
+        "advantages": [row.tolist() for row in estimators.whiten_windows([*raw], [*trained], clamp=inputs["clamp"])],
         "returns": returns.tolist(),
         "train_mask": trained.astype(int).tolist(),
     }

@@ -97,13 +97,13 @@ def test_lambda_adapts_to_length_and_stays_above_its_floor() -> None:
 
 
 def test_whitened_windows_are_bounded_and_zero_where_nothing_is_trained() -> None:
-    advantages = np.zeros((1, 400))
-    advantages[0, 0] = 1e6
-    mask = np.ones((1, 400), dtype=bool)
-    mask[0, -1] = False
-    white = whiten_windows(advantages, mask, clamp=10.0)
+    advantages = np.zeros(400)
+    advantages[0] = 1e6
+    mask = np.ones(400, dtype=bool)
+    mask[-1] = False
+    (white,) = whiten_windows([advantages], [mask], clamp=10.0)
     assert white.max() == 10.0
-    assert white[0, -1] == 0.0
+    assert white[-1] == 0.0
 
 
 def test_the_value_loss_is_flat_once_a_value_has_left_its_interval_for_the_better() -> None:

@@ -1,0 +1,127 @@
+"""The frame of every rule without a critic: complete groups in, one sample a response out, all its tokens alike.
+
+*Consumes* complete groups. *Produces* one training sample a response. *Waits for* nothing.
+
+A rule of this kind is one equation, from the rewards of a batch to the advantages of its tokens: a subclass that defines
+``advantages``. How tokens are clipped and averaged is the objective's business, by the settings that the rule's name brings
+(``catalogue.PRESETS``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from pipeline.algorithms.assemble import AssembledTrajectory, assemble
+from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.objective import Objective
+from pipeline.batching import TrainingSample
+from pipeline.config.schema import RunConfig
+from pipeline.replay.buffer import ClaimedUnit, Unit
+from protocol.errors import LedgerError
+from protocol.trajectory import Field
+
+Rule = TypeVar("Rule", bound="GroupRule")
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """What an advantage may depend on, of all responses of an update."""
+
+    rewards: np.ndarray
+    """float64 [responses]"""
+    groups: np.ndarray
+    """int64 [responses], which group each belongs to."""
+    masks: tuple[np.ndarray, ...]
+    """bool [tokens] for each: the tokens that carry loss; none of an over-long response under filtering."""
+
+    def spread(self, advantages: np.ndarray) -> list[np.ndarray]:
+        """Give every token of response i ``advantages[i]``."""
+        return [np.full(mask.size, value) for mask, value in zip(self.masks, advantages, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRule(ABC):
+    """A learning rule on complete groups."""
+
+    name: ClassVar[str]
+    unit: ClassVar[Unit] = Unit.GROUP
+    objective: Objective
+    fields: frozenset[Field] = frozenset({Field.REWARD})
+    group_size: int = 16
+    signal_filter: bool = False
+    normalize_std: bool = True
+    """Divide by the group's std, where the rule leaves that open."""
+    gamma: float = 1.0
+
+    @classmethod
+    def from_config(cls: type[Rule], config: RunConfig) -> Rule:
+        """Read the algorithm section of a run's configuration."""
+        section = config.algorithm
+        fields = {Field.REWARD, Field.REFERENCE} if config.needs_reference else {Field.REWARD}
+        return cls(
+            objective=Objective.from_config(config),
+            fields=frozenset(fields),
+            group_size=section.group_size,
+            signal_filter=section.dynamic_sampling,
+            normalize_std=section.normalize_std,
+            gamma=section.gamma,
+        )
+
+    @abstractmethod
+    def advantages(self, responses: Responses) -> list[np.ndarray]:
+        """Return the advantages of each response's tokens, float64 [tokens]."""
+
+    def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
+        """Make one sample a response; those under over-long filtering carry no loss and still count in their group.
+
+        Raises:
+            NonFiniteUnit: A unit holds NaN or infinity.
+            LedgerError: A unit is not a complete group of consistent trajectories.
+        """
+        groups = [self._members(unit) for unit in units]
+        members = [member for group in groups for member in group]
+        responses = Responses(
+            rewards=np.array([member.score.reward for member in members], dtype=np.float64),
+            groups=np.repeat(np.arange(len(groups)), [len(group) for group in groups]),
+            masks=tuple(np.full(member.versions.size, not member.score.masked) for member in members),
+        )
+        return [
+            self._sample(member, mask, advantages)
+            for member, mask, advantages in zip(members, responses.masks, self.advantages(responses), strict=True)
+        ]
+
+    def _members(self, unit: ClaimedUnit) -> list[AssembledTrajectory]:
+        members = [assemble(unit.name, chunks) for chunks in unit.trajectories]
+        if len(members) != self.group_size:
+            raise LedgerError(
+                f"group {unit.name} came with {len(members)} responses; expected {self.group_size}: a baseline over a part of "
+                "a group is biased"
+            )
+        for member in members:
+            if Field.REFERENCE in self.fields and member.reference_logprobs is None:
+                raise LedgerError(
+                    f"group {unit.name}: trajectory {member.name} lacks reference log-probs; expected them on every chunk: "
+                    "this run's ledger holds a unit back until they are there"
+                )
+        return members
+
+    def _sample(self, member: AssembledTrajectory, mask: np.ndarray, advantages: np.ndarray) -> TrainingSample:
+        imitate = self.objective.imitation_coefficient > 0.0 and is_right(member.score)
+        return TrainingSample(
+            name=member.name,
+            tokens=member.tokens,
+            prompt_length=member.prompt_length,
+            loss_mask=mask,
+            advantages=advantages.astype(np.float32),
+            behavior_logprobs=member.behavior_logprobs,
+            versions=member.versions,
+            reference_logprobs=member.reference_logprobs,
+            nll_mask=np.ones(mask.size, dtype=np.bool_) if imitate else None,
+            reward=member.score.reward,
+            accuracy=member.score.accuracy,
+        )

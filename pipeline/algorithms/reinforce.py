@@ -1,0 +1,45 @@
+"""REINFORCE++ and REINFORCE++ with baseline (2501.03262): whitened over the whole batch instead of within a group.
+
+    REINFORCE++            A_{i,t} = whiten( sum_{s >= t} gamma^(s - t) r_{i,s} ),   r 0 but at the last token
+    with baseline          A_{i,t} = whiten( R_i - mean_j R_j )
+
+Whitening is over the batch's tokens, so that its moments have little noise and no group is loud for being one-sided. The
+paper puts a KL penalty into the token rewards; here KL is a term of the loss (``kl_coefficient``). REINFORCE++ itself needs no
+group: one response a prompt will do. With a baseline, groups of one response are meaningless.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.algorithms.advantage import group_advantages, whiten_rows
+from pipeline.algorithms.group_rule import GroupRule, Responses
+
+
+class ReinforcePlusPlus(GroupRule):
+    """REINFORCE++: discounted reward to go, whitened."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "reinforce++"
+
+    def advantages(self, responses: Responses) -> list[np.ndarray]:
+        """Whiten the reward that is still to come at each token."""
+        returns = [
+            reward * self.gamma ** np.arange(mask.size - 1, -1, -1, dtype=np.float64)
+            for reward, mask in zip(responses.rewards, responses.masks, strict=True)
+        ]
+        return whiten_rows(returns, responses.masks)
+
+
+class ReinforcePlusPlusBaseline(GroupRule):
+    """REINFORCE++ with the mean of the group as baseline."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "reinforce++-baseline"
+
+    def advantages(self, responses: Responses) -> list[np.ndarray]:
+        """Whiten what each response has over the mean of its group."""
+        centred = group_advantages(responses.rewards, responses.groups, normalize_std=False)
+        return whiten_rows(responses.spread(centred), responses.masks)
