@@ -7,7 +7,7 @@ rule is a pure function of what it is given, so the same claim always makes the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from pipeline.batching import TrainingSample
 from pipeline.replay.buffer import ClaimedUnit, Unit
@@ -34,10 +34,8 @@ class NonFiniteUnit(HeadraceError, ValueError):
 class Algorithm(Protocol):
     """A learning rule: what it learns from, and how."""
 
-    @property
-    def name(self) -> str:
-        """As in the configuration."""
-        ...
+    name: ClassVar[str]
+    """As in the configuration."""
 
     @property
     def unit(self) -> Unit:

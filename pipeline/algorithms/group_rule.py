@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from pipeline.config.schema import RunConfig
 from pipeline.replay.buffer import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
-
-Rule = TypeVar("Rule", bound="GroupRule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class GroupRule(ABC):
     gamma: float = 1.0
 
     @classmethod
-    def from_config(cls: type[Rule], config: RunConfig) -> Rule:
+    def from_config(cls, config: RunConfig) -> GroupRule:
         """Read the algorithm section of a run's configuration."""
         section = config.algorithm
         fields = {Field.REWARD, Field.REFERENCE} if config.needs_reference else {Field.REWARD}

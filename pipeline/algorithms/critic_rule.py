@@ -1,0 +1,199 @@
+"""The frame of every rule with a critic: from values and rewards to whitened advantages, one a token.
+
+*Consumes* stretches, each the whole of a finished response (PPO, VAPO) or one window of a response (T-PPO), with the values
+that the value process wrote. *Produces* one training sample a stretch. *Waits for* nothing.
+
+    delta_j = r_j + gamma V_{j+1} - V_j,     A_t = sum_{j >= t} (gamma lambda)^{j-t} delta_j     within the stretch
+    V after the last token: 0 when the response is finished (by a stop token or at the cap), V_{n-1} again when it is not
+    A <- clamp( (A - mean) / std ) over all tokens that carry loss, in the whole update's batch
+
+Values are a baseline here and nothing else: the value process makes its own targets (Monte-Carlo, lambda = 1) and its own
+steps, which is VAPO's decoupled GAE. Whole responses and windows go through the same lines, so that T-PPO with a window as
+long as the cap is PPO, bit for bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.gae import adaptive_lambda, egae, whiten_windows, window_deltas, window_policy_mask
+from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.objective import Objective
+from pipeline.batching import TrainingSample
+from pipeline.config.schema import RunConfig
+from pipeline.replay.buffer import ClaimedUnit, Unit
+from protocol.trajectory import Field, RewardScore
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive tokens of one response that train the policy together. N is their number."""
+
+    name: str
+    """Trajectory or chunk id."""
+    tokens: np.ndarray
+    """int32 [prompt + earlier response + N]"""
+    prompt_length: int
+    num_earlier: int
+    """Response tokens before the stretch: context only, whatever policy sampled them."""
+    behavior_logprobs: np.ndarray
+    """float32 [N]"""
+    versions: np.ndarray
+    """int32 [N]"""
+    values: np.ndarray
+    """float32 [N], of the state before each token"""
+    reference_logprobs: np.ndarray | None
+    """float32 [N]"""
+    score: RewardScore | None
+    """Of the whole response, which ends with this stretch; None for a window of an unfinished one."""
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return int(self.values.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticRule(ABC):
+    """A learning rule that takes its baseline from a value model."""
+
+    name: ClassVar[str]
+    unit: Unit
+    objective: Objective
+    fields: frozenset[Field] = frozenset({Field.REWARD, Field.VALUE})
+    signal_filter: bool = False
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    """Where lambda does not adapt to the length."""
+    adaptive_lambda_alpha: float = 0.0
+    """0: lambda does not adapt."""
+    adaptive_lambda_floor: float = 0.0
+    whiten: bool = True
+    whiten_min_std: float = 1e-3
+    advantage_clamp: float = 10.0
+    """0: none."""
+    tail_drop_tokens: int = 8
+    window_tokens: int = 512
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> CriticRule:
+        """Read the algorithm section of a run's configuration."""
+        section = config.algorithm
+        fields = {Field.REWARD, Field.VALUE} | ({Field.REFERENCE} if config.needs_reference else set())
+        return cls(
+            unit=config.declaration.unit,
+            objective=Objective.from_config(config),
+            fields=frozenset(fields),
+            signal_filter=section.dynamic_sampling,
+            gamma=section.gamma,
+            gae_lambda=section.gae_lambda,
+            adaptive_lambda_alpha=section.adaptive_lambda_alpha,
+            adaptive_lambda_floor=section.adaptive_lambda_floor,
+            whiten=section.whiten,
+            whiten_min_std=section.whiten_min_std,
+            advantage_clamp=section.advantage_clamp,
+            tail_drop_tokens=section.tail_drop_tokens,
+            window_tokens=config.generation.window_tokens,
+        )
+
+    @abstractmethod
+    def stretches(self, unit: ClaimedUnit) -> list[Stretch]:
+        """Cut a unit into what trains the policy.
+
+        Raises:
+            NonFiniteUnit: The unit holds NaN or infinity.
+            LedgerError: The unit is not what the ledger promises.
+        """
+
+    def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
+        """Make one sample a stretch, in the order of the units; a changed order changes no bit of any sample.
+
+        Raises:
+            NonFiniteUnit: A unit holds NaN or infinity.
+            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or chunks disagree.
+        """
+        stretches = [stretch for unit in units for stretch in self.stretches(unit)]
+        masks = [self.policy_mask(stretch) for stretch in stretches]
+        advantages = self._normalised([self.advantages(stretch) for stretch in stretches], masks)
+        counts = self._counted_tokens(stretches)
+        return [
+            self._sample(stretch, mask, values, counted)
+            for stretch, mask, values, counted in zip(stretches, masks, advantages, counts, strict=True)
+        ]
+
+    def policy_lambda(self, stretch: Stretch) -> float:
+        """Return lambda of a stretch, by the length of the response so far; half a window more is expected of one that is not
+        finished (T-PPO's port)."""
+        if not self.adaptive_lambda_alpha:
+            return self.gae_lambda
+        expected = 0 if stretch.score is not None else self.window_tokens // 2
+        length = np.array([stretch.num_earlier + stretch.num_tokens + expected], dtype=np.float64)
+        lam = adaptive_lambda(length, alpha=self.adaptive_lambda_alpha, floor=self.adaptive_lambda_floor)
+        return float(lam[0])
+
+    def advantages(self, stretch: Stretch) -> np.ndarray:
+        """Return the advantages of a stretch before they are whitened, float64 [N]."""
+        rewards = np.zeros(stretch.num_tokens, dtype=np.float64)
+        if stretch.score is not None:
+            rewards[-1] = stretch.score.reward
+        values = stretch.values.astype(np.float64)
+        deltas = window_deltas(rewards, values, is_finished=stretch.score is not None, gamma=self.gamma)
+        return egae(deltas, gamma=self.gamma, lam=self.policy_lambda(stretch))
+
+    def policy_mask(self, stretch: Stretch) -> np.ndarray:
+        """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window, whose advantages are the most
+        biased, and nothing of an over-long response under filtering."""
+        if stretch.score is not None and stretch.score.masked:
+            return np.zeros(stretch.num_tokens, dtype=np.bool_)
+        is_finished = stretch.score is not None
+        return window_policy_mask(stretch.num_tokens, is_finished=is_finished, num_ignored=self.tail_drop_tokens)
+
+    def _normalised(self, advantages: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:
+        """Whiten and clamp over the whole batch."""
+        clamp = self.advantage_clamp or np.inf
+        if self.whiten:
+            return whiten_windows(advantages, masks, clamp=clamp, min_std=self.whiten_min_std)
+        return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
+
+    def _counted_tokens(self, stretches: Sequence[Stretch]) -> list[float]:
+        """Return what each stretch counts for in the denominator of the loss: its tokens, the dropped tail included.
+
+        For a token mean each counts for the mean over the update's batch instead, so that a token weighs the same in whatever
+        mini-batch it falls: the loss of one is ``sum / N_batch * num_minibatches`` (T-PPO's port).
+        """
+        counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in stretches]
+        if self.objective.aggregation is not Aggregation.TOKEN_MEAN or not counts:
+            return counts
+        return [sum(counts) / len(counts)] * len(counts)
+
+    def _sample(
+        self, stretch: Stretch, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
+    ) -> TrainingSample:
+        """Make a sample. Only a right response that is imitated needs its earlier tokens as response; else they are prompt."""
+        imitate = self.objective.imitation_coefficient > 0.0 and stretch.score is not None and is_right(stretch.score)
+        num_earlier = stretch.num_earlier if imitate else 0
+        reference = stretch.reference_logprobs
+
+        def after_earlier(values: np.ndarray, filler: float | bool = 0) -> np.ndarray:
+            return np.concatenate([np.full(num_earlier, filler, dtype=values.dtype), values])
+
+        return TrainingSample(
+            name=stretch.name,
+            tokens=stretch.tokens,
+            prompt_length=stretch.prompt_length + stretch.num_earlier - num_earlier,
+            loss_mask=after_earlier(mask),
+            advantages=after_earlier(advantages.astype(np.float32)),
+            behavior_logprobs=after_earlier(stretch.behavior_logprobs),
+            versions=after_earlier(stretch.versions, int(stretch.versions.min())),
+            reference_logprobs=None if reference is None else after_earlier(reference),
+            nll_mask=np.ones(num_earlier + stretch.num_tokens, dtype=np.bool_) if imitate else None,
+            counted_tokens=counted_tokens,
+            reward=0.0 if stretch.score is None else stretch.score.reward,
+            accuracy=0.0 if stretch.score is None else stretch.score.accuracy,
+        )

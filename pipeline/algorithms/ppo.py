@@ -1,0 +1,58 @@
+"""PPO (1707.06347) with GAE (1506.02438): the full-rollout baseline of VAPO and T-PPO.
+
+    A_t = sum_k (gamma lambda)^k delta_{t+k} over the whole response, lambda fixed (0.95), whitened over the batch
+    loss = token mean of max(-A r, -A clip(r, 1 - eps, 1 + eps))
+
+Needs no group: one response a prompt will do. Meaningless with an untrained critic: with lambda below 1 a reward at the end is
+worth ``lambda^100``, half a percent at 0.95, a hundred tokens before, so the critic must carry it; see the gate of the learner.
+With a learner ahead of the values' versions, values are those of the moment each chunk was cut; they are a baseline, so age
+costs variance and (for lambda below 1) bias of the order of the critic's own change, never correctness of the ratio.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pipeline.algorithms.assemble import assemble
+from pipeline.algorithms.critic_rule import CriticRule, Stretch
+from pipeline.replay.buffer import ClaimedUnit
+from protocol.errors import LedgerError
+from protocol.trajectory import Field
+
+
+class Ppo(CriticRule):
+    """PPO's learning rule, on whole responses."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "ppo"
+
+    def stretches(self, unit: ClaimedUnit) -> list[Stretch]:
+        """Return each response of a unit as one stretch.
+
+        Raises:
+            NonFiniteUnit: The unit holds NaN or infinity.
+            LedgerError: A chunk, a score or a value is missing, or chunks disagree.
+        """
+        found: list[Stretch] = []
+        for chunks in unit.trajectories:
+            member = assemble(unit.name, chunks)
+            if member.values is None:
+                raise LedgerError(
+                    f"unit {unit.name}: trajectory {member.name} lacks values; expected them on every chunk"
+                )
+            if Field.REFERENCE in self.fields and member.reference_logprobs is None:
+                raise LedgerError(f"unit {unit.name}: trajectory {member.name} lacks reference log-probs on some chunk")
+            found.append(
+                Stretch(
+                    name=member.name,
+                    tokens=member.tokens,
+                    prompt_length=member.prompt_length,
+                    num_earlier=0,
+                    behavior_logprobs=member.behavior_logprobs,
+                    versions=member.versions,
+                    values=member.values,
+                    reference_logprobs=member.reference_logprobs,
+                    score=member.score,
+                )
+            )
+        return found

@@ -1,0 +1,105 @@
+"""T-PPO: truncated PPO (2506.15050), which trains on each window of a response as soon as it is sampled.
+
+    EGAE          V(s_n) := V(s_{n-1}) after the last token of an unfinished window; 0 after a finished response, and one cut at
+                  the cap is finished: scored, with its reward at the last token
+    lambda        max(floor, 1 - 1/(alpha l)), l = response tokens so far over all windows, + W // 2 when unfinished
+    tail          the last tokens of an unfinished window train nothing; they still count in the denominator
+    whitening     over the remaining window tokens of the whole batch, with a least std; clamped; 0 elsewhere
+    loss          clip-higher, summed over window tokens, by all window tokens of the batch
+    imitation     + mu NLL over the whole of finished right responses, by their own number of tokens
+
+Certain (abstract, reviews): EGAE's boundary and the independent training of the two models. From an unfinished public port,
+apparently the authors' own: tail, whitening, clamp, floor, denominators, NLL. Ours: the least std, and truncated importance
+weights on the window, since sampling runs ahead of learning. Not copied from the port: the ratio ``exp(k3)``, integer negation
+of the finished flag, the lost reward at a cut, a tail of 0 that masks the whole window.
+
+**The order of chunks does not matter.** A chunk may be trained while earlier chunks of its trajectory are unsettled, trained
+later, or dropped. The policy gradient of a token needs the state it was sampled in, the log-prob of sampling it there, and an
+advantage. The state is the prefix, which the chunk carries whole; it enters as context, without loss or ratio, so it is the
+same whatever became of the prefix's own chunks. The ratio is that of the window's own actions. And the advantage ends at the
+window's edges: EGAE reads values and rewards of the window alone, never a neighbour's. What order changes is only which prefix
+distribution is weighted how often, as it is with any partial rollout.
+
+Meaningless with a flat critic: windows before the last never see a reward but through the values, and a constant critic gives
+them no advantage at all. Meaningless with a group baseline: the outcome of an unfinished member is unknown.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.algorithms import segments
+from pipeline.algorithms.assemble import token_scores
+from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.critic_rule import CriticRule, Stretch
+from pipeline.replay.buffer import ClaimedUnit, ScoredChunk
+from protocol.errors import LedgerError
+from protocol.trajectory import Field, FinishReason, RewardScore
+
+
+class Tppo(CriticRule):
+    """T-PPO's learning rule, on windows."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "tppo"
+
+    def stretches(self, unit: ClaimedUnit) -> list[Stretch]:
+        """Return the unit's one chunk as a stretch: its context is state, its tokens are actions.
+
+        Raises:
+            NonFiniteUnit: The chunk holds NaN or infinity.
+            LedgerError: The unit is not one chunk, or a score is missing.
+        """
+        scored = _only_chunk(unit)
+        chunk = scored.chunk
+        score = scored.scores.get(Field.REWARD)
+        if chunk.finish_reason.is_final is not isinstance(score, RewardScore):
+            raise LedgerError(
+                f"chunk {unit.name} ended by {chunk.finish_reason} with reward {score}; expected a reward on final chunks only"
+            )
+        values = token_scores(unit.name, scored, Field.VALUE)
+        if values is None:
+            raise LedgerError(
+                f"chunk {unit.name} has no values; expected them: the ledger holds a chunk back until then"
+            )
+        reference = token_scores(unit.name, scored, Field.REFERENCE)
+        if Field.REFERENCE in self.fields and reference is None:
+            raise LedgerError(f"chunk {unit.name} lacks reference log-probs; expected them on every chunk")
+        try:
+            provenance = segments.join([(chunk.segments, chunk.behavior_logprobs)])
+        except ValueError as error:
+            raise LedgerError(f"chunk {unit.name} is inconsistent: {error}") from error
+        outcome = score if isinstance(score, RewardScore) else None
+        for what, found in (
+            ("behavior_logprobs", chunk.behavior_logprobs),
+            ("values", values),
+            ("reference_logprobs", reference),
+            ("reward and accuracy", np.array([outcome.reward, outcome.accuracy]) if outcome else None),
+        ):
+            if found is not None and not np.isfinite(found).all():
+                raise NonFiniteUnit(unit.name, f"{what} of chunk {chunk.id}")
+        tokens = np.concatenate([chunk.prompt.tokens, chunk.context_tokens, chunk.tokens])
+        return [
+            Stretch(
+                name=str(chunk.id),
+                tokens=tokens.astype(np.int32, copy=False),
+                prompt_length=int(chunk.prompt.tokens.size),
+                num_earlier=int(chunk.context_tokens.size),
+                behavior_logprobs=provenance.behavior_logprobs.astype(np.float32, copy=False),
+                versions=provenance.versions,
+                values=values,
+                reference_logprobs=reference,
+                score=outcome,
+            )
+        ]
+
+
+def _only_chunk(unit: ClaimedUnit) -> ScoredChunk:
+    chunks = [scored for member in unit.trajectories for scored in member]
+    if len(chunks) != 1 or chunks[0].chunk.finish_reason is FinishReason.ABORT:
+        raise LedgerError(
+            f"unit {unit.name} holds chunks {[str(scored.chunk.id) for scored in chunks]}; expected one that was not aborted"
+        )
+    return chunks[0]

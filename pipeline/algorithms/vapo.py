@@ -1,0 +1,27 @@
+"""VAPO: value-based augmented PPO (2504.05118), on VC-PPO (2503.01491).
+
+    decoupled GAE      policy: lambda(l) = 1 - 1/(alpha l), alpha = 0.05, at least 0; the paper's is negative below l = 20
+                       critic: Monte-Carlo (lambda = 1), by the value process, pretrained before the policy starts
+    clip-higher        eps_low 0.2, eps_high 0.28
+    token-level loss   mean over all tokens of the batch
+    imitation          + mu NLL, mean over the tokens of right responses, mu = 0.1
+    group sampling     several responses a prompt; the baseline is the critic's all the same
+
+Its parts but for the values' training are settings, so the rule is PPO's under other defaults (``catalogue.PRESETS``). The unit
+is a trajectory, or a whole group when dynamic sampling is on, since only a group has or lacks signal. Over-long shaping and
+filtering come with the reward. Whitening is ours, as in public PPO code: the paper does not say. Meaningless without
+pretraining (the paper: 11 instead of 60 on AIME 2024) or with lambda = 1 for the policy, the worst that VC-PPO tried.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pipeline.algorithms.ppo import Ppo
+
+
+class Vapo(Ppo):
+    """VAPO's learning rule, on whole responses."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "vapo"
