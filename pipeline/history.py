@@ -1,8 +1,9 @@
-"""What happened in a run, one JSON object a line: ``<run_dir>/history.jsonl``.
+"""What happened in a run, one JSON object a line: ``<run_dir>/history.jsonl``, and ``value-history.jsonl`` of the value model.
 
-*Consumes* rows from the learner, its only writer. *Produces* the same rows for the report, the live view and people with
-``jq``. *Waits for* nothing. A row is written whole and flushed; a line cut short by a crash is skipped when read, and a learner
-that resumes from an older checkpoint first drops the rows after it, so that no update is told twice.
+*Consumes* rows from the learner, and from the value worker: each the only writer of its file. *Produces* the same rows for
+the report, the live view and people with ``jq``. *Waits for* nothing. A row is written whole and flushed; a line cut short
+by a crash is skipped when read, and a learner that resumes from an older checkpoint first drops the rows after it, so that
+no update is told twice.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Self
 from protocol.errors import DataError
 
 HISTORY_NAME = "history.jsonl"
+VALUE_HISTORY_NAME = "value-history.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,35 @@ class EvaluationRow:
     """The versions that really sampled it."""
 
 
-Row = UpdateRow | EvaluationRow
-_KINDS: dict[str, type[Row]] = {"update": UpdateRow, "evaluation": EvaluationRow}
+@dataclass(frozen=True, slots=True)
+class ValueRow:
+    """One optimiser step of the value model, on finished responses that it had not seen before."""
+
+    step: int
+    """1 for the first."""
+    value_version: int
+    """Made by this step."""
+    at_s: float
+    num_trajectories: int
+    num_tokens: int
+    """Prompt and response tokens that went through the model."""
+    loss: float
+    explained_variance: float
+    """Of this batch's targets, by the values from before the step; 0 is a constant."""
+    mean_explained_variance: float
+    """Over the last ``value.explained_variance_steps``: what the gate looks at."""
+    gate_open: bool
+    clip_fraction: float
+    value_mean: float
+    target_mean: float
+    grad_norm: float
+    learning_rate: float
+    step_s: float
+
+
+Row = UpdateRow | EvaluationRow | ValueRow
+_KINDS: dict[str, type[Row]] = {"update": UpdateRow, "evaluation": EvaluationRow, "value": ValueRow}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 class History:
@@ -89,12 +118,13 @@ class History:
 
     @classmethod
     def resume(cls, path: Path, *, last_version: int) -> Self:
-        """Open for appending after dropping what came after ``last_version``, and a line that was cut short.
+        """Open for appending after dropping what came after ``last_version`` (of value rows: after that step), and a line that
+        was cut short.
 
         Raises DataError when a line before the last is damaged.
         """
         if path.exists():
-            rows = [row for row in read_history(path) if row.policy_version <= last_version]
+            rows = [row for row in read_history(path) if _place(row) <= last_version]
             partial = path.with_suffix(".partial")
             with partial.open("w", encoding="utf-8") as file:
                 file.writelines(_line(row) for row in rows)
@@ -185,5 +215,8 @@ def _row(line: str) -> Row | None:
 
 
 def _line(row: Row) -> str:
-    kind = "update" if isinstance(row, UpdateRow) else "evaluation"
-    return json.dumps({"kind": kind, **asdict(row)}) + "\n"
+    return json.dumps({"kind": _NAMES[type(row)], **asdict(row)}) + "\n"
+
+
+def _place(row: Row) -> int:
+    return row.step if isinstance(row, ValueRow) else row.policy_version

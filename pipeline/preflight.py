@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.algorithms.catalogue import declaration
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.spec import ledger_spec
 from pipeline.rewards.pool import VerifierPool
+from pipeline.value_model import value_source
 from protocol.errors import ConfigError, DataError
 
 
@@ -42,6 +44,8 @@ def preflight(config: RunConfig) -> Preflight:
     model = _model_config(config.model.path)
     if config.model.reference_path is not None:
         _model_config(config.model.reference_path)
+    if config.value.path is not None and declaration(config).has_critic:
+        value_source(config.value.path)
     source = PromptSource.load(config, load_text_tokenizer(config.model.path))
     findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})"]
     findings += [f"training: {line}" for line in source.report.lines()]

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.load import RESOLVED_NAME
-from pipeline.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
+from pipeline.history import (
+    HISTORY_NAME,
+    VALUE_HISTORY_NAME,
+    EvaluationRow,
+    UpdateRow,
+    ValueRow,
+    read_history,
+)
 from pipeline.replay.buffer import Audit
 
 if TYPE_CHECKING:
@@ -82,7 +89,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         title=title,
         detail=detail,
         cards=_cards(summary),
-        charts=_charts(updates, evaluations),
+        charts=_charts(updates, evaluations) + _value_charts(run_dir),
         evaluations=evaluations,
         audit=audit,
         balances=balances,
@@ -187,7 +194,34 @@ def _charts(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) 
     return [_svg(title, draw) for title, draw in charts.items()]
 
 
-def _svg(title: str, draw: Callable[[Axes], None]) -> str:
+def _value_charts(run_dir: Path) -> list[str]:
+    """Draw how well the value model explains returns, when the run has one."""
+    rows = [row for row in read_history(run_dir / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
+    if not rows:
+        return []
+    steps = [row.step for row in rows]
+    marker = "o" if len(rows) == 1 else None
+    opened = next((row.step for row in rows if row.gate_open), None)
+
+    def explained(axes: Axes) -> None:
+        each, mean = [r.explained_variance for r in rows], [r.mean_explained_variance for r in rows]
+        axes.plot(steps, each, marker=marker, color=_COLOURS[0], lw=0.8, alpha=0.5, label="each step")
+        axes.plot(steps, mean, marker=marker, color=_COLOURS[0], label="moving mean")
+        if opened is not None:
+            axes.axvline(opened, color=_COLOURS[1], ls=":", label="the policy may start")
+        axes.set_ylim(max(-1.0, min(0.0, *each, *mean)) - 0.04, 1.04)
+
+    def loss(axes: Axes) -> None:
+        axes.plot(steps, [r.loss for r in rows], marker=marker, color=_COLOURS[2], label="loss")
+        axes.set_ylim(0, 1.25 * max(r.loss for r in rows) + 1e-9)
+
+    return [
+        _svg("Critic: explained variance of returns", explained, x_label="value step"),
+        _svg("Critic: loss", loss, x_label="value step"),
+    ]
+
+
+def _svg(title: str, draw: Callable[[Axes], None], *, x_label: str = "update") -> str:
     """Render one chart as an inline SVG element, with text as text."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -211,7 +245,7 @@ def _svg(title: str, draw: Callable[[Axes], None]) -> str:
         axes.set_facecolor("none")
         draw(axes)
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
-        axes.set_xlabel("update", color=_SOFT)
+        axes.set_xlabel(x_label, color=_SOFT)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e6ecef")

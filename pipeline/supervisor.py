@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline.algorithms.catalogue import declaration
 from pipeline.config.load import write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, RestartPolicy, Verb
@@ -87,6 +88,8 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
     counts = {Role.LEARNER: 1, Role.GENERATOR: config.fleet.generator, Role.REWARD: config.fleet.reward}
     if config.needs_reference:
         counts[Role.REFERENCE] = config.fleet.reference
+    if declaration(config).has_critic:
+        counts[Role.VALUE] = 1
     return counts
 
 
@@ -189,7 +192,7 @@ class Supervisor:
 
     async def _fence_leftovers(self, registry: Registry) -> None:
         """Fence this host's workers of a supervisor that died; each hears of it within a second and ends."""
-        ours = re.compile(rf"{Role.LEARNER}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")
+        ours = re.compile(rf"{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")
         for beat in await registry.heartbeats():
             if beat.host == socket.gethostname() and ours.fullmatch(beat.who.worker):
                 await registry.fence(beat.who.worker)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.replay.buffer import Audit, Totals
 from pipeline.runtime.status import Health, QueueRow, WorkerRow
 from protocol.ids import Role
@@ -68,6 +69,12 @@ def work_done(row: WorkerRow) -> str:
         refused = counters.get("refused_steps", 0)
         tail = f", {refused:.0f} steps refused" if refused else ""
         return f"{counters.get('updates', 0):.0f} updates, {counters.get('trained_tokens', 0):,.0f} tokens{tail}"
+    if row.role is Role.VALUE:
+        gate = "open" if counters.get(GATE_OPEN, 0) else "closed"
+        return (
+            f"{counters.get('scored', 0):,.0f} scored, {counters.get(VALUE_STEPS, 0):.0f} steps, "
+            f"explained {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}, gate {gate}"
+        )
     overdue = counters.get("overdue", 0)
     return f"{counters.get('scored', 0):,.0f} scored" + (f", {overdue:,.0f} overdue" if overdue else "")
 

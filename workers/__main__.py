@@ -18,6 +18,7 @@ _CLASSES = {
     Role.GENERATOR: ("workers.generator", "Generator"),
     Role.REWARD: ("workers.reward", "Reward"),
     Role.REFERENCE: ("workers.reference", "Reference"),
+    Role.VALUE: ("workers.value", "Value"),
     Role.LEARNER: ("workers.learner", "Learner"),
 }
 

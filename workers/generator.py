@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline.algorithms.catalogue import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.replay.buffer import ChunkWrite, Lease, Refusal, WriteStatus
@@ -83,6 +84,8 @@ class Generator(Actor):
         self._outboxes = [Outbox(self.ctx, Role.REWARD)]
         if config.needs_reference:
             self._outboxes.append(Outbox(self.ctx, Role.REFERENCE))
+        if declaration(config).has_critic:
+            self._outboxes.append(Outbox(self.ctx, Role.VALUE))
         for outbox in self._outboxes:
             self.ctx.spawn(f"outbox-{outbox.role}", outbox.discover())
         self.ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")

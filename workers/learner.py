@@ -7,6 +7,10 @@ One update: claim, fetch, advantages and masks, proximal log-probs, one or more 
 is settled, that is counted as trained for good, only together with the checkpoint that holds its effect; until then it is
 leased to this incarnation, and comes back whole if this process dies.
 
+With a critic there is a gate before the first update: until the value worker's heartbeat says that the critic is good enough
+(or has had its time), what is claimed is dropped with reason ``value_warmup``, so that generation goes on and its credit
+returns.
+
 Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``, ``trained_tokens``, ``accuracy``,
 ``reward``, ``evaluation_accuracy``, ``refused_steps``.
 """
@@ -24,6 +28,7 @@ import numpy as np
 
 from pipeline.algorithms import Algorithm, build
 from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.catalogue import declaration
 from pipeline.batching import TrainingSample, split_minibatches
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
@@ -35,6 +40,7 @@ from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from protocol.ids import Role
 from workers.checkpoint import latest_checkpoint, write_checkpoint
+from workers.critic import CriticWatch
 from workers.engines.build import build_training_backend
 from workers.engines.training import StepResult, TrainingBackend
 from workers.evaluation import Evaluations
@@ -71,6 +77,8 @@ class Learner(Actor):
         self._evaluations = Evaluations(
             self.ctx, num_prompts=source.num_evaluation_prompts, next_number=int(state.get("next_evaluation", 0))
         )
+        has_critic = declaration(config).has_critic
+        self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
         self._is_resumed = checkpoint is not None
         self._num_bad_steps = 0
         self._dropped_at_update = await self._num_without_signal()
@@ -85,14 +93,14 @@ class Learner(Actor):
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
             self._record(await self._evaluations.wait())
-        ending = None
-        while self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
+        ending = await self._wait_for_critic()
+        while ending is None and self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
             started = time.monotonic()
             outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
             while isinstance(outcome, ClaimRefused) and not self.ctx.draining.is_set():
                 if ending := await self._is_over(outcome):
                     break
-                self._say_waiting(outcome)
+                self._say_waiting(outcome, await self._critic.trouble() if self._critic else "")
                 self._record(await self._evaluations.collect())
                 await self.ctx.clock.sleep(_POLL_S)
                 outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
@@ -111,6 +119,30 @@ class Learner(Actor):
         """Close files and endpoints."""
         self._history.close()
         self._publisher.close()
+
+    async def _wait_for_critic(self) -> str | None:
+        """Drop what is ready until the critic is good enough; return why that can never be, or None."""
+        critic = self._critic
+        while critic is not None and not critic.is_open and not self.ctx.draining.is_set():
+            view = await critic.look()
+            if view.is_open:
+                self.ctx.log.info("critic_ready", detail=view.detail)
+                break
+            claimed = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
+            self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
+            if isinstance(claimed, ClaimRefused):
+                if ending := await self._is_over(claimed):
+                    return ending
+                self.ctx.counters.update(ready=claimed.num_ready, needed=claimed.num_needed)
+                self._record(await self._evaluations.collect())
+                await self.ctx.clock.sleep(_POLL_S)
+                continue
+            for unit in claimed.units:
+                await self.ctx.replay.drop(self.ctx.who, claimed, unit, DropReason.VALUE_WARMUP)
+            await self.ctx.replay.settle(self.ctx.who, (claimed.claim_id,))
+            self._dropped_at_update = await self._num_without_signal()
+            self.ctx.progress()
+        return None
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
@@ -199,6 +231,7 @@ class Learner(Actor):
             "num_updates": self._num_updates,
             "claims": claims,
             "next_evaluation": self._evaluations.next_number,
+            "critic_open": self._critic is not None and self._critic.is_open,
         }
         await self.ctx.compute(self._write_checkpoint, state)
         await self.ctx.replay.settle(self.ctx.who, claims)
@@ -214,13 +247,15 @@ class Learner(Actor):
 
     # -- waiting and ending --------------------------------------------------------------------------------------------
 
-    def _say_waiting(self, refused: ClaimRefused) -> None:
+    def _say_waiting(self, refused: ClaimRefused, trouble: str = "") -> None:
         self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
         what = f"{refused.num_ready} of {refused.num_needed} ready"
         if refused.wait is ClaimWait.LATE_WORK:
             what = f"{refused.oldest_running}, which would be too stale after this update"
         elif refused.oldest_running:
             what += f"; the oldest that is not is {refused.oldest_running}"
+        if trouble:
+            what = f"{trouble}; {what}"
         self.ctx.waiting_for(WaitingFor.INPUT, what)
 
     async def _is_over(self, refused: ClaimRefused) -> str | None:

@@ -26,6 +26,7 @@ class Scorer(Actor):
 
     field: ClassVar[Field]
     max_batch: int = 64
+    _next_overdue_s: float = 0.0
 
     @abc.abstractmethod
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
@@ -46,17 +47,21 @@ class Scorer(Actor):
 
     async def run(self) -> None:
         """Score what arrives and what is overdue until told to drain."""
-        next_overdue = 0.0
         while not self.ctx.draining.is_set():
-            batch = await self._receive()
-            now = self.ctx.clock.monotonic()
-            if len(batch) < self.max_batch and now >= next_overdue:
-                next_overdue = now + _OVERDUE_EVERY_S
-                batch += await self._overdue(self.max_batch - len(batch))
-            if batch:
-                self.ctx.waiting_for(WaitingFor.COMPUTE)
-                await self.score(batch)
-                self.ctx.progress(len(batch))
+            await self.serve()
+
+    async def serve(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> int:
+        """Score one batch of what arrives within ``timeout_s`` and, now and then, of what is overdue; return its size."""
+        batch = await self._receive(timeout_s)
+        now = self.ctx.clock.monotonic()
+        if len(batch) < self.max_batch and now >= self._next_overdue_s:
+            self._next_overdue_s = now + _OVERDUE_EVERY_S
+            batch += await self._overdue(self.max_batch - len(batch))
+        if batch:
+            self.ctx.waiting_for(WaitingFor.COMPUTE)
+            await self.score(batch)
+            self.ctx.progress(len(batch))
+        return len(batch)
 
     async def drain(self) -> None:
         """Score what is in the mailbox already; the rest is overdue later and goes to others."""

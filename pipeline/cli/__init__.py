@@ -17,6 +17,7 @@ from protocol.errors import HeadraceError
 
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("pipeline.cli.up", "Start a run and stay with it until it ends."),
+    "pretrain-value": ("pipeline.cli.pretrain", "Train a value model on the start policy, and export it."),
     "down": ("pipeline.cli.change", "Ask a run to drain and end."),
     "scale": ("pipeline.cli.change", "Change how many workers of a role a run has, while it runs."),
     "status": ("pipeline.cli.look", "Show workers, progress and what each waits for."),
@@ -52,7 +53,7 @@ class LazyGroup(click.Group):
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_COMMANDS)}."
             raise click.UsageError(f"no command {cmd_name!r}: {hint}")
         module = importlib.import_module(_COMMANDS[cmd_name][0])
-        return getattr(module, cmd_name)
+        return getattr(module, cmd_name.replace("-", "_"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List commands from the table, importing none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,12 +59,7 @@ def up(
 ) -> int:
     """Start a run and stay with it until it ends."""
     from pipeline.config.load import RESOLVED_NAME, load_config, resolve_paths
-    from pipeline.live import LiveView, PlainView
-    from pipeline.preflight import preflight
-    from pipeline.run_dir import prepare_run_dir, run_lock
-    from pipeline.runtime.log import open_log
-    from pipeline.supervisor import Supervisor
-    from protocol.ids import Role
+    from pipeline.run_dir import prepare_run_dir
 
     if resume is None and not files:
         raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")
@@ -73,12 +69,31 @@ def up(
     config = resolve_paths(load_config(given, overrides))
     if resume is not None:
         config = _at(config, resume.resolve())
+    is_live = not (plain or as_json) and sys.stderr.isatty()
+    outcome = carry_out(config, lambda: prepare_run_dir(config, resume=resume is not None), is_live=is_live)
+    return _tell(config.run_dir, outcome, as_json=as_json)
+
+
+def carry_out(config: RunConfig, prepare: Callable[[], Path], *, is_live: bool) -> Outcome:
+    """Check a resolved configuration, then run it to its end.
+
+    Args:
+        config: What to run.
+        prepare: Makes or finds the run's folder, once the configuration has been found good.
+        is_live: Show the live view instead of a line now and then.
+    """
+    from pipeline.live import LiveView, PlainView
+    from pipeline.preflight import preflight
+    from pipeline.run_dir import run_lock
+    from pipeline.runtime.log import open_log
+    from pipeline.supervisor import Supervisor
+    from protocol.ids import Role
+
     checked = preflight(config)
     for finding in checked.findings:
         click.echo(finding, err=True)
-    run_dir = prepare_run_dir(config, resume=resume is not None)
+    run_dir = prepare()
     with run_lock(run_dir):
-        is_live = not (plain or as_json) and sys.stderr.isatty()
         view: View = (LiveView if is_live else PlainView)(config, run_dir)
         terminal = view.log_terminal or sys.stderr
         log = open_log(
@@ -86,10 +101,9 @@ def up(
         )
         try:
             with view:
-                outcome = asyncio.run(Supervisor(config, run_dir, checked.spec).run(view.show))
+                return asyncio.run(Supervisor(config, run_dir, checked.spec).run(view.show))
         finally:
             log.close()
-    return _tell(run_dir, outcome, as_json=as_json)
 
 
 def _at(config: RunConfig, run_dir: Path) -> RunConfig:

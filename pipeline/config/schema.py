@@ -32,7 +32,11 @@ class RunSection(Section):
     )
     seed: int = Field(default=0, ge=0, description="Seeds data order, token sampling and the learner.")
     dir: Path = Field(default=Path("runs"), description="Runs live in <dir>/<name>.")
-    num_updates: Positive = Field(default=100, description="Policy versions to reach; then the run finishes.")
+    num_updates: int = Field(
+        default=100,
+        ge=0,
+        description="Policy versions to reach; then the run finishes. 0: only the critic's first phase (pretrain-value).",
+    )
 
 
 class ModelSection(Section):

@@ -98,6 +98,7 @@ def _threads_of(config: RunConfig, role: Role) -> int:
     by_role = {
         Role.GENERATOR: config.generation.threads,
         Role.REFERENCE: config.reference.threads,
+        Role.VALUE: config.value.threads,
         Role.LEARNER: config.learner.threads,
     }
     return by_role.get(role, 1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workers.engines.generation import GenerationEngine
     from workers.engines.scoring import ScoringEngine
     from workers.engines.training import TrainingBackend
+    from workers.engines.value import ValueEngine
 
 
 def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
@@ -54,6 +55,13 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
     from workers.engines.torch_training import build_training
 
     return build_training(config, config.model.path)
+
+
+def build_value_engine(config: RunConfig) -> ValueEngine:
+    """Make the value worker's engine on ``value.path``, or on the start model when absent."""
+    from workers.engines.torch_value import build_value
+
+    return build_value(config, config.value.path or config.model.path)
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

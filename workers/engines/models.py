@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from protocol.errors import ConfigError, DataError
+from pipeline.value_model import HEAD_PREFIXES, ValueSource, value_source
+from protocol.errors import ConfigError, DataError, EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,6 +80,75 @@ def load_model(
         ) from error
     torch.nn.Module.to(model, device)  # moves in place
     return model.eval()
+
+
+def load_value_model(
+    path: Path, dtype: torch.dtype, device: torch.device, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """Load a value model: a backbone with a scalar head at every token, in evaluation mode.
+
+    From a causal language model its layers are taken, and the head starts at 0: every value is 0 at first, which is the right
+    answer to knowing nothing when rewards are centred, and adds no noise of its own to the first advantages. (The layers begin
+    to move with the second step, when the head is no longer 0.)
+
+    Args:
+        path: A causal language model, or a value model with its head.
+        dtype: Type that the weights are cast to.
+        device: Where they go.
+        attn_implementation: Name of an attention function known to transformers; its own choice when absent.
+
+    Raises:
+        DataError: The folder is missing or holds neither, or transformers has no token classifier of this architecture.
+    """
+    from transformers import AutoModelForTokenClassification
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source = value_source(path)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the language model's head is not used, and ours is new, is meant
+    try:
+        model, report = AutoModelForTokenClassification.from_pretrained(
+            path,
+            num_labels=1,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{path} does not load as a value model (a token classifier of transformers): {error}; give value.path an "
+            "architecture that has one, such as Qwen2, Qwen3 or Llama"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    head = value_head(model)
+    missing = [str(name) for name in report["missing_keys"]]
+    if source is ValueSource.BACKBONE:
+        missing = [name for name in missing if not name.startswith(HEAD_PREFIXES)]
+        torch.nn.init.zeros_(head.weight)
+        if head.bias is not None:
+            torch.nn.init.zeros_(head.bias)
+    if missing:
+        raise DataError(
+            f"{path} lacks weights that a value model needs: {sorted(missing)[:4]}; give a complete folder written by "
+            "save_pretrained"
+        )
+    torch.nn.Module.to(model, device)  # moves in place
+    return model.eval()
+
+
+def value_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """Return the linear layer that reads a value off a hidden state. Raises EngineError when there is none with one output."""
+    for name in HEAD_PREFIXES:
+        head = getattr(model, name.removesuffix("."), None)
+        if isinstance(head, torch.nn.Linear) and head.out_features == 1:
+            return head
+    raise EngineError(
+        f"{type(model).__name__} has no linear head with one output under {' or '.join(HEAD_PREFIXES)}; choose a model whose "
+        "token classifier ends in one (Qwen2, Qwen3 and Llama do)"
+    )
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

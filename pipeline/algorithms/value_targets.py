@@ -1,0 +1,36 @@
+"""What a value model is regressed on, and how well it does.
+
+*Consumes* rewards of finished responses, and values. *Produces* Monte-Carlo targets, one a token, and the explained variance.
+*Waits for* nothing; numpy only, float64 inside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+
+def monte_carlo_targets(reward: float, num_tokens: int, *, gamma: float) -> Float[np.ndarray, " tokens"]:
+    """Return ``G_t = gamma^(T - t) R`` for t = 1 .. T: the discounted reward to go of a response that is rewarded at its end.
+
+    This is lambda_critic = 1 (VAPO, T-PPO). With gamma = 1 every token has the target R. T-PPO's port leaves gamma out.
+    """
+    return reward * gamma ** np.arange(num_tokens - 1, -1, -1, dtype=np.float64)
+
+
+def explained_variance(
+    values: Float[np.ndarray, " tokens"], targets: Float[np.ndarray, " tokens"], weights: Float[np.ndarray, " tokens"]
+) -> float:
+    """Return ``1 - Var(G - V) / Var(G)`` under token weights: 1 is perfect, 0 no better than a constant, below 0 worse.
+
+    0 when all targets are alike: there is nothing to explain.
+    """
+    share = weights / weights.sum()
+
+    def variance(of: Float[np.ndarray, " tokens"]) -> float:
+        return float(share @ np.square(of - share @ of))
+
+    total = variance(targets)
+    if total <= 1e-12 * max(1.0, float(np.square(targets).max())):
+        return 0.0
+    return 1.0 - variance(targets - values) / total

@@ -1,0 +1,127 @@
+"""``headrace pretrain-value``: from a configuration to a value model that a run can start from.
+
+*Consumes* configuration files and overrides. *Produces* a folder for ``value.path``: an ordinary Hugging Face token
+classifier, and beside it ``pretraining.json`` with the figures. *Waits for* the critic's gate. *Unblocked by* the value
+worker, or by Ctrl-C.
+
+It is an ordinary run that wants no update: the policy that it starts with samples, the value worker learns, and what is
+ready for the learner is dropped as ``value_warmup``. So everything that holds for a run holds here: what dies is started
+again, the ledger balances, the run's folder has a report.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.common import echo_json, json_option
+from protocol.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+FIGURES_NAME = "pretraining.json"
+
+_EPILOG = """\b
+Examples:
+  headrace pretrain-value configs/vapo.toml --fleet configs/fleets/demo.toml --out critics/vapo
+  headrace up configs/vapo.toml --fleet configs/fleets/demo.toml --set value.path=critics/vapo
+
+\b
+It ends when value.min_explained_variance is reached over value.explained_variance_steps value steps, or after
+value.pretrain_steps. Its run is named <run.name>-value; exit codes are those of `headrace up`.
+"""
+
+
+@click.command("pretrain-value", epilog=_EPILOG)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CONFIG...")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="New folder for the value model.")
+@click.option("--fleet", type=click.Path(path_type=Path), help="Fleet file: how many workers of each role.")
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
+@click.option("--plain", is_flag=True, help="A line every few seconds instead of the live view, on a terminal too.")
+@json_option
+def pretrain_value(
+    files: tuple[Path, ...], out: Path, fleet: Path | None, overrides: tuple[str, ...], plain: bool, as_json: bool
+) -> int:
+    """Train the value model on the start policy's responses until the gate opens, and export it."""
+    from pipeline.cli.up import carry_out
+    from pipeline.config.load import load_config, resolve_paths
+    from pipeline.run_dir import prepare_run_dir
+
+    given = [*files, *([fleet] if fleet else [])]
+    config = pretraining_config(resolve_paths(load_config(given, overrides)))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out} is there already; give a folder that is new or empty")
+    is_live = not (plain or as_json) and sys.stderr.isatty()
+    outcome = carry_out(config, lambda: prepare_run_dir(config, resume=False), is_live=is_live)
+    if outcome.exit_code != 0:
+        click.echo(f"{outcome.status.state}: {outcome.status.detail}; no value model was exported", err=True)
+        return outcome.exit_code
+    figures = export_value_model(config.run_dir, out)
+    if as_json:
+        echo_json({"out": out, "run": config.run_dir, **figures})
+    else:
+        click.echo(
+            f"value model after {figures['num_steps']} steps, explained variance {figures['explained_variance']:.3f}: {out}\n"
+            f"use it by --set value.path={out}; the report: {config.run_dir / 'report.html'}"
+        )
+    return outcome.exit_code
+
+
+def pretraining_config(config: RunConfig) -> RunConfig:
+    """Return the run that pretrains the value model of ``config``: no updates, no evaluation, a name of its own.
+
+    Raises:
+        ConfigError: The algorithm has no critic, or there is nothing to wait for.
+    """
+    from pipeline.algorithms.catalogue import declaration
+
+    if not declaration(config).has_critic:
+        raise ConfigError(
+            f"algorithm.name is {config.algorithm.name!r}, which has no critic; pretrain one for ppo, vapo or tppo"
+        )
+    if config.value.pretrain_steps == 0:
+        raise ConfigError("value.pretrain_steps is 0, so nothing would be trained; set the most steps that you allow")
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"num_updates": 0, "name": f"{config.run.name}-value"}),
+            "data": config.data.model_copy(update={"evaluation": ()}),
+        }
+    )
+
+
+def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
+    """Copy the value model of a run's newest checkpoint to ``out``; return its figures, which lie beside it.
+
+    The folder appears whole or not at all. Raises DataError when the run has no value checkpoint.
+    """
+    from pipeline.history import VALUE_HISTORY_NAME, ValueRow, read_history
+    from pipeline.value_model import VALUE_CHECKPOINTS
+
+    checkpoints = sorted((run_dir / VALUE_CHECKPOINTS).glob("[0-9]*.version-*"), key=lambda path: int(path.stem))
+    if not checkpoints:
+        raise DataError(f"{run_dir} has no value checkpoint; look at {run_dir / 'logs' / 'value.jsonl'}")
+    newest = checkpoints[-1]
+    state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+    last = state["explained_variances"]
+    rows = [row for row in read_history(run_dir / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
+    figures: dict[str, Any] = {
+        "num_steps": state["num_steps"],
+        "value_version": state["value_version"],
+        "explained_variance": sum(last) / len(last) if last else 0.0,
+        "explained_variances": [row.explained_variance for row in rows if row.step <= state["num_steps"]],
+        "num_trajectories": sum(row.num_trajectories for row in rows if row.step <= state["num_steps"]),
+        "num_tokens": sum(row.num_tokens for row in rows if row.step <= state["num_steps"]),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(newest / "model", partial)
+    (partial / FIGURES_NAME).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    partial.rename(out)  # onto nothing, or an empty folder
+    return figures

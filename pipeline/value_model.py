@@ -1,0 +1,79 @@
+"""What kind of folder a value model starts from, told from its files alone.
+
+*Consumes* a Hugging Face folder: ``config.json``, and the names of its tensors. *Produces* its kind, or the reason why no value
+model can start from it. *Waits for* the disk. No torch, so that ``headrace config check`` refuses what the value worker would.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import DataError
+
+HEAD_PREFIXES = ("score.", "classifier.")
+"""Names that transformers gives to the head of its token classifiers."""
+VALUE_CHECKPOINTS = "value-checkpoints"
+"""Below a run's folder: the value worker's checkpoints, whose ``model/`` is a value model."""
+_LONGEST_HEADER = 1 << 28
+
+
+class ValueSource(StrEnum):
+    """What a folder holds."""
+
+    BACKBONE = "backbone"
+    """A causal language model: its layers are taken, a new head starts at 0."""
+    VALUE_MODEL = "value_model"
+    """A token classifier with one output: layers and head are taken."""
+
+
+def value_source(path: Path) -> ValueSource:
+    """Return what ``path`` holds.
+
+    Raises:
+        DataError: Neither a causal language model nor a value model with its head; says which it is and what to give instead.
+    """
+    config = _json(path / "config.json", f"{path} is not a model: it has no config.json")
+    architectures: list[str] = config.get("architectures") or []
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+        return ValueSource.BACKBONE
+    advice = (
+        "give value.path a causal language model (its head is then new), or a folder from `headrace pretrain-value`"
+    )
+    if not any(name.endswith("ForTokenClassification") for name in architectures):
+        what = ", ".join(architectures) or "a model of unnamed architecture"
+        raise DataError(f"{path} holds {what}, which is neither a causal language model nor a value model: {advice}")
+    labels: dict[str, str] = config.get("id2label") or {"0": "", "1": ""}  # two is what an absent setting means there
+    if len(labels) != 1:
+        raise DataError(f"{path} is a token classifier with {len(labels)} outputs, expected 1, the value: {advice}")
+    if not any(name.startswith(HEAD_PREFIXES) for name in _tensor_names(path)):
+        raise DataError(f"{path} names itself {architectures[0]}, but its weights hold no head: {advice}")
+    return ValueSource.VALUE_MODEL
+
+
+def _tensor_names(path: Path) -> list[str]:
+    """Return the names of a folder's tensors, from the index of a sharded model or the header of a single file."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return list(_json(index, "").get("weight_map", {}))
+    file = path / "model.safetensors"
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            if length > _LONGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            return list(json.loads(opened.read(length)))
+    except (OSError, struct.error, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}; give a folder written by save_pretrained") from error
+
+
+def _json(file: Path, when_absent: str) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{when_absent}; give a folder in Hugging Face format") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}; download or make the folder again") from error

@@ -1,0 +1,47 @@
+"""Claims about what a value model is regressed on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.algorithms.advantage import reward_to_go
+from pipeline.algorithms.value_targets import explained_variance, monte_carlo_targets
+
+NUMBERS = st.floats(-5.0, 5.0)
+
+
+@given(reward=NUMBERS, num_tokens=st.integers(1, 40), gamma=st.floats(0.0, 1.0))
+def test_targets_are_the_discounted_reward_to_go_of_a_reward_at_the_end(
+    reward: float, num_tokens: int, gamma: float
+) -> None:
+    rewards = np.zeros(num_tokens)
+    rewards[-1] = reward
+    by_hand = [sum(gamma ** (k - t) * rewards[k] for k in range(t, num_tokens)) for t in range(num_tokens)]
+    got = monte_carlo_targets(reward, num_tokens, gamma=gamma)
+    np.testing.assert_allclose(got, by_hand, rtol=1e-12, atol=1e-300)
+    recursive = reward_to_go(rewards[None], np.ones((1, num_tokens), dtype=bool), gamma=gamma)[0]
+    np.testing.assert_allclose(got, recursive, rtol=1e-9, atol=1e-300)
+
+
+@given(st.lists(st.tuples(NUMBERS, st.integers(1, 5)), min_size=2, max_size=30))
+def test_a_perfect_value_explains_everything_and_a_constant_nothing(rows: list[tuple[float, int]]) -> None:
+    targets = np.array([target for target, _ in rows])
+    weights = np.array([weight for _, weight in rows], dtype=np.float64)
+    if np.ptp(targets) < 1e-3:
+        return
+    assert explained_variance(targets, targets, weights) == pytest.approx(1.0)
+    assert explained_variance(np.full_like(targets, 3.0), targets, weights) == pytest.approx(0.0, abs=1e-9)
+    assert explained_variance(-targets, targets, weights) == pytest.approx(-3.0)
+
+
+def test_alike_targets_leave_nothing_to_explain() -> None:
+    assert explained_variance(np.array([0.5, -0.5]), np.array([1.0, 1.0]), np.ones(2)) == 0.0
+
+
+def test_a_token_of_twice_the_weight_counts_as_two() -> None:
+    values, targets = np.array([0.1, 0.9, 0.4]), np.array([0.0, 1.0, 1.0])
+    doubled = explained_variance(values[[0, 1, 1, 2]], targets[[0, 1, 1, 2]], np.ones(4))
+    assert explained_variance(values, targets, np.array([1.0, 2.0, 1.0])) == pytest.approx(doubled)
