@@ -29,6 +29,7 @@ from pipeline.replay.buffer import (
     Claim,
     DropReason,
     EvaluationRequest,
+    FinishedClaim,
     LatePolicy,
     Totals,
     Unit,
@@ -64,6 +65,9 @@ class BothLedgers(RuleBasedStateMachine):
         self.written: list = []
         self.claims: list[tuple[Claim, Claim]] = []
         self.settled: set[str] = set()
+        self.value_worker = Incarnation(Role.VALUE, "value-0", 1)
+        self.batches: list[tuple[FinishedClaim, FinishedClaim]] = []
+        self.learned: set = set()
         self.learner = Incarnation(Role.LEARNER, "learner-0", 1)
         self.version = 0
         self.num_evaluations = 0
@@ -97,14 +101,33 @@ class BothLedgers(RuleBasedStateMachine):
         units_per_update=st.sampled_from([2, 4]),
         num_prompts=st.sampled_from([None, 3]),
         max_bytes=st.sampled_from([None, 6000]),
+        has_critic=st.sampled_from([True, True, False]),
+        prompt_filter=st.booleans(),
+        group_size=st.sampled_from([2, 3]),
     )
-    def open(self, eta, signal_filter, oversampling, fields, warm_up, **rest) -> None:
-        if self.unit is not Unit.GROUP:
+    def open(
+        self, eta, signal_filter, oversampling, fields, warm_up, has_critic, prompt_filter, group_size, **rest
+    ) -> None:
+        if self.unit is Unit.GROUP:
+            group_size = 2
+        else:
             eta, signal_filter = max(eta, 1), False
-        self.eta, self.late = eta, rest["late"]
+        self.eta, self.late, self.group_size = eta, rest["late"], group_size
+        self.has_critic = has_critic
+        if has_critic:
+            fields = fields | {Field.VALUE}
         spec = make_spec(
-            self.unit, eta=eta, oversampling=oversampling, fields=frozenset(fields), signal_filter=signal_filter, **rest
+            self.unit,
+            eta=eta,
+            oversampling=oversampling,
+            fields=frozenset(fields),
+            signal_filter=signal_filter,
+            value_training=has_critic,
+            prompt_filter=prompt_filter and self.unit is Unit.CHUNK,
+            group_size=group_size,
+            **rest,
         )
+        self.filters = spec.prompt_filter
         self.both("open", spec)
         self.warm_up(warm_up)
 
@@ -208,7 +231,8 @@ class BothLedgers(RuleBasedStateMachine):
     @rule()
     def score_all_that_is_due(self) -> None:
         for _, chunk in self.written[-40:]:
-            accuracy = float((chunk.id.trajectory.member + chunk.id.trajectory.group // 2) % 2)
+            group, member = chunk.id.trajectory.group, chunk.id.trajectory.member
+            accuracy = float(group % 3 == 1 or (member + group // 2) % 2)
             for score in (reward(accuracy), reference(chunk.num_tokens), value(chunk.num_tokens)):
                 self.both("write_score", SCORER, chunk.id, score)
 
@@ -221,6 +245,52 @@ class BothLedgers(RuleBasedStateMachine):
     def fail(self, data, field) -> None:
         _, chunk = data.draw(st.sampled_from(self.written))
         self.both("fail_score", SCORER, chunk.id, field, "Traceback: \udc80 boom")
+
+    # -- value worker ----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.has_critic)
+    @rule(wanted=st.integers(1, 3), settled=st.booleans())
+    def train_critic(self, wanted, settled) -> None:
+        ours = self.run(self.memory.claim_finished(self.value_worker, num_trajectories=wanted))
+        theirs = self.run(self.redis.claim_finished(self.value_worker, num_trajectories=wanted))
+        if not isinstance(ours, FinishedClaim):
+            assert ours == theirs < wanted
+            return
+        assert repr(ours.trajectories) == repr(theirs.trajectories)
+        assert len(ours.trajectories) == wanted
+        claimed = {t.chunk.trajectory for pair in self.batches for t in pair[0].trajectories}
+        for one in ours.trajectories:
+            assert one.chunk.finish_reason.is_final
+            assert sum(scores.values.size for scores in one.values) == one.chunk.response_length
+            assert len(one.values) == one.chunk.id.index + 1
+            assert one.chunk.trajectory not in claimed | self.learned, "a response trained the critic twice"
+        self.batches.append((ours, theirs))
+        if settled:
+            self.settle_batch(-1)
+
+    @precondition(lambda self: self.batches)
+    @rule(which=st.integers(0, 9))
+    def settle_batch(self, which) -> None:
+        ours, theirs = self.batches.pop(which % len(self.batches))
+        self.learned |= {one.chunk.trajectory for one in ours.trajectories}
+        reached["learned"] += 1
+        for expected in (1, 0):
+            assert self.run(self.memory.settle_finished(self.value_worker, (ours.claim_id,))) == expected
+            assert self.run(self.redis.settle_finished(self.value_worker, (theirs.claim_id,))) == expected
+
+    @precondition(lambda self: self.has_critic)
+    @rule(data=st.data())
+    def restart_value_worker(self, data) -> None:
+        self.value_worker = replace_epoch(self.value_worker)
+        self.epochs["value-0"] = self.value_worker.epoch
+        self.run(self.client.hset(keys.epochs("test"), "value-0", self.value_worker.epoch))
+        applied = data.draw(st.lists(st.sampled_from(self.batches), unique_by=id)) if self.batches else []
+        for ours, _ in applied:
+            self.learned |= {one.chunk.trajectory for one in ours.trajectories}
+        names = [tuple(pair[side].claim_id for pair in applied) for side in (0, 1)]
+        returned = self.run(self.memory.recover_finished(self.value_worker, names[0]))
+        assert returned == self.run(self.redis.recover_finished(self.value_worker, names[1]))
+        self.batches.clear()
 
     # -- learner ---------------------------------------------------------------------------------------------------
 
@@ -254,6 +324,8 @@ class BothLedgers(RuleBasedStateMachine):
                 self.publish()
         if settled and self.claims:
             self.settle(data)
+        if self.has_critic:
+            self.train_critic(2, settled)
 
     @rule()
     def publish(self) -> None:
@@ -273,12 +345,15 @@ class BothLedgers(RuleBasedStateMachine):
             assert self.run(self.redis.settle(self.learner, (theirs.claim_id,))) == expected
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data())
-    def drop(self, data) -> None:
+    @rule(data=st.data(), reason=st.sampled_from([DropReason.NON_FINITE, DropReason.VALUE_WARMUP]))
+    def drop(self, data, reason) -> None:
         ours, theirs = data.draw(st.sampled_from(self.claims))
         unit = data.draw(st.sampled_from(ours.units))
-        self.run(self.memory.drop(self.learner, ours, unit, DropReason.NON_FINITE))
-        self.run(self.redis.drop(self.learner, theirs, unit, DropReason.NON_FINITE))
+        before = self.run(self.memory.audit()).finished
+        self.run(self.memory.drop(self.learner, ours, unit, reason))
+        self.run(self.redis.drop(self.learner, theirs, unit, reason))
+        if reason is DropReason.VALUE_WARMUP:
+            assert self.run(self.memory.audit()).finished == before, "the critic lost what the policy did not want"
 
     @rule(data=st.data())
     def restart_learner(self, data) -> None:
@@ -303,7 +378,11 @@ class BothLedgers(RuleBasedStateMachine):
     def cancel(self) -> None:
         self.both("cancel_in_flight", self.learner)
         self.claims.clear()
-        assert self.run(self.memory.audit()).groups.in_flight == {}
+        self.batches.clear()
+        audit = self.run(self.memory.audit())
+        assert audit.groups.in_flight == audit.finished.in_flight == {}
+        if not self.num_evaluations:
+            assert {stat.name: stat.depth for stat in self.run(self.memory.queues())}["bytes"] == 0
 
     @precondition(lambda self: self.num_evaluations < 2)
     @rule(prompts=st.integers(1, 2), samples=st.integers(1, 2))
@@ -318,12 +397,28 @@ class BothLedgers(RuleBasedStateMachine):
     def the_books_balance_and_agree(self) -> None:
         audit = self.both("audit")
         assert audit.balances, audit
+        assert audit.finished.trained <= len(self.learned)
+        reached["filtered"] += self.filters and audit.tokens.dropped.get("no_signal", 0) > 0
         totals = self.both("totals")
         assert totals.credit_used <= totals.credit_limit
         self.both("queues")
         self.both("dead_letters")
         for number in range(self.num_evaluations):
             self.both("evaluation", number)
+
+    @invariant()
+    def nothing_is_kept_for_the_critic_that_it_can_never_claim(self) -> None:
+        state = self.memory._state
+        lane = state.finished
+        claimed = {name for names in lane.claims.values() for name in names}
+        incomplete = set(lane.records) - set(lane.waiting) - claimed
+        assert incomplete <= set(state.trajectories)
+        assert lane.num_bytes == sum(record.num_bytes for record in lane.records.values())
+        assert state.stored_bytes == sum(record.num_bytes for record in state.chunks.values()) + sum(
+            len(record.last) for record in state.trajectories.values()
+        )
+        stored = self.run(self.client.keys("{test}:finished:*"))
+        assert {key.decode().rpartition(":")[2] for key in stored} == set(map(str, lane.records))
 
 
 def replace_epoch(who: Incarnation) -> Incarnation:
@@ -356,3 +451,6 @@ def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_ste
     )
     assert reached["claimed"] >= EXAMPLES // 4
     assert reached["settled"] >= EXAMPLES // 10
+    assert reached["learned"] >= EXAMPLES // 10
+    if unit is Unit.CHUNK:
+        assert reached["filtered"] >= EXAMPLES // 10

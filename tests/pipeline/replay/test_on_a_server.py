@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pipeline.replay import keys
-from pipeline.replay.buffer import Claim, EvaluationRequest, Refusal, WriteStatus
+from pipeline.replay.buffer import Claim, EvaluationRequest, Refusal, Unit, WriteStatus
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable
@@ -21,6 +21,7 @@ from tests.pipeline.replay.builders import (
     make_spec,
     reference,
     reward,
+    value,
 )
 
 
@@ -89,6 +90,8 @@ async def losing_the_reply(replay, name, call):
         await call
     replay._call = send
     [reply] = answers
+    if name == "claim_finished":
+        return [trajectory.decode() for trajectory in reply[1:]]
     if name == "lease":
         return [row[0].decode() for row in reply[1:]]
     return tuple(unit.decode() for unit in reply[2:])
@@ -107,6 +110,24 @@ async def test_a_lease_or_claim_whose_reply_was_lost_is_given_again_not_anew(red
         await replay.write_score(SCORER, chunk.id, reward())
     lost_claim = await losing_the_reply(replay, "claim", replay.claim(LEARNER, policy_version=0))
     assert (await replay.claim(LEARNER, policy_version=0)).units == lost_claim
+
+
+async def test_a_value_batch_whose_reply_was_lost_is_given_again_also_by_a_full_server(redis_client, full):
+    fill, _ = full
+    replay = RedisReplay(redis_client, "test")
+    await replay.open(make_spec(Unit.TRAJECTORY, fields=frozenset({Field.REWARD, Field.VALUE}), value_training=True))
+    for lease in (await replay.lease(GENERATOR, max_trajectories=3)).leases:
+        chunk = make_chunk(lease.trajectory)
+        await replay.write_chunk(GENERATOR, chunk)
+        await replay.write_score(SCORER, chunk.id, value())
+        await replay.write_score(SCORER, chunk.id, reward())
+    await fill()
+    lost = await losing_the_reply(replay, "claim_finished", replay.claim_finished(SCORER, num_trajectories=2))
+    again = await replay.claim_finished(SCORER, num_trajectories=2)
+    assert [str(trajectory.chunk.trajectory) for trajectory in again.trajectories] == lost == ["t.0.0", "t.0.1"]
+    assert await replay.settle_finished(SCORER, (again.claim_id,)) == 1
+    assert await replay.claim_finished(SCORER, num_trajectories=2) == 1
+    assert await replay.recover_finished(SCORER, ()) == 0
 
 
 async def test_without_a_clock_of_its_own_the_ledger_uses_the_servers(redis_client):
