@@ -83,6 +83,8 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
     balances = (
         [("groups", audit.groups), ("trajectories", audit.trajectories), ("tokens", audit.tokens)] if audit else []
     )
+    if audit and audit.finished.admitted:
+        balances.append(("responses for the critic", audit.finished))
     config = run_dir / RESOLVED_NAME
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(

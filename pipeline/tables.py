@@ -103,10 +103,13 @@ def queue_table(rows: Sequence[QueueRow]) -> Table:
 
 def audit_table(audit: Audit) -> Table:
     """Return the conservation law as a sum: one column a currency, one row a term."""
-    balances = (audit.groups, audit.trajectories, audit.tokens)
+    columns = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
+    if audit.finished.admitted:  # a run with a critic
+        columns["for the critic"] = audit.finished
+    balances = tuple(columns.values())
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("")
-    for name in ("groups", "trajectories", "tokens"):
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row("admitted", *(f"{balance.admitted:,}" for balance in balances))
     table.add_row("– trained", *(f"{balance.trained:,}" for balance in balances))

@@ -90,7 +90,7 @@ def audit(run: Path | None, as_json: bool) -> int:
         async with attach(run) as at:
             found = await at.replay.audit()
             if as_json:
-                parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens")}
+                parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens", "finished")}
                 differences = {name: balance.difference for name, balance in parts.items()}
                 echo_json({"balances": found.balances, "difference": differences, **parts})
             else:

@@ -18,10 +18,21 @@ A trajectory, and the unit that it is or belongs to::
 ``cancelled`` leads from every state to dropped. A drop returns the unit's credit; being trained does not, for the limit grows
 with the version instead (``pipeline/staleness.md``).
 
+With a critic, a finished trajectory also goes a way of its own, to the value worker, whatever becomes of its unit::
+
+    first value ──> kept ──────────────────────────────────> finished ────────> claimed ────────> trained
+                             final chunk, its reward,             ^                 │
+                             every chunk's values                 └─────────────────┘ recover
+
+It is kept apart from the chunks, since windows are settled or dropped in any order and long before the last one is there. A
+dead letter, a value that is not finite, or cancelling takes it from there, too; every other drop does not.
+
 ======================  ==============================================================================================
 ``buffer``              the contract: ``ReplayBuffer`` and its words
-``memory``              the contract in this process, with ``memory_state``, ``_units``, ``_views``, ``records``, ``ordered``
-``redis``               the contract on a server, with ``redis_views``, ``faults``, ``connect`` and ``scripts/*.lua``
+``memory``              the contract in this process, with ``memory_state``, ``_units``, ``_finished``, ``_views``,
+                        ``records``, ``ordered``
+``redis``               the contract on a server, with ``redis_views``, ``redis_finished``, ``faults``, ``connect`` and
+                        ``scripts/*.lua``
 ``keys``                every key in Redis
 ``checks``              what both refuse, and how they say it
 ``spec``                from a configuration to a ``LedgerSpec``

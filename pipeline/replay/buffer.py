@@ -7,7 +7,8 @@ scripts, one per transition). One contract suite runs on both.
                 ^         │           │           │          │
                 └─────────┴───────────┴───────────┴──────────┴──> dropped(reason)
 
-*Consumes* chunks, scores and claims. *Produces* leases for generators, work for scorers, units for the learner.
+*Consumes* chunks, scores and claims. *Produces* leases for generators, work for scorers, units for the learner, and
+finished trajectories for the value worker.
 *Waits for* nothing: every call returns at once, with a refusal that names its reason when nothing can be given.
 
 Units. The algorithm's unit is what the learner claims: a ``group`` (DAPO, GRPO), a ``trajectory`` (VAPO, PPO) or a
@@ -19,6 +20,9 @@ the sum, which is how its credit returns.
 Conservation. For groups, trajectories and response tokens, at every moment:
 ``admitted = trained + dropped(by reason) + in flight``. ``audit`` counts the right-hand side by walking what is stored,
 not by a counter that could agree with itself.
+
+Critics. With ``value_training`` finished trajectories are kept for the value worker besides, each until it has trained on it:
+claimed and settled like units, by claims of its own, under the same law: admitted = trained + dropped + in flight.
 
 Exactly-once. Delivery is at least once and every write is keyed: a chunk that is there already, a field that is written
 already, a claim that is settled already change nothing. A call by an incarnation that is no longer the newest of its
