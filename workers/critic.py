@@ -1,11 +1,13 @@
-"""The learner's eye on its critic: whether the gate is open, and whether the value worker is there at all.
+"""The learner's eye on its critic: whether the gate is open, whether the value worker is there at all, what to do until then.
 
-*Consumes* the value worker's heartbeat. *Produces* a view of it, at most twice a second. *Waits for* the registry's answer.
+*Consumes* the value worker's heartbeat, and ready units while the gate is closed. *Produces* a view of it, at most twice a
+second, and room for new work. *Waits for* nothing but answers.
 """
 
 from __future__ import annotations
 
 from pipeline.critic_gate import CriticView, view_critic
+from pipeline.replay.buffer import ClaimRefused, DropReason
 from pipeline.runtime.actor import ActorContext
 
 _LOOK_EVERY_S = 0.5
@@ -34,3 +36,16 @@ class CriticWatch:
         """Return why no values come, in words; empty while the value worker is well."""
         view = await self.look()
         return "" if view.is_live else view.detail
+
+    async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
+        """Claim a batch and drop all of it for ``value_warmup``, so that its credit returns and generation goes on; the value
+        worker keeps its finished responses. Returns the ledger's refusal when there is no batch."""
+        replay, who = self._ctx.replay, self._ctx.who
+        claim = await replay.claim(who, policy_version=policy_version)
+        if isinstance(claim, ClaimRefused):
+            return claim
+        for unit in claim.units:
+            await replay.drop(who, claim, unit, DropReason.VALUE_WARMUP)
+        await replay.settle(who, (claim.claim_id,))
+        self._ctx.progress()
+        return None

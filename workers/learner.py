@@ -128,20 +128,16 @@ class Learner(Actor):
             if view.is_open:
                 self.ctx.log.info("critic_ready", detail=view.detail)
                 break
-            claimed = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
             self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
-            if isinstance(claimed, ClaimRefused):
-                if ending := await self._is_over(claimed):
-                    return ending
-                self.ctx.counters.update(ready=claimed.num_ready, needed=claimed.num_needed)
-                self._record(await self._evaluations.collect())
-                await self.ctx.clock.sleep(_POLL_S)
+            refused = await critic.drop_batch(self._version)
+            if refused is None:
+                self._dropped_at_update = await self._num_without_signal()
                 continue
-            for unit in claimed.units:
-                await self.ctx.replay.drop(self.ctx.who, claimed, unit, DropReason.VALUE_WARMUP)
-            await self.ctx.replay.settle(self.ctx.who, (claimed.claim_id,))
-            self._dropped_at_update = await self._num_without_signal()
-            self.ctx.progress()
+            if ending := await self._is_over(refused):
+                return ending
+            self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
+            self._record(await self._evaluations.collect())
+            await self.ctx.clock.sleep(_POLL_S)
         return None
 
     # -- one update ----------------------------------------------------------------------------------------------------
