@@ -65,12 +65,12 @@ def leave_one_out_advantages(
 
 
 def whiten_rows(
-    rows: Sequence[Float[np.ndarray, " tokens"]],
-    masks: Sequence[Bool[np.ndarray, " tokens"]],
+    rows: Sequence[Float[np.ndarray, " _"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
     *,
     epsilon: float = WHITEN_EPSILON,
     min_std: float = 0.0,
-) -> list[Float[np.ndarray, " tokens"]]:
+) -> list[Float[np.ndarray, " _"]]:
     """Return ``(x - mean) / sqrt(var + epsilon)`` over the tokens of all masks, 0 elsewhere; the variance is unbiased.
 
     Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the order of the rows changes no

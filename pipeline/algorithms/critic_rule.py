@@ -180,20 +180,22 @@ class CriticRule(ABC):
         num_earlier = stretch.num_earlier if imitate else 0
         reference = stretch.reference_logprobs
 
-        def after_earlier(values: np.ndarray, filler: float | bool = 0) -> np.ndarray:
-            return np.concatenate([np.full(num_earlier, filler, dtype=values.dtype), values])
-
         return TrainingSample(
             name=stretch.name,
             tokens=stretch.tokens,
             prompt_length=stretch.prompt_length + stretch.num_earlier - num_earlier,
-            loss_mask=after_earlier(mask),
-            advantages=after_earlier(advantages.astype(np.float32)),
-            behavior_logprobs=after_earlier(stretch.behavior_logprobs),
-            versions=after_earlier(stretch.versions, int(stretch.versions.min())),
-            reference_logprobs=None if reference is None else after_earlier(reference),
+            loss_mask=_after(num_earlier, mask),
+            advantages=_after(num_earlier, advantages.astype(np.float32)),
+            behavior_logprobs=_after(num_earlier, stretch.behavior_logprobs),
+            versions=_after(num_earlier, stretch.versions, int(stretch.versions.min())),
+            reference_logprobs=None if reference is None else _after(num_earlier, reference),
             nll_mask=np.ones(num_earlier + stretch.num_tokens, dtype=np.bool_) if imitate else None,
             counted_tokens=counted_tokens,
             reward=0.0 if stretch.score is None else stretch.score.reward,
             accuracy=0.0 if stretch.score is None else stretch.score.accuracy,
         )
+
+
+def _after(num_earlier: int, values: np.ndarray, filler: int = 0) -> np.ndarray:
+    """Put ``filler`` before the values, for earlier tokens."""
+    return np.concatenate([np.full(num_earlier, filler, dtype=values.dtype), values])

@@ -106,12 +106,12 @@ def window_policy_mask(num_tokens: int, *, is_finished: bool, num_ignored: int) 
 
 
 def whiten_windows(
-    advantages: Sequence[Float[np.ndarray, " tokens"]],
-    masks: Sequence[Bool[np.ndarray, " tokens"]],
+    advantages: Sequence[Float[np.ndarray, " _"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
     *,
     clamp: float = 10.0,
     min_std: float = 0.0,
-) -> list[Float[np.ndarray, " tokens"]]:
+) -> list[Float[np.ndarray, " _"]]:
     """Whiten over the tokens that train the policy, in all windows together, then bound to ``+-clamp``; 0 elsewhere.
 
     The mask of the loss must be the same: a token left out of it but whitened would get ``-mean / std``. T-PPO's port; the

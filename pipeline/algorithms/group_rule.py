@@ -47,7 +47,6 @@ class GroupRule(ABC):
     """A learning rule on complete groups."""
 
     name: ClassVar[str]
-    unit: ClassVar[Unit] = Unit.GROUP
     objective: Objective
     fields: frozenset[Field] = frozenset({Field.REWARD})
     group_size: int = 16
@@ -55,6 +54,7 @@ class GroupRule(ABC):
     normalize_std: bool = True
     """Divide by the group's std, where the rule leaves that open."""
     gamma: float = 1.0
+    unit: Unit = Unit.GROUP
 
     @classmethod
     def from_config(cls, config: RunConfig) -> GroupRule:
