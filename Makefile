@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
-RUN    ?= demo-$(shell date +%Y%m%d-%H%M%S)
+ALGO   ?= demo
+RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 
 # One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
 export OMP_NUM_THREADS ?= 1
@@ -25,9 +26,9 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
-demo: $(VENV)/.run ## train the small model with DAPO on this machine's CPU (SEED=0)
+demo: $(VENV)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
 	$(BIN)/python -m ops.demo_task --out runs/demo-data
-	$(BIN)/headrace up configs/demo.toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED)
+	$(BIN)/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED)
 	$(BIN)/headrace audit runs/$(RUN)
 
 test: $(VENV)/.dev ## every test, integration included
