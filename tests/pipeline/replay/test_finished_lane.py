@@ -174,6 +174,23 @@ async def test_a_spoiled_trajectory_leaves_even_a_value_batch_and_later_windows_
     assert audit.balances
     assert (audit.finished.admitted, audit.finished.trained, audit.finished.dropped) == (1, 0, {"non_finite": 1})
     assert (await replay.totals()).num_ready_units == 1, "its last window itself is sound and goes to the learner"
+    await replay.cancel_in_flight(LEARNER, DropReason.STALE)
+    assert await depth(replay, "bytes") == 0
+
+
+async def test_nothing_is_kept_of_a_spoiled_trajectory_once_its_windows_are_gone(bench):
+    replay = await bench.open(critic_spec(group_size=1, units_per_update=1))
+    [one] = await leased(replay, 1)
+    await write(replay, one, 0, final=False)
+    for _ in range(2):
+        await replay.fail_score(VALUE, ChunkId(one, 0), Field.VALUE, "boom")
+    await write(replay, one, 1)
+    await replay.write_score(VALUE, ChunkId(one, 1), value())
+    await replay.write_score(SCORER, ChunkId(one, 1), reward())
+    claim = await replay.claim(LEARNER, policy_version=0)
+    await replay.settle(LEARNER, (claim.claim_id,))
+    assert await depth(replay, "bytes") == 0
+    assert (await replay.audit()).trajectories.trained == 1
 
 
 @pytest.mark.parametrize("unit", Unit)
