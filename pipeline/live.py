@@ -68,9 +68,14 @@ class Progress:
         last = updates[-1].update if updates else 0
         return cls(last, num_wanted, tuple(row.accuracy for row in updates), held_out)
 
+    @property
+    def of_updates(self) -> str:
+        """How many updates there are; without any wanted, what the run is for."""
+        return f"update {self.num_updates} of {self.num_wanted}" if self.num_wanted else "no update, only the critic"
+
     def in_words(self) -> str:
         """Return a line of a log."""
-        text = f"update {self.num_updates} of {self.num_wanted}"
+        text = self.of_updates
         if self.accuracies:
             text += f", batch accuracy {100 * self.accuracies[-1]:.0f} %"
         if self.held_out:
@@ -229,7 +234,7 @@ def _bar(progress: Progress) -> Table:
     row.add_column(ratio=1)
     row.add_column(no_wrap=True)
     bar = ProgressBar(total=progress.num_wanted, completed=progress.num_updates, complete_style="green")
-    row.add_row(bar, Text(f"update {progress.num_updates} of {progress.num_wanted}", style="bold"))
+    row.add_row(bar, Text(progress.of_updates, style="bold"))
     return row
 
 

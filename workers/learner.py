@@ -198,8 +198,9 @@ class Learner(Actor):
         results: list[StepResult] = []
         if not samples:
             return results
+        objective = self._algorithm.objective.at(self._version)
         for minibatch in split_minibatches(samples, self.ctx.config.algorithm.num_minibatches):
-            result = await self.ctx.compute(self._backend.step, minibatch, self._algorithm.objective)
+            result = await self.ctx.compute(self._backend.step, minibatch, objective)
             results.append(result)
             self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
             if not result.applied:
