@@ -40,7 +40,7 @@ def test_what_is_missing_or_wrong_is_said_in_a_sentence(
 
 
 def test_too_few_prompts_for_one_update_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="add prompts, raise data.epochs"):
+    with pytest.raises(ConfigError, match=r"add prompts, raise data\.epochs"):
         preflight(op_config(tmp_path, "data.epochs=1", "algorithm.groups_per_update=65"))
 
 

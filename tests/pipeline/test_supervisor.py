@@ -224,7 +224,7 @@ def test_one_supervisor_a_run(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to_is_told_with_its_way_out(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(ConfigError, match="choose another place with --set run.dir=FOLDER"):
+    with pytest.raises(ConfigError, match=r"choose another place with --set run\.dir=FOLDER"):
         prepare_run_dir(op_config(tmp_path, f"run.dir={tmp_path / 'taken'}"), resume=False)
     with pytest.raises(ConfigError, match="holds no run to resume"):
         prepare_run_dir(op_config(tmp_path), resume=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,14 +151,22 @@ async def test_a_version_that_is_forgotten_while_it_travels_is_rejected(store: W
         assert list(fetch_folder(tmp_path, "g").iterdir()) == []
 
 
-async def test_a_file_that_vanishes_or_is_cut_on_the_learner_is_rejected(store: WeightsStore, tmp_path: Path) -> None:
+def _cut(announced: WeightsAnnouncement) -> None:
+    path = Path(announced.path)
+    path.chmod(0o600)
+    path.write_bytes(BYTES[:5000])
+
+
+def _remove(announced: WeightsAnnouncement) -> None:
+    Path(announced.path).unlink()
+
+
+@pytest.mark.parametrize("damage", [_cut, _remove])
+async def test_a_file_that_vanishes_or_is_cut_on_the_learner_is_rejected(
+    store: WeightsStore, tmp_path: Path, damage: Callable[[WeightsAnnouncement], None]
+) -> None:
     async with _over_tcp(store, tmp_path) as wire:
         announced = _publish(store, 3)
-        path = Path(announced.path)
-        path.chmod(0o600)
-        path.write_bytes(BYTES[:5000])
-        with pytest.raises(WeightsRejected):
-            await _fetch(announced, wire.requester, fetch_folder(tmp_path, "g"))
-        path.unlink()
+        damage(announced)
         with pytest.raises(WeightsRejected):
             await _fetch(announced, wire.requester, fetch_folder(tmp_path, "g"))
