@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
 from pipeline.preflight import preflight
 from pipeline.run_dir import prepare_run_dir, run_lock, supervisor_pid
 from pipeline.runtime.exit_codes import ExitCode
-from pipeline.runtime.ledger_file import read_address
+from pipeline.runtime.ledger_file import read_address, read_ledger_url
 from pipeline.runtime.registry import RunState
 from pipeline.runtime.server import process_runs
 from pipeline.supervisor import Outcome, Picture, Supervisor
@@ -210,6 +211,19 @@ def test_leftovers_of_a_supervisor_that_died_are_fenced_and_end_by_themselves(tm
 
     successor.react = once_they_are_gone
     assert successor.until_end().exit_code == ExitCode.OK
+
+
+def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+
+    def empty(_: Picture) -> None:
+        with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
+            client.flushall()
+
+    run.when_live(empty)
+    outcome = run.until_end()
+    assert outcome.exit_code == ExitCode.LEDGER_UNAVAILABLE
+    assert "knows nothing of this run" in outcome.status.detail
 
 
 def test_one_supervisor_a_run(tmp_path: Path) -> None:
