@@ -33,6 +33,7 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from protocol.errors import Diverged, LedgerError
 from protocol.ids import Role
 from workers.checkpoint import latest_checkpoint, write_checkpoint
 from workers.engines.build import build_training_backend
@@ -41,6 +42,11 @@ from workers.evaluation import Evaluations
 from workers.publishing import Publisher
 
 _POLL_S = 0.02
+_IDLE_S = 5.0
+_IDLE_CHECKPOINTS = 10.0
+"""A learner that has waited this long, and this many times what its last checkpoint took, writes one: see ``_settle_idle``."""
+
+_UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER, DropReason.NON_FINITE)
 
 
 class Learner(Actor):
@@ -61,6 +67,8 @@ class Learner(Actor):
             await self.ctx.compute(self._backend.load, checkpoint.path)
         self._num_updates = int(state.get("num_updates", 0))
         self._applied: list[str] = []
+        self._applied_units: set[str] = set()
+        self._checkpoint_s = 0.0
         returned = await self.ctx.replay.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = Publisher(self.ctx)
         await self._publisher.start()
@@ -73,7 +81,7 @@ class Learner(Actor):
         )
         self._is_resumed = checkpoint is not None
         self._num_bad_steps = 0
-        self._dropped_at_update = await self._num_without_signal()
+        self._unusable_at_update = await self._unusable()
         self.ctx.log.info(
             "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
         )
@@ -94,6 +102,7 @@ class Learner(Actor):
                     break
                 self._say_waiting(outcome)
                 self._record(await self._evaluations.collect())
+                await self._settle_idle(time.monotonic() - started)
                 await self.ctx.clock.sleep(_POLL_S)
                 outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
             if isinstance(outcome, ClaimRefused):
@@ -116,6 +125,11 @@ class Learner(Actor):
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
+        if again := self._applied_units.intersection(claim.units):
+            raise LedgerError(
+                f"claim {claim.claim_id} holds {len(again)} units that were trained on already, first {min(again)}: the "
+                "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
+            )
         units = await self.ctx.replay.fetch(claim)
         samples = await self._prepare(claim, units)
         started = time.monotonic()
@@ -129,10 +143,11 @@ class Learner(Actor):
         self._num_updates += 1
         self._version += 1
         self._applied.append(claim.claim_id)
+        self._applied_units.update(claim.units)
         started = time.monotonic()
         await self._publish()
         publish_s = time.monotonic() - started
-        self._dropped_at_update = await self._num_without_signal()
+        self._unusable_at_update = await self._unusable()
         if samples:
             row = _row(self._num_updates, self._version, samples, results)
             self._history.append(replace(row, wait_s=wait_s, logprob_s=logprob_s, step_s=step_s, publish_s=publish_s))
@@ -165,7 +180,7 @@ class Learner(Actor):
     async def _steps(self, samples: list[TrainingSample]) -> list[StepResult]:
         """Run the optimiser steps of one update. A step that is not finite is refused by the backend and changes nothing.
 
-        Raises FloatingPointError after too many refused steps in a row.
+        Raises Diverged after too many refused steps in a row.
         """
         results: list[StepResult] = []
         if not samples:
@@ -179,9 +194,10 @@ class Learner(Actor):
                     "step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
                 )
             if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
-                raise FloatingPointError(
+                raise Diverged(
                     f"{self._num_bad_steps} optimiser steps in a row were not finite (loss {result.loss}, gradient norm "
-                    f"{result.grad_norm}); lower learner.learning_rate or look at the samples of claim {self._applied[-1:]}"
+                    f"{result.grad_norm}) and were refused; lower learner.learning_rate, then go on from the last checkpoint "
+                    f"with `headrace up --resume {self.ctx.run_dir}`"
                 )
         return results
 
@@ -192,6 +208,7 @@ class Learner(Actor):
 
     async def _checkpoint(self) -> None:
         """Write a checkpoint, then settle the claims whose effect it holds."""
+        started = time.monotonic()
         claims = tuple(self._applied)
         self._history.sync()
         state = {
@@ -202,7 +219,16 @@ class Learner(Actor):
         }
         await self.ctx.compute(self._write_checkpoint, state)
         await self.ctx.replay.settle(self.ctx.who, claims)
-        self._applied = self._applied[len(claims) :]
+        self._applied.clear()
+        self._applied_units.clear()
+        self._checkpoint_s = time.monotonic() - started
+
+    async def _settle_idle(self, waited_s: float) -> None:
+        """Checkpoint early when nothing comes: what is trained but not settled holds memory of the ledger, and admission may
+        be waiting for just that."""
+        if self._applied and waited_s >= max(_IDLE_S, _IDLE_CHECKPOINTS * self._checkpoint_s):
+            self.ctx.log.info("idle_checkpoint", waited_s=waited_s, claims=len(self._applied))
+            await self._checkpoint()
 
     def _write_checkpoint(self, state: dict[str, object]) -> None:
         keep = self.ctx.config.checkpoint.keep
@@ -232,17 +258,24 @@ class Learner(Actor):
                 f"units are ready and nothing is on the way; set data.epochs higher or add prompts ({audit_hint})"
             )
         limit = self.ctx.config.algorithm.max_generation_batches * self.ctx.config.algorithm.groups_per_update
-        without_signal = await self._num_without_signal() - self._dropped_at_update
-        if limit and without_signal >= limit:
+        unusable = await self._unusable() - self._unusable_at_update
+        if not limit or unusable.total() < limit:
+            return None
+        after = f"after {self._num_updates} updates"
+        if num_failed := unusable[DropReason.DEAD_LETTER]:
             return (
-                f"{without_signal} groups in a row were all right or all wrong, so none had anything to learn from, after "
-                f"{self._num_updates} updates: the data is too easy or too hard for this policy; change the data or "
-                f"algorithm.max_generation_batches ({audit_hint})"
+                f"{unusable.total()} groups in a row could not be trained on {after}, {num_failed} of them because a response "
+                f"could not be scored: mend the verifier, its tracebacks are in {self.ctx.run_dir / 'logs'} ({audit_hint})"
             )
-        return None
+        return (
+            f"{unusable.total()} groups in a row were all right or all wrong, so none had anything to learn from, {after}: the "
+            f"data is too easy or too hard for this policy; change the data or algorithm.max_generation_batches ({audit_hint})"
+        )
 
-    async def _num_without_signal(self) -> int:
-        return (await self.ctx.replay.totals()).num_groups_dropped.get(DropReason.NO_SIGNAL, 0)
+    async def _unusable(self) -> Counter[str]:
+        """Count the groups that were dropped so far because nothing could be learned from them."""
+        dropped = (await self.ctx.replay.totals()).num_groups_dropped
+        return Counter({reason: dropped.get(reason, 0) for reason in _UNUSABLE})
 
     async def _finish(self, ending: str | None) -> None:
         """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the run is finished."""
