@@ -90,6 +90,10 @@ def _read(path: Path) -> Tree:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give a run file such as configs/demo.toml") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; give a run file such as configs/demo.toml"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
@@ -116,7 +120,7 @@ def _merge(into: Tree, tree: Mapping[str, Any], origin: str, origins: Origins, p
             child = into.setdefault(key, {})
             if not isinstance(child, dict):
                 child = into[key] = {}
-            _merge(cast(Tree, child), cast(Tree, value), origin, origins, path)
+            _merge(cast("Tree", child), cast("Tree", value), origin, origins, path)
         else:
             into[key] = value
         origins[path] = origin
@@ -168,7 +172,7 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in cast(Tree, value).items() if item is not None}
+        return {key: _without_none(item) for key, item in cast("Tree", value).items() if item is not None}
     if isinstance(value, list):
-        return [_without_none(item) for item in cast(list[Any], value)]
+        return [_without_none(item) for item in cast("list[Any]", value)]
     return value
