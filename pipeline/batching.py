@@ -57,6 +57,10 @@ class TrainingSample:
     """What the sample counts for in the denominator of the loss, where that is not its number of loss tokens (T-PPO)."""
     reward: float = 0.0
     accuracy: float = 0.0
+    is_finished: bool = True
+    """Whether the response ends here; if not, reward and accuracy are unknown and 0."""
+    num_context_tokens: int = 0
+    """Earlier response tokens that ``tokens`` holds as prompt: windows of a response are trained one by one."""
 
     @property
     def response_length(self) -> int:

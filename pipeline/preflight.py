@@ -1,28 +1,34 @@
 """Everything that can be known to be wrong before a process is started.
 
 *Consumes* a configuration. *Produces* what a person should know (skipped prompts, counts), or one error that says what to do.
-*Waits for* the verifiers' modules to import, in sandbox processes, with a deadline. The same checks stand behind
-``headrace config check`` and ``headrace up``.
+*Waits for* the verifiers' modules to import, in sandbox processes, and for a configured ledger server, each with
+a deadline. The same checks stand behind ``headrace config check`` and ``headrace up``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import socket
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pipeline.algorithms.catalogue import declaration
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.model_folder import read_model_config
 from pipeline.replay.buffer import LedgerSpec
+from pipeline.replay.connect import connect
+from pipeline.replay.faults import ledger_faults
 from pipeline.replay.spec import ledger_spec
 from pipeline.rewards.pool import VerifierPool
+from pipeline.runtime.server import external_url
 from pipeline.value_model import value_source
-from protocol.errors import ConfigError, DataError
+from protocol.errors import ConfigError
+
+_ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,11 @@ def preflight(config: RunConfig) -> Preflight:
 
     Raises:
         ConfigError, DataError: the first thing that would make the run fail, and what to do about it.
+        LedgerUnavailable: the configured ledger server does not answer.
     """
-    model = _model_config(config.model.path)
+    model = read_model_config(config.model.path)
     if config.model.reference_path is not None:
-        _model_config(config.model.reference_path)
+        read_model_config(config.model.reference_path)
     if config.value.path is not None and declaration(config).has_critic:
         value_source(config.value.path)
     source = PromptSource.load(config, load_text_tokenizer(config.model.path))
@@ -53,6 +60,7 @@ def preflight(config: RunConfig) -> Preflight:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
     _check_length(config, model)
     _check_address(config)
+    asyncio.run(_check_ledger(config))
     asyncio.run(_check_verifiers(config, source.verifiers))
     findings.append(f"verifiers: {', '.join(sorted(source.verifiers))}")
     needed = config.algorithm.groups_per_update
@@ -64,16 +72,6 @@ def preflight(config: RunConfig) -> Preflight:
     return Preflight(tuple(findings), ledger_spec(config, source))
 
 
-def _model_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path} is not a model: it has no config.json; give a folder in Hugging Face format") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: not JSON: {error}; the model folder is damaged, download or make it again") from None
-
-
 def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
     limit = model.get("max_position_embeddings")
     needed = config.data.max_prompt_tokens + config.generation.max_response_tokens
@@ -82,6 +80,19 @@ def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
             f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} was made for "
             f"{limit} positions: lower one of them"
         )
+
+
+async def _check_ledger(config: RunConfig) -> None:
+    """Ask a server that runs already for an answer; an embedded one is started later."""
+    url = external_url(config.ledger.url, os.environ)
+    if url is None:
+        return
+    client = connect(url, timeout_s=_ANSWER_S, num_retries=1)
+    try:
+        with ledger_faults("ledger.url" if config.ledger.url else "REDIS_URL"):
+            await cast("Awaitable[bool]", client.ping())
+    finally:
+        await client.aclose()
 
 
 async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:

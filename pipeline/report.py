@@ -193,7 +193,7 @@ def _charts(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) 
         "Staleness, versions": staleness,
         "Time of an update, seconds": seconds,
     }
-    return [_svg(title, draw) for title, draw in charts.items()]
+    return [_svg(title, draw, only=numbers[0] if len(numbers) == 1 else None) for title, draw in charts.items()]
 
 
 def _value_charts(run_dir: Path) -> list[str]:
@@ -223,8 +223,8 @@ def _value_charts(run_dir: Path) -> list[str]:
     ]
 
 
-def _svg(title: str, draw: Callable[[Axes], None], *, x_label: str = "update") -> str:
-    """Render one chart as an inline SVG element, with text as text."""
+def _svg(title: str, draw: Callable[[Axes], None], *, x_label: str = "update", only: int | None = None) -> str:
+    """Render one chart as an inline SVG element, with text as text; ``only`` is the update when there is just one."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -252,8 +252,8 @@ def _svg(title: str, draw: Callable[[Axes], None], *, x_label: str = "update") -
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e6ecef")
         axes.margins(x=0.02)
-        if len(only := {x for line in axes.lines for x in line.get_xdata()}) == 1:
-            axes.set_xlim(min(only) - 1, max(only) + 1)
+        if only is not None:
+            axes.set_xlim(only - 1, only + 1)
         if len(axes.get_legend_handles_labels()[0]) > 1:
             figure.legend(loc="outside upper right", frameon=False, fontsize=9, ncols=3, labelcolor=_INK)
         buffer = io.StringIO()

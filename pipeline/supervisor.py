@@ -43,7 +43,7 @@ from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.watchdog import Patience, Watchdog
 from pipeline.weights import remove_weights
-from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable
+from protocol.errors import ConfigError, LedgerError
 from protocol.ids import Role
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ _TICK_S = 0.2
 _SERVER_CHECK_S = 1.0
 _ANSWER_S = 2.0
 """The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
-_AWAY = (LedgerUnavailable, LedgerFull)
 _DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
 
 _HOPELESS = frozenset(int(code) for code in ExitCode if code.is_hopeless)
@@ -232,7 +231,9 @@ class Supervisor:
                 await self._bury(loop.registry, ended, beats)
                 await self._replace(loop.registry, beats, now)
                 await loop.show(status, beats, self._plan, now)
-            except _AWAY:  # it is being started again; the workers ride it out as well
+            except (
+                LedgerError
+            ):  # away: it is being started again, and the workers ride it out as well; or it was emptied
                 self._watchdog.blind(now)
                 if status.state is RunState.RUNNING:
                     status = self._ending() or status

@@ -91,14 +91,18 @@ def queue_table(rows: Sequence[QueueRow]) -> Table:
     for row in rows:
         table.add_row(
             row.name,
-            f"{row.depth:,}",
-            f"{row.limit:,}" if row.limit is not None else "–",
+            _amount(row.name, row.depth),
+            _amount(row.name, row.limit) if row.limit is not None else "–",
             f"{row.oldest_age_s:.1f} s" if row.oldest_age_s is not None else "–",
             row.waiting_for,
             str(row.num_refused),
             str(row.num_gaps),
         )
     return table
+
+
+def _amount(queue: str, number: int) -> str:
+    return f"{number / 2**20:,.1f} MB" if queue == "bytes" else f"{number:,}"
 
 
 def audit_table(audit: Audit) -> Table:

@@ -124,7 +124,8 @@ class WeightsStore:
 
 
 def _nothing(request: WeightsRequest) -> WeightsPart:
-    return WeightsPart(version=request.version, offset=request.offset, total_bytes=0, data=np.empty(0, np.uint8))
+    """Answer that a range is not to be had: of an empty file no other offset is true."""
+    return WeightsPart(version=request.version, offset=0, total_bytes=0, data=np.empty(0, np.uint8))
 
 
 def local_file(announcement: WeightsAnnouncement) -> Path | None:
@@ -162,12 +163,18 @@ async def fetch_file(
                 part = await requester.request(
                     WeightsRequest(version=version, offset=offset, max_bytes=max_part_bytes), timeout_s=timeout_s
                 )
-                if not isinstance(part, WeightsPart) or part.version != version or part.offset != offset:
-                    raise WeightsRejected(f"asked for bytes {offset}.. of version {version}, got {part!r}")
+                if not isinstance(part, WeightsPart) or part.version != version:
+                    raise WeightsRejected(
+                        f"asked for bytes {offset}.. of version {version}, got a {type(part).__name__}"
+                    )
                 if part.total_bytes != announcement.num_bytes or part.data.size == 0:
                     raise WeightsRejected(
                         f"version {version} has {announcement.num_bytes} bytes by its announcement, {part.total_bytes} by the "
                         f"learner: it was replaced meanwhile; take the newest announcement"
+                    )
+                if part.offset != offset:
+                    raise WeightsRejected(
+                        f"asked for bytes from {offset} of version {version}, got those from {part.offset}"
                     )
                 file.write(part.data.data)
         if (digest := await asyncio.to_thread(digest_file, path)) != announcement.digest:

@@ -17,7 +17,8 @@
     │   ├── LedgerMismatch (ValueError)   the run was opened with another specification
     │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
     ├── EngineError                       an engine cannot go on
-    │   └── WeightsRejected (ValueError)  the digest, names or shapes of published weights do not match
+    │   ├── WeightsRejected (ValueError)  the digest, names or shapes of published weights do not match
+    │   └── Diverged (FloatingPointError) optimiser steps, or what the weights compute, are not finite
     ├── StorageFailed (OSError)           the disk refused a checkpoint; the one before is untouched
     └── VerifierError                     a reward function raised or ran out of time; never scored as wrong
 
@@ -98,6 +99,10 @@ class EngineError(HeadraceError):
 
 class WeightsRejected(EngineError, ValueError):
     """Published weights do not match their digest, or do not fit the model."""
+
+
+class Diverged(EngineError, FloatingPointError):
+    """Training has diverged: optimiser steps, or the logits of published weights, are not finite. A restart cannot help."""
 
 
 class StorageFailed(HeadraceError, OSError):

@@ -283,10 +283,14 @@ class Generator(Actor):
             self._held[window.trajectory] = _Held(held.lease, held.prompt, tokens, held.next_index + 1)
             await self._resumed.put(window.trajectory)
             return
+        if outcome.status is WriteStatus.FENCED:
+            # Usually it is another's by now. But a server that lost its last writes may count it as ours at an earlier chunk.
+            await self._let_go(window.trajectory)
+            return
         del self._held[window.trajectory]
 
     async def _let_go(self, trajectory: TrajectoryId) -> None:
-        """Hand a trajectory that the engine gave up to whoever leases it next; it is never scored as wrong."""
+        """Hand a trajectory that cannot go on here to whoever leases it next; it is never scored as wrong."""
         del self._held[trajectory]
         await self.ctx.replay.give_back(self.ctx.who, (trajectory,))
 

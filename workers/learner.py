@@ -38,6 +38,7 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from protocol.errors import Diverged, LedgerError
 from protocol.ids import Role
 from workers.checkpoint import latest_checkpoint, write_checkpoint
 from workers.critic import CriticWatch
@@ -47,6 +48,11 @@ from workers.evaluation import Evaluations
 from workers.publishing import Publisher
 
 _POLL_S = 0.02
+_IDLE_S = 5.0
+_IDLE_CHECKPOINTS = 10.0
+"""A learner that has waited this long, and this many times what its last checkpoint took, writes one: see ``_settle_idle``."""
+
+_UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER, DropReason.NON_FINITE)
 
 
 class Learner(Actor):
@@ -67,6 +73,8 @@ class Learner(Actor):
             await self.ctx.compute(self._backend.load, checkpoint.path)
         self._num_updates = int(state.get("num_updates", 0))
         self._applied: list[str] = []
+        self._applied_units: set[str] = set()
+        self._checkpoint_s = 0.0
         returned = await self.ctx.replay.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = Publisher(self.ctx)
         await self._publisher.start()
@@ -79,9 +87,9 @@ class Learner(Actor):
         )
         has_critic = declaration(config).has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
-        self._is_resumed = checkpoint is not None
+        self._is_resumed = self._has_checkpoint = checkpoint is not None
         self._num_bad_steps = 0
-        self._dropped_at_update = await self._num_without_signal()
+        self._unusable_at_update = await self._unusable()
         self.ctx.log.info(
             "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
         )
@@ -102,6 +110,7 @@ class Learner(Actor):
                     break
                 self._say_waiting(outcome, await self._critic.trouble() if self._critic else "")
                 self._record(await self._evaluations.collect())
+                await self._settle_idle(time.monotonic() - started)
                 await self.ctx.clock.sleep(_POLL_S)
                 outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
             if isinstance(outcome, ClaimRefused):
@@ -112,8 +121,8 @@ class Learner(Actor):
         await self._finish(ending)
 
     async def drain(self) -> None:
-        """Keep what was learned: checkpoint and settle."""
-        await self._checkpoint()
+        """Keep what was learned since the last checkpoint."""
+        await self._keep()
 
     async def teardown(self) -> None:
         """Close files and endpoints."""
@@ -131,7 +140,7 @@ class Learner(Actor):
             self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
             refused = await critic.drop_batch(self._version)
             if refused is None:
-                self._dropped_at_update = await self._num_without_signal()
+                self._unusable_at_update = await self._unusable()
                 continue
             if ending := await self._is_over(refused):
                 return ending
@@ -144,6 +153,11 @@ class Learner(Actor):
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
+        if again := self._applied_units.intersection(claim.units):
+            raise LedgerError(
+                f"claim {claim.claim_id} holds {len(again)} units that were trained on already, first {min(again)}: the "
+                "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
+            )
         units = await self.ctx.replay.fetch(claim)
         samples = await self._prepare(claim, units)
         started = time.monotonic()
@@ -157,16 +171,18 @@ class Learner(Actor):
         self._num_updates += 1
         self._version += 1
         self._applied.append(claim.claim_id)
+        self._applied_units.update(claim.units)
         started = time.monotonic()
         await self._publish()
         publish_s = time.monotonic() - started
-        self._dropped_at_update = await self._num_without_signal()
+        self._unusable_at_update = await self._unusable()
         if samples:
             row = _row(self._num_updates, self._version, samples, results)
             self._history.append(replace(row, wait_s=wait_s, logprob_s=logprob_s, step_s=step_s, publish_s=publish_s))
             self._show(row)
         every = self.ctx.config.evaluation.every_updates
-        if self._evaluations.is_enabled and every and self._num_updates % every == 0:
+        is_last = self._num_updates >= self.ctx.config.run.num_updates  # evaluated at the end in any case
+        if self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last:
             await self._evaluations.request(self._version)
         if self._num_updates % self.ctx.config.checkpoint.every_updates == 0:
             await self._checkpoint()
@@ -193,7 +209,7 @@ class Learner(Actor):
     async def _steps(self, samples: list[TrainingSample]) -> list[StepResult]:
         """Run the optimiser steps of one update. A step that is not finite is refused by the backend and changes nothing.
 
-        Raises FloatingPointError after too many refused steps in a row.
+        Raises Diverged after too many refused steps in a row.
         """
         results: list[StepResult] = []
         if not samples:
@@ -208,9 +224,10 @@ class Learner(Actor):
                     "step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
                 )
             if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
-                raise FloatingPointError(
+                raise Diverged(
                     f"{self._num_bad_steps} optimiser steps in a row were not finite (loss {result.loss}, gradient norm "
-                    f"{result.grad_norm}); lower learner.learning_rate or look at the samples of claim {self._applied[-1:]}"
+                    f"{result.grad_norm}) and were refused; lower learner.learning_rate, then go on from the last checkpoint "
+                    f"with `headrace up --resume {self.ctx.run_dir}`"
                 )
         return results
 
@@ -219,8 +236,14 @@ class Learner(Actor):
         await self.ctx.replay.advance(self.ctx.who, self._version)
         self.ctx.policy_version = self._version
 
+    async def _keep(self) -> None:
+        """Checkpoint, unless the last one holds all there is."""
+        if self._applied or not self._has_checkpoint:
+            await self._checkpoint()
+
     async def _checkpoint(self) -> None:
         """Write a checkpoint, then settle the claims whose effect it holds."""
+        started = time.monotonic()
         claims = tuple(self._applied)
         self._history.sync()
         state = {
@@ -232,7 +255,17 @@ class Learner(Actor):
         }
         await self.ctx.compute(self._write_checkpoint, state)
         await self.ctx.replay.settle(self.ctx.who, claims)
-        self._applied = self._applied[len(claims) :]
+        self._has_checkpoint = True
+        self._applied.clear()
+        self._applied_units.clear()
+        self._checkpoint_s = time.monotonic() - started
+
+    async def _settle_idle(self, waited_s: float) -> None:
+        """Checkpoint early when nothing comes: what is trained but not settled holds memory of the ledger, and admission may
+        be waiting for just that."""
+        if self._applied and waited_s >= max(_IDLE_S, _IDLE_CHECKPOINTS * self._checkpoint_s):
+            self.ctx.log.info("idle_checkpoint", waited_s=waited_s, claims=len(self._applied))
+            await self._checkpoint()
 
     def _write_checkpoint(self, state: dict[str, object]) -> None:
         keep = self.ctx.config.checkpoint.keep
@@ -264,22 +297,29 @@ class Learner(Actor):
                 f"units are ready and nothing is on the way; set data.epochs higher or add prompts ({audit_hint})"
             )
         limit = self.ctx.config.algorithm.max_generation_batches * self.ctx.config.algorithm.groups_per_update
-        without_signal = await self._num_without_signal() - self._dropped_at_update
-        if limit and without_signal >= limit:
+        unusable = await self._unusable() - self._unusable_at_update
+        if not limit or unusable.total() < limit:
+            return None
+        after = f"after {self._num_updates} updates"
+        if num_failed := unusable[DropReason.DEAD_LETTER]:
             return (
-                f"{without_signal} groups in a row were all right or all wrong, so none had anything to learn from, after "
-                f"{self._num_updates} updates: the data is too easy or too hard for this policy; change the data or "
-                f"algorithm.max_generation_batches ({audit_hint})"
+                f"{unusable.total()} groups in a row could not be trained on {after}, {num_failed} of them because a response "
+                f"could not be scored: mend the verifier, its tracebacks are in {self.ctx.run_dir / 'logs'} ({audit_hint})"
             )
-        return None
+        return (
+            f"{unusable.total()} groups in a row were all right or all wrong, so none had anything to learn from, {after}: the "
+            f"data is too easy or too hard for this policy; change the data or algorithm.max_generation_batches ({audit_hint})"
+        )
 
-    async def _num_without_signal(self) -> int:
-        return (await self.ctx.replay.totals()).num_groups_dropped.get(DropReason.NO_SIGNAL, 0)
+    async def _unusable(self) -> Counter[str]:
+        """Count the groups that were dropped so far because nothing could be learned from them."""
+        dropped = (await self.ctx.replay.totals()).num_groups_dropped
+        return Counter({reason: dropped.get(reason, 0) for reason in _UNUSABLE})
 
     async def _finish(self, ending: str | None) -> None:
         """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the run is finished."""
         await self.ctx.replay.close_admission(self.ctx.who)
-        await self._checkpoint()
+        await self._keep()
         await self.ctx.replay.cancel_in_flight(self.ctx.who)
         if self._evaluations.is_enabled:
             await self._evaluations.request(self._version)
@@ -313,7 +353,9 @@ class Learner(Actor):
 
 def _row(update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult]) -> UpdateRow:
     """Summarise an update; ``version`` is the one that it published, so the learner was at ``version - 1``."""
-    ages = np.concatenate([version - 1 - s.versions for s in samples])
+    trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
+    ages = np.concatenate([version - 1 - s.versions[mask] for s, mask in zip(samples, trained, strict=True)])
+    finished = [s for s in samples if s.is_finished]
     sums: Counter[str] = Counter()
     for result in results:
         sums.update(result.metrics)
@@ -324,9 +366,9 @@ def _row(update: int, version: int, samples: Sequence[TrainingSample], results: 
         num_trajectories=len(samples),
         num_response_tokens=sum(s.response_length for s in samples),
         num_trained_tokens=sum(int(s.loss_mask.sum()) for s in samples),
-        reward=float(np.mean([s.reward for s in samples])),
-        accuracy=float(np.mean([s.accuracy for s in samples])),
-        response_length=float(np.mean([s.response_length for s in samples])),
+        reward=float(np.mean([s.reward for s in finished])) if finished else 0.0,
+        accuracy=float(np.mean([s.accuracy for s in finished])) if finished else 0.0,
+        response_length=float(np.mean([s.num_context_tokens + s.response_length for s in finished or samples])),
         staleness_mean=float(ages.mean()),
         staleness_max=int(ages.max()),
         num_segments_mean=float(np.mean([np.unique(s.versions).size for s in samples])),

@@ -38,15 +38,18 @@ class Reference(Scorer):
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Score and write a batch. An engine that fails on it fails every chunk of it, to be retried elsewhere."""
+        """Score and write a batch; when the engine fails on it, each chunk by itself, so that a bad one fails alone."""
         requests = [
             ScoringRequest(np.concatenate([c.prompt.tokens, c.context_tokens, c.tokens]), c.num_tokens) for c in chunks
         ]
         try:
             scored = await self.ctx.compute(self._engine.logprobs, requests)
         except EngineError:
+            if len(chunks) == 1:
+                await self.fail(chunks[0], traceback.format_exc())
+                return
             for chunk in chunks:
-                await self.fail(chunk, traceback.format_exc())
+                await self.score([chunk])
             return
         for chunk, logprobs in zip(chunks, scored, strict=True):
             await self.write(chunk, ReferenceScore(logprobs=logprobs))

@@ -193,6 +193,8 @@ class CriticRule(ABC):
             counted_tokens=counted_tokens,
             reward=0.0 if stretch.score is None else stretch.score.reward,
             accuracy=0.0 if stretch.score is None else stretch.score.accuracy,
+            is_finished=stretch.score is not None,
+            num_context_tokens=stretch.num_earlier - num_earlier,
         )
 
 

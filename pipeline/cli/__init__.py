@@ -6,7 +6,6 @@ fraction of a second. Errors are one sentence on standard error and a documented
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -49,6 +48,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
         if cmd_name not in _COMMANDS:
+            import difflib
+
             close = difflib.get_close_matches(cmd_name, _COMMANDS, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_COMMANDS)}."
             raise click.UsageError(f"no command {cmd_name!r}: {hint}")

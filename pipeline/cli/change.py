@@ -12,18 +12,18 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli.common import attach, echo_json, find_run, json_option, run_argument
-from pipeline.run_dir import supervisor_pid
-from pipeline.runtime.ledger_file import read_address
-from pipeline.runtime.registry import Fleet, RunState, RunStatus
-from pipeline.runtime.server import EmbeddedServer
 from protocol.errors import ConfigError, DeadlineExceeded
-from protocol.ids import Role
 
-_ELASTIC = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
+if TYPE_CHECKING:
+    from pipeline.runtime.registry import Fleet
+    from protocol.ids import Role
+
+_ELASTIC = ("generator", "reward", "reference")
 _POLL_S = 0.2
 _SILENT_S = 5.0
 _HEARD_S = 2.0
@@ -38,6 +38,9 @@ _HEARD_S = 2.0
 @json_option
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers of a role a run has, while it runs."""
+    from pipeline.run_dir import supervisor_pid
+    from pipeline.runtime.registry import Fleet, RunState
+
     wanted = dict(_parse_count(text) for text in counts)
 
     async def change() -> Fleet:
@@ -70,6 +73,8 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
 
 
 def _parse_count(text: str) -> tuple[Role, int]:
+    from protocol.ids import Role
+
     name, _, number = text.partition("=")
     if name not in _ELASTIC or not number.isdecimal() or int(number) < 1:
         roles = ", ".join(_ELASTIC)
@@ -86,6 +91,8 @@ def _parse_count(text: str) -> tuple[Role, int]:
 @json_option
 def down(run: Path | None, now: bool, timeout_s: float, as_json: bool) -> None:
     """Ask a run to drain and end, and wait until it has."""
+    from pipeline.run_dir import supervisor_pid
+
     run_dir = find_run(run)
     deadline = time.monotonic() + timeout_s
     pid = supervisor_pid(run_dir)
@@ -115,6 +122,8 @@ def down(run: Path | None, now: bool, timeout_s: float, as_json: bool) -> None:
 
 
 async def _ask(run_dir: Path) -> None:
+    from pipeline.runtime.registry import RunState, RunStatus
+
     async with attach(run_dir) as attached:
         await attached.registry.set_run_status(
             RunStatus(RunState.STOPPING, f"stopped by `headrace down`; go on with `headrace up --resume {run_dir}`")
@@ -123,6 +132,10 @@ async def _ask(run_dir: Path) -> None:
 
 async def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
     """End the workers, and the embedded server, of a supervisor that died; return whether there were any."""
+    from pipeline.runtime.ledger_file import read_address
+    from pipeline.runtime.registry import RunState, RunStatus
+    from pipeline.runtime.server import EmbeddedServer
+
     if read_address(run_dir) is None:
         return False
     async with attach(run_dir) as attached:

@@ -18,16 +18,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from pipeline.config.load import RESOLVED_NAME, read_resolved
-from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import ReplayBuffer
-from pipeline.runtime.registry import Registry
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+    from pipeline.replay.buffer import ReplayBuffer
+    from pipeline.runtime.registry import Registry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 run_argument = click.argument("run", required=False, type=click.Path(path_type=Path))
@@ -46,6 +46,8 @@ class Attached:
 
 def find_run(run: Path | None) -> Path:
     """Return the run's folder: the given one, or the one changed last under ./runs. Raises ConfigError."""
+    from pipeline.config.load import RESOLVED_NAME
+
     if run is not None:
         if not (run / RESOLVED_NAME).is_file():
             raise ConfigError(f"{run} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made")
@@ -59,6 +61,7 @@ def find_run(run: Path | None) -> Path:
 @asynccontextmanager
 async def attach(run: Path | None) -> AsyncIterator[Attached]:
     """Connect to a run's ledger, starting its embedded server for the time being when it is down."""
+    from pipeline.config.load import read_resolved
     from pipeline.replay.connect import connect
     from pipeline.replay.redis import RedisReplay
     from pipeline.run_dir import server_lock, supervisor_pid
@@ -94,6 +97,8 @@ def echo_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
+    import msgspec
+
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, msgspec.Struct):

@@ -37,6 +37,7 @@ Exit codes:
   3    the ledger's server does not answer
   5    the learner did not drain in time; its last checkpoint is what --resume finds
   6    the data is exhausted or has nothing to learn from; what was learned is kept
+  7    training has diverged: steps or weights are not finite; earlier checkpoints are kept
   8    a worker failed too often
   130  stopped twice: ended at once
 """

@@ -11,6 +11,7 @@ from typing import cast
 from protocol.errors import (
     ConfigError,
     DeadlineExceeded,
+    Diverged,
     Fenced,
     HeadraceError,
     LedgerFull,
@@ -37,7 +38,8 @@ class ExitCode(IntEnum):
     STARVED = 6
     """The data is exhausted and an update can never fill again. What was accepted is kept."""
     BAD_STEPS = 7
-    """Too many non-finite optimiser steps in a row; none of them was committed."""
+    """Training has diverged: too many non-finite optimiser steps in a row, none of them committed, or weights that give
+    logits which are not finite."""
     RESTART_BUDGET = 8
     """The supervisor gave up on a worker that kept failing."""
     INTERRUPTED = 130
@@ -61,6 +63,7 @@ _TELLING = (
     ExitCode.FENCED,
     ExitCode.INTERRUPTED,
     ExitCode.CONFIG,
+    ExitCode.BAD_STEPS,
     ExitCode.FAILURE,
     ExitCode.LEDGER_UNAVAILABLE,
     ExitCode.DRAIN_TIMEOUT,
@@ -79,6 +82,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
         return ExitCode.INTERRUPTED
     if isinstance(error, ConfigError | LedgerMismatch):
         return ExitCode.CONFIG
+    if isinstance(error, Diverged):
+        return ExitCode.BAD_STEPS
     if isinstance(error, LedgerUnavailable | LedgerFull):
         return ExitCode.LEDGER_UNAVAILABLE
     if isinstance(error, DrainTimeout):

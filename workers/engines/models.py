@@ -64,6 +64,7 @@ def load_model(
     Raises:
         DataError: The folder is missing, or does not hold a causal language model.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -73,7 +74,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(
             f"{path} does not load as a causal language model of transformers: {error}; "
             "give a folder written by save_pretrained"

@@ -146,6 +146,18 @@ async def test_given_back_trajectories_are_leased_again(bench):
 
 
 @pytest.mark.parametrize("unit", Unit)
+async def test_a_writer_whose_earlier_chunk_the_server_lost_can_let_others_sample_it_again(bench, unit):
+    """A server that died may come back without its last writes: its writer is then ahead of it."""
+    replay = await bench.open(make_spec(unit, group_size=1, units_per_update=1))
+    [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases
+    ahead = await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, index=1, context=3))
+    assert (ahead.status, ahead.keeps_lease) == (WriteStatus.FENCED, False)
+    assert await replay.give_back(GENERATOR, (lease.trajectory,)) == 1
+    [again] = (await replay.lease(OTHER_GENERATOR, max_trajectories=1)).leases
+    assert (again.trajectory, again.next_index, again.last_chunk) == (lease.trajectory, 0, None)
+
+
+@pytest.mark.parametrize("unit", Unit)
 async def test_a_chunk_repeated_after_a_lost_reply_counts_once_before_and_after_its_unit_is_settled(bench, unit):
     replay = await bench.open(make_spec(unit, group_size=1, units_per_update=1))
     [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.runtime.lifecycle import Lifecycle, Phase
-from protocol.errors import ConfigError, DataError, Fenced, LedgerFull, LedgerMismatch, LedgerUnavailable
+from protocol.errors import ConfigError, DataError, Diverged, Fenced, LedgerFull, LedgerMismatch, LedgerUnavailable
 
 
 def test_the_first_signal_drains_until_the_deadline():
@@ -74,6 +74,8 @@ def test_a_life_only_goes_forward(events: list[tuple[str, float]]):
     [
         (ConfigError("x"), ExitCode.CONFIG),
         (DataError("x"), ExitCode.CONFIG),
+        (Diverged("x"), ExitCode.BAD_STEPS),
+        (ExceptionGroup("g", [Diverged("x"), DrainTimeout("y")]), ExitCode.BAD_STEPS),
         (LedgerMismatch("x"), ExitCode.CONFIG),
         (LedgerUnavailable("x"), ExitCode.LEDGER_UNAVAILABLE),
         (LedgerFull("x"), ExitCode.LEDGER_UNAVAILABLE),

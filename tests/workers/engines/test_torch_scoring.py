@@ -94,3 +94,9 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
     for build in (build_training, build_scoring):
         with pytest.raises(DataError, match="nowhere"):
             build(config, tmp_path / "nowhere")
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_in_words() -> None:
+    engine = TorchScoring(tiny_model(), temperature=1.0, micro_batch_tokens=64)
+    with pytest.raises(EngineError, match="give a reference model with the policy's vocabulary"):
+        engine.logprobs([ScoringRequest(np.array([1, 2, 150000], np.int32), 1)])

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from protocol.errors import EngineError
+from protocol.errors import Diverged, EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
 from workers.engines.generation import EngineStats, Window, WindowRequest
@@ -174,7 +174,7 @@ class LocalEngine:
     def advance(self, max_steps: int) -> list[Window]:
         """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
 
-        Raises EngineError before the first weights, and when the weights give logits that are not finite.
+        Raises EngineError before the first weights, and Diverged when the weights give logits that are not finite.
         """
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
@@ -236,9 +236,9 @@ class LocalEngine:
         chosen, chosen_logprobs = sample(logits, self._distributions, uniform)
         tokens, logprobs = chosen.cpu().numpy(), chosen_logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
-            raise EngineError(
-                f"policy version {self._policy_version} gives logits that are not finite; "
-                "its weights are damaged: restore an earlier checkpoint"
+            raise Diverged(
+                f"policy version {self._policy_version} gives logits that are not finite: training has diverged; lower "
+                "learner.learning_rate, and resume from a checkpoint of an earlier version (remove the later ones)"
             )
         arrays.tokens[rows, lengths] = tokens
         arrays.logprobs[rows, lengths] = logprobs

@@ -1,0 +1,83 @@
+"""Whether a folder holds a model that workers can load, found out without loading it and without torch.
+
+*Consumes* a folder in Hugging Face format. *Produces* its ``config.json``, or one sentence on what is missing or damaged.
+*Waits for* the disk only: of each weight file just the header is read.
+
+A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, JSON that gives each tensor's
+range; the largest range ends where the file does. So a download that broke off shows here, not minutes later in every worker.
+Source: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, cast
+
+from protocol.errors import DataError
+
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_MAX_HEADER_BYTES = 100_000_000
+"""Of the format itself; anything longer is not a header."""
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json`` of a model whose weight files are there and whole.
+
+    Raises:
+        DataError: the folder holds no model, or a damaged one.
+    """
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder} is not a model: it has no config.json; give a folder in Hugging Face format")
+    config = _read_json(folder / "config.json")
+    for file in _weight_files(folder):
+        if not file.is_file():
+            raise DataError(f"{file}: no such file, though the model's index names it; download the model again")
+        if file.suffix == ".safetensors":
+            _check_safetensors(file)
+    return config
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for name in _SINGLE:
+        if (folder / name).is_file():
+            return [folder / name]
+    for name in _SHARDED:
+        if (folder / name).is_file():
+            shards = cast("dict[str, str]", _read_json(folder / name).get("weight_map", {}))
+            return [folder / shard for shard in sorted(set(shards.values()))]
+    raise DataError(f"{folder} has no weights: none of {', '.join((*_SINGLE, *_SHARDED))}; download the model again")
+
+
+def _check_safetensors(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            raise _damaged(file, f"its {size} bytes are too few for its header")
+        header = _parse(file, stream.read(length))
+    ranges = [cast("Any", tensor)["data_offsets"] for name, tensor in header.items() if name != "__metadata__"]
+    expected = 8 + length + max((end for _, end in ranges), default=0)
+    if size != expected:
+        raise _damaged(file, f"it has {size} bytes, its header speaks of {expected}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return _parse(file, file.read_bytes())
+
+
+def _parse(file: Path, data: bytes) -> dict[str, Any]:
+    try:
+        value: object = json.loads(data)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _damaged(file, f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _damaged(file, f"a JSON {type(value).__name__}, expected an object")
+    return cast("dict[str, Any]", value)
+
+
+def _damaged(file: Path, what: str) -> DataError:
+    return DataError(f"{file}: {what}; the model folder is damaged, download or make it again")

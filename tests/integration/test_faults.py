@@ -1,0 +1,127 @@
+"""Claims about faults in the middle of a run: dead and frozen workers, a dead ledger server, a ledger without room."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from pipeline.runtime.ledger_file import read_address
+from tests.integration.fleet import RunningFleet, fleet, kill
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+QUICK = (
+    "run.num_updates=1000",
+    "algorithm.groups_per_update=2",
+    "algorithm.group_size=4",
+    "data.evaluation=[]",
+    "checkpoint.every_updates=4",
+    "ledger.lease_s=3",
+    "ledger.scoring_deadline_s=3",
+)
+
+
+def updates(run: RunningFleet) -> list[dict[str, Any]]:
+    """The rows of the history, torn last line aside."""
+    lines = (run.run_dir / "history.jsonl").read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row for row in rows if row["kind"] == "update"]
+
+
+def goes_on(run: RunningFleet, what: str) -> None:
+    """The run trains two more updates, and its ledger balances."""
+    last = updates(run)[-1]["policy_version"]
+    run.wait_until(lambda: updates(run)[-1]["policy_version"] >= last + 2, f"updates after {what}")
+    assert run.audit()["balances"] is True
+
+
+def epoch(run: RunningFleet, worker: str) -> int:
+    found = run.workers().get(worker)
+    return -1 if found is None else found["epoch"]
+
+
+def test_a_dead_learner_a_frozen_generator_and_a_dead_server_are_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
+    with fleet(tmp_path, *QUICK) as run:
+        run.wait_until(lambda: run.num_updates() >= 6, "the sixth update")
+
+        before = run.workers()
+        announced = before["learner"]["policy_version"]
+        kill(before["learner"])
+        run.wait_until(lambda: epoch(run, "learner") > before["learner"]["epoch"], "a new learner")
+        run.wait_until(lambda: run.workers()["learner"]["policy_version"] > announced, "a version above all before")
+        goes_on(run, "the learner's death")
+        versions = [row["policy_version"] for row in updates(run)]
+        assert versions == sorted(set(versions)), "a policy version came twice or went back"
+
+        frozen = run.workers()["generator-0"]
+        os.kill(frozen["pid"], signal.SIGSTOP)
+        try:
+            run.wait_until(
+                lambda: epoch(run, "generator-0") > frozen["epoch"], "a new incarnation of the frozen generator"
+            )
+        finally:
+            with_signal(frozen["pid"], signal.SIGCONT)
+        goes_on(run, "the frozen generator")
+
+        address = read_address(run.run_dir)
+        assert address is not None
+        os.kill(address.pid, signal.SIGKILL)
+        goes_on(run, "the ledger server's death")
+        fresh = read_address(run.run_dir)
+        assert fresh is not None
+        assert fresh.pid != address.pid
+
+        run.command("down", str(run.run_dir))
+        assert run.finish() == 0, run.output.read_text()
+        audit = run.audit()
+        assert audit["balances"] is True
+        assert audit["groups"]["trained"] == 2 * len({row["update"] for row in updates(run)})
+
+
+def test_a_ledger_without_room_stops_admission_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    with fleet(tmp_path, *QUICK, "checkpoint.every_updates=100000", "supervisor.max_restarts=0") as run:
+        run.wait_until(lambda: run.num_updates() >= 2, "the second update")
+        address = read_address(run.run_dir)
+        assert address is not None
+        with redis.Redis.from_url(address.url) as server:
+            server.config_set("maxmemory", "1mb")  # far below what is used: every write that needs room is refused
+            said = run.wait_until(
+                lambda: (
+                    next((w["detail"] for w in run.workers().values() if "memory" in w["detail"]), None)
+                    or ("memory" in run.status()["waits"] and run.status()["waits"])
+                ),
+                "a worker that waits for memory",
+            )
+            assert "memory" in said
+            assert run.audit()["balances"] is True
+            server.config_set("maxmemory", "256mb")
+        goes_on(run, "the ledger had room again")
+        run.command("down", str(run.run_dir))
+        assert run.finish() == 0, run.output.read_text()
+        assert run.audit()["balances"] is True
+
+
+def test_batches_that_await_their_checkpoint_never_lock_up_a_small_ledger(tmp_path: Path) -> None:
+    with fleet(
+        tmp_path, *QUICK, "checkpoint.every_updates=100000", "ledger.max_memory_mb=8", "ledger.watermark=0.02"
+    ) as run:
+        log = run.run_dir / "logs" / "learner.jsonl"
+        run.wait_until(lambda: "idle_checkpoint" in log.read_text() if log.exists() else False, "an early checkpoint")
+        goes_on(run, "the early checkpoint")
+        run.command("down", str(run.run_dir))
+        assert run.finish() == 0, run.output.read_text()
+        assert run.audit()["balances"] is True
+
+
+def with_signal(pid: int, number: int) -> None:
+    """Signal a process that may be gone by now."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

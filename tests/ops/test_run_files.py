@@ -1,0 +1,32 @@
+"""Claims about the shipped run files: they load, and hold what the task and the paper need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ops.demo_task import MAX_RESPONSE_TOKENS, MAX_TERMS
+from pipeline.config.load import load_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_the_demo_has_room_for_the_longest_chain_and_windows_shorter_than_the_tail():
+    config = load_config([CONFIGS / "demo.toml", CONFIGS / "fleets" / "demo.toml"])
+    assert config.data.max_prompt_tokens >= 3 * MAX_TERMS
+    generation, reward = config.generation, config.reward
+    assert generation.max_response_tokens - reward.overlong_cache_tokens >= MAX_RESPONSE_TOKENS
+    assert generation.window_tokens < MAX_RESPONSE_TOKENS / 2
+    assert config.needs_reference
+    assert (config.fleet.generator, config.fleet.reward, config.fleet.reference) == (2, 1, 1)
+
+
+def test_the_full_size_run_has_the_papers_hyper_parameters():
+    config = load_config([CONFIGS / "dapo-32b.toml", CONFIGS / "fleets" / "one-node.toml"])
+    algorithm = config.algorithm
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coefficient) == (0.2, 0.28, 0.0)
+    assert (algorithm.groups_per_update, algorithm.group_size, algorithm.num_minibatches) == (512, 16, 16)
+    assert (algorithm.loss_aggregation, algorithm.dynamic_sampling) == ("token-mean", True)
+    assert (config.learner.learning_rate, config.learner.warmup_updates) == (1e-6, 20)
+    assert (config.generation.max_response_tokens, config.reward.overlong_cache_tokens) == (20480, 4096)
+    assert (config.evaluation.samples_per_prompt, config.evaluation.top_p) == (32, 0.7)
+    assert not config.needs_reference

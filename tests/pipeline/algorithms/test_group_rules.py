@@ -1,0 +1,104 @@
+"""Each rule without a critic is one equation from rewards to advantages, in DAPO's frame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.algorithms import build
+from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.cispo import Cispo
+from pipeline.algorithms.dapo import Dapo
+from pipeline.algorithms.group_rule import GroupRule
+from pipeline.algorithms.grpo import DrGrpo, Grpo
+from pipeline.algorithms.gspo import Gspo
+from pipeline.algorithms.objective import Objective, Surrogate
+from pipeline.algorithms.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from pipeline.algorithms.rloo import Rloo
+from pipeline.batching import TrainingSample
+from pipeline.config.schema import AlgorithmSection, DataSection, ModelSection, RunConfig
+from tests.pipeline.algorithms.packed import few
+from tests.pipeline.algorithms.units import group_unit
+
+REWARDS = ([1.0, -1.0, -1.0, 0.5], [1.0, 1.0, -1.0, 1.0])
+UNITS = [group_unit(rewards, number=number) for number, rewards in enumerate(REWARDS)]
+
+
+def _first(samples: list[TrainingSample]) -> list[float]:
+    return [float(sample.advantages[0]) for sample in samples]
+
+
+def _built(name: str, **settings: object) -> GroupRule:
+    section = AlgorithmSection.model_validate({"name": name, "group_size": 4} | settings)
+    data = DataSection(train=(Path("d.jsonl"),))
+    rule = build(RunConfig(model=ModelSection(path=Path("m")), data=data, algorithm=section))
+    assert isinstance(rule, GroupRule)
+    return rule
+
+
+@pytest.mark.parametrize("kind", [Dapo, Grpo, Gspo, Cispo])
+def test_normalised_groups_have_mean_0_and_unbiased_std_1(kind: type[GroupRule]) -> None:
+    advantages = np.array(_first(kind(objective=Objective(), group_size=4).prepare(UNITS))).reshape(2, 4)
+    np.testing.assert_allclose(advantages.mean(axis=1), 0.0, atol=1e-6)
+    np.testing.assert_allclose(advantages.std(axis=1, ddof=1), 1.0, atol=1e-5)
+
+
+def test_dr_grpo_only_takes_the_mean_off() -> None:
+    assert _first(_built("dr-grpo").prepare(UNITS)) == pytest.approx(
+        [1.125, -0.875, -0.875, 0.625, 0.5, 0.5, -1.5, 0.5]
+    )
+
+
+def test_rloo_compares_with_the_mean_of_the_others() -> None:
+    expected = [reward - (sum(group) - reward) / 3 for group in REWARDS for reward in group]
+    assert _first(Rloo(objective=Objective(), group_size=4).prepare(UNITS)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", [ReinforcePlusPlus, ReinforcePlusPlusBaseline])
+def test_batch_whitening_gives_the_tokens_mean_0_and_std_1(kind: type[GroupRule]) -> None:
+    samples = kind(objective=Objective(), group_size=4).prepare(UNITS)
+    tokens = np.concatenate([sample.advantages for sample in samples])
+    assert tokens.mean() == pytest.approx(0.0, abs=1e-6)
+    assert tokens.std(ddof=1) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_reward_to_go_is_discounted_by_the_tokens_that_follow() -> None:
+    rule = ReinforcePlusPlus(objective=Objective(), group_size=4, gamma=0.5)
+    samples = rule.prepare(UNITS)
+    for sample, reward in zip(samples, [r for group in REWARDS for r in group], strict=True):
+        steps = np.diff(sample.advantages)
+        assert (np.sign(steps) == np.sign(reward)).all()
+        np.testing.assert_allclose(steps[1:], 2.0 * steps[:-1], rtol=1e-4)
+
+
+@few
+@given(st.permutations(range(2)))
+def test_the_order_of_groups_changes_no_bit(order: list[int]) -> None:
+    for name in ("dapo", "rloo", "reinforce++", "reinforce++-baseline"):
+        rule = _built(name)
+        expected = {sample.name: sample.advantages for sample in rule.prepare(UNITS)}
+        for sample in rule.prepare([UNITS[i] for i in order]):
+            np.testing.assert_array_equal(sample.advantages, expected[sample.name])
+
+
+def test_a_name_brings_the_settings_of_its_source_and_each_can_still_be_given() -> None:
+    gspo = _built("gspo").objective
+    assert (gspo.surrogate, gspo.clip_low, gspo.clip_high, gspo.dual_clip) == (Surrogate.GSPO, 3e-4, 4e-4, 0.0)
+    assert gspo.aggregation is Aggregation.SEQ_MEAN_TOKEN_MEAN
+    assert _built("gspo", clip_high=0.01).objective.clip_high == 0.01
+    assert _built("cispo").objective.surrogate is Surrogate.CISPO
+    assert isinstance(_built("dr-grpo"), DrGrpo)
+    assert not _built("dr-grpo").normalize_std
+    assert not _built("grpo").signal_filter
+    assert _built("dapo").signal_filter
+    assert _built("dapo").objective == Objective(norm_length=2048.0)
+
+
+def test_right_responses_can_be_imitated_without_a_critic_too() -> None:
+    masks = [s.nll_mask for s in _built("grpo", positive_nll_coefficient=0.1).prepare(UNITS)]
+    assert [mask is not None for mask in masks] == [r > 0 for group in REWARDS for r in group]
+    assert all(s.nll_mask is None for s in _built("grpo").prepare(UNITS))

@@ -1,0 +1,86 @@
+"""What an algorithm demands of the other settings is refused before anything starts, with reason and fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.algorithms.catalogue import DECLARATIONS, PRESETS, declaration
+from pipeline.config.load import load_config
+from pipeline.replay.buffer import Unit
+from protocol.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npath = "m"\n[data]\ntrain = ["t.jsonl"]\n')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason", "fix"),
+    [
+        (["algorithm.group_size=1"], "dapo takes its baseline from the group", "raise it"),
+        (["algorithm.name=rloo", "algorithm.group_size=1"], "needs at least 2 responses", "choose ppo"),
+        (["algorithm.name=ppo", "algorithm.dynamic_sampling=true"], "only whole groups have", "choose vapo"),
+        (["algorithm.name=tppo", "algorithm.dynamic_sampling=true"], "claims each chunk", "has prompt_filter instead"),
+        (
+            ["algorithm.name=vapo", "algorithm.dynamic_sampling=true", "algorithm.group_size=1"],
+            "compares the members of a group",
+            "switch dynamic_sampling off",
+        ),
+        (["algorithm.prompt_filter=running"], "dapo claims each group whole", "choose tppo"),
+        (["algorithm.name=tppo", "generation.window_tokens=8"], "the whole of a window", "lower it"),
+        (["algorithm.name=vapo", "fleet.value=0"], "nothing would fill in values", "set fleet.value to 1"),
+        (["algorithm.name=tppo", "generation.window_tokens=4096"], "above max_response_tokens", "lower it"),
+        (["algorithm.name=ppo", "algorithm.gae_lambda=1.5"], "less than or equal to 1", "gae_lambda"),
+        (["algorithm.name=ppo", "algorithm.gamma=-0.1"], "greater than or equal to 0", "gamma"),
+        (["algorithm.name=tppo", "algorithm.adaptive_lambda_floor=1.2"], "less than or equal to 1", "floor"),
+        (["algorithm.proximal=interpolate", "algorithm.importance=bypass"], "never reads the proximal", "decoupled"),
+        (["algorithm.name=a2c"], "dapo", "tppo"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_reason_and_fix(
+    run_file: Path, overrides: list[str], reason: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([run_file], overrides)
+    assert reason in str(caught.value)
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ppo", "vapo", "tppo", "reinforce++"])
+def test_one_response_a_prompt_is_enough_without_a_group_baseline(run_file: Path, name: str) -> None:
+    config = load_config([run_file], [f"algorithm.name={name}", "algorithm.group_size=1"])
+    assert not declaration(config).has_group_baseline
+
+
+def test_units_and_critics_are_as_declared(run_file: Path) -> None:
+    def of(*overrides: str) -> tuple[Unit, bool]:
+        config = load_config([run_file], overrides)
+        assert config.declaration == declaration(config)
+        return config.declaration.unit, config.has_critic
+
+    assert of() == (Unit.GROUP, False)
+    assert of("algorithm.name=tppo") == (Unit.CHUNK, True)
+    assert of("algorithm.name=vapo") == (Unit.TRAJECTORY, True)
+    assert of("algorithm.name=vapo", "algorithm.dynamic_sampling=true") == (Unit.GROUP, True)
+    assert of("algorithm.name=ppo") == (Unit.TRAJECTORY, True)
+
+
+def test_a_preset_is_a_default_and_the_resolved_configuration_holds_it(run_file: Path) -> None:
+    assert PRESETS.keys() == DECLARATIONS.keys()
+    section = load_config([run_file], ["algorithm.name=tppo", "algorithm.adaptive_lambda_floor=0.5"]).algorithm
+    assert (section.adaptive_lambda_alpha, section.adaptive_lambda_floor) == (0.05, 0.5)
+    assert type(section).model_validate(section.model_dump()) == section
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_run_file_of_the_project_is_accepted_with_its_fleet(path: Path) -> None:
+    fleet = "one-node" if path.stem.endswith("-32b") else "demo"
+    config = load_config([path, ROOT / "configs" / "fleets" / f"{fleet}.toml"])
+    assert config.run.name == path.stem

@@ -1,0 +1,57 @@
+"""A worker process without a model, for tests of the supervisor: registers, beats, and ends as its script says.
+
+    python -m tests.pipeline.fake_worker ROLE --run-dir DIR --name NAME --script WORD
+
+Words: ``live`` waits for a stop; ``crash`` fails at once; ``config`` ends with exit code 2 and a sentence; ``deaf`` ignores
+SIGTERM; ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+from pipeline.runtime.actor import Actor, run_actor
+from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from protocol.ids import Role
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role")
+    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--name")
+    parser.add_argument("--script")
+    options = parser.parse_args()
+    if options.script == "crash":
+        print("the last words of a crash", flush=True)
+        return ExitCode.FAILURE
+    if options.script == "config":
+        print("learner.flux is 3: nobody wants that", flush=True)
+        return ExitCode.CONFIG
+    if options.script == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+        return ExitCode.OK
+
+    class Fake(Actor):
+        role = Role(options.role)
+
+        async def run(self) -> None:
+            ctx = self.ctx
+            if options.script in ("starve", "finish"):
+                await ctx.registry.set_run_status(RunStatus(RunState.FINISHED, f"by {options.script}"))
+                ctx.finish(ExitCode.STARVED if options.script == "starve" else ExitCode.OK)
+                return
+            ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
+            await ctx.draining.wait()
+
+    return run_actor(lambda: Fake, options.run_dir, options.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

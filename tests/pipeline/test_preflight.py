@@ -1,0 +1,49 @@
+"""Claims about what is known to be wrong before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.preflight import preflight
+from protocol.errors import ConfigError, DataError
+from tests.pipeline.op_config import op_config
+
+
+def test_a_good_configuration_says_what_it_found(tmp_path: Path) -> None:
+    checked = preflight(op_config(tmp_path))
+    text = "\n".join(checked.findings)
+    assert "64 prompts" in text
+    assert "verifiers: arithmetic" in text
+    assert checked.spec.group_size == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "message"),
+    [
+        ("model.path=/no/such/model", DataError, "not a model: it has no config.json"),
+        ("data.train=['/no/such.jsonl']", DataError, "/no/such.jsonl"),
+        ("data.verifier=arithmetik", ConfigError, "did you mean arithmetic"),
+        ("data.verifier=no_such_module:judge", ConfigError, "no module named 'no_such_module'"),
+        ("data.verifier=tests.pipeline.rewards.broken_import:verify", ConfigError, "cannot be loaded"),
+        ("data.prompt_template=hello", ConfigError, "must contain {prompt}"),
+        ("generation.max_response_tokens=100000", ConfigError, "was made for"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said_in_a_sentence(
+    tmp_path: Path, override: str, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        preflight(op_config(tmp_path, override))
+    assert message in str(caught.value)
+
+
+def test_too_few_prompts_for_one_update_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"add prompts, raise data\.epochs"):
+        preflight(op_config(tmp_path, "data.epochs=1", "algorithm.groups_per_update=65"))
+
+
+def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"wire.host is 192\.0\.2\.1"):
+        preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=192.0.2.1"))

@@ -1,0 +1,254 @@
+"""Claims about the supervisor: real processes, a real embedded ledger; the workers alone do no work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from pipeline.preflight import preflight
+from pipeline.run_dir import prepare_run_dir, run_lock, supervisor_pid
+from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.ledger_file import read_address, read_ledger_url
+from pipeline.runtime.registry import RunState
+from pipeline.runtime.server import process_runs
+from pipeline.supervisor import Outcome, Picture, Supervisor
+from protocol.errors import ConfigError, LedgerMismatch
+from protocol.ids import Role
+from tests.pipeline.op_config import op_config
+
+pytestmark = pytest.mark.timeout(90)
+LIMIT_S = 40.0
+
+
+class Run:
+    """One supervised run whose workers follow scripts."""
+
+    def __init__(self, folder: Path, *overrides: str, resume: bool = False, **scripts: str) -> None:
+        self.config = op_config(folder, *overrides)
+        self.run_dir = prepare_run_dir(self.config, resume=resume)
+        self.scripts = scripts
+        self.pictures: list[Picture] = []
+        self.react: Callable[[Picture], None] = lambda _: None
+        self.supervisor = Supervisor(self.config, self.run_dir, preflight(self.config).spec, command=self._command)
+
+    def _command(self, role: Role, run_dir: Path, name: str) -> list[str]:
+        script = self.scripts.get(str(role), "live")
+        command = [sys.executable, "-m", "tests.pipeline.fake_worker", str(role)]
+        return [*command, "--run-dir", str(run_dir), "--name", name, "--script", script]
+
+    def _watch(self, picture: Picture) -> None:
+        self.pictures.append(picture)
+        self.react(picture)
+
+    def until_end(self) -> Outcome:
+        async def bounded() -> Outcome:
+            async with asyncio.timeout(LIMIT_S):
+                return await self.supervisor.run(self._watch, watch_every_s=0.1)
+
+        return asyncio.run(bounded())
+
+    def interrupt(self, _: Picture) -> None:
+        """Ctrl-C, once."""
+        self.react = lambda _: None
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def when_live(self, act: Callable[[Picture], None], num_workers: int = 3) -> None:
+        """Act once, when so many workers have heartbeats."""
+        done: list[bool] = []
+
+        def react(picture: Picture) -> None:
+            if len(picture.heartbeats) >= num_workers and not done:
+                done.append(True)
+                act(picture)
+
+        self.react = react
+
+
+def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.when_live(run.interrupt)
+    outcome = run.until_end()
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.status.state is RunState.STOPPING
+    assert "--resume" in outcome.status.detail
+    assert not any(process_runs(beat.pid) for picture in run.pictures for beat in picture.heartbeats)
+    address = read_address(run.run_dir)
+    assert address is not None
+    assert not process_runs(address.pid)
+    assert (run.run_dir / "report.html").exists()
+    assert (run.run_dir / "config.toml").exists()
+
+
+def test_a_second_signal_ends_even_the_deaf_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, "supervisor.drain_timeout_s=60", generator="deaf")
+    signalled: list[float] = []
+
+    def twice(_: Picture) -> None:
+        signalled.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    run.when_live(twice, num_workers=2)
+    assert run.until_end().exit_code == ExitCode.INTERRUPTED
+    assert time.monotonic() - signalled[0] < 10.0
+
+
+def test_a_setting_that_is_wrong_fails_the_run_at_once_with_the_workers_last_words(tmp_path: Path) -> None:
+    outcome = Run(tmp_path, learner="config").until_end()
+    assert outcome.exit_code == ExitCode.CONFIG
+    assert outcome.status.state is RunState.FAILED
+    assert outcome.failure is not None
+    assert outcome.failure.worker == "learner"
+    assert "learner.flux is 3: nobody wants that" in outcome.last_lines
+
+
+def test_a_worker_that_keeps_failing_exhausts_its_budget(tmp_path: Path) -> None:
+    outcome = Run(tmp_path, "supervisor.max_restarts=1", reward="crash").until_end()
+    assert outcome.exit_code == ExitCode.RESTART_BUDGET
+    assert outcome.failure is not None
+    assert "died 2 times" in outcome.failure.reason
+    assert outcome.last_lines.count("the last words of a crash") == 2, "both deaths are kept"
+
+
+@pytest.mark.parametrize(("script", "code"), [("starve", ExitCode.STARVED), ("finish", ExitCode.OK)])
+def test_the_run_ends_as_the_learner_did(tmp_path: Path, script: str, code: ExitCode) -> None:
+    outcome = Run(tmp_path, learner=script).until_end()
+    assert outcome.exit_code == code
+    assert outcome.status.state is RunState.FINISHED
+    assert outcome.status.detail == f"by {script}"
+
+
+def test_killed_workers_and_a_killed_ledger_come_back(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    killed: dict[str, int] = {}
+
+    def kill(picture: Picture) -> None:
+        killed.update({beat.who.worker: beat.pid for beat in picture.heartbeats})
+        address = read_address(run.run_dir)
+        assert address is not None
+        os.kill(killed["generator-0"], signal.SIGKILL)
+        os.kill(address.pid, signal.SIGKILL)
+
+    def react(picture: Picture) -> None:
+        pids = {beat.who.worker: beat.pid for beat in picture.heartbeats}
+        if not killed:
+            if len(pids) >= 3:
+                kill(picture)
+        elif pids.get("generator-0", killed["generator-0"]) != killed["generator-0"]:
+            assert pids["reward-0"] == killed["reward-0"], "the ledger's absence killed nobody"
+            run.interrupt(picture)
+
+    run.react = react
+    assert run.until_end().exit_code == ExitCode.OK
+
+
+def test_a_worker_that_a_person_ended_is_started_again_while_the_run_goes_on(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    first: dict[str, int] = {}
+
+    def react(picture: Picture) -> None:
+        pids = {beat.who.worker: beat.pid for beat in picture.heartbeats}
+        if not first and len(pids) >= 3:
+            first.update(pids)
+            os.kill(pids["reward-0"], signal.SIGTERM)
+        elif first and pids.get("reward-0", first["reward-0"]) != first["reward-0"]:
+            run.interrupt(picture)
+
+    run.react = react
+    assert run.until_end().exit_code == ExitCode.OK
+
+
+def test_metrics_are_served_on_the_configured_port(tmp_path: Path) -> None:
+    port = 20_000 + os.getpid() % 20_000
+    run = Run(tmp_path, f"supervisor.metrics_port={port}")
+    pages: list[str] = []
+
+    def scrape(picture: Picture) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            pages.append(answer.read().decode())
+        run.interrupt(picture)
+
+    run.when_live(scrape)
+    assert run.until_end().exit_code == ExitCode.OK
+    assert 'headrace_up{role="learner",worker="learner"} 1.0' in pages[0]
+
+
+def test_leftovers_of_a_supervisor_that_died_are_fenced_and_end_by_themselves(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    left: dict[str, int] = {}
+    orphans: list[subprocess.Popen[bytes]] = []
+
+    class Died(BaseException):
+        """Stands for kill -9: nothing is cleaned up."""
+
+    def die(picture: Picture) -> None:
+        left.update({beat.who.worker: beat.pid for beat in picture.heartbeats})
+        orphans.extend(child.process for child in run.supervisor._processes._children.values())
+        run.supervisor._processes._children.clear()
+        raise Died
+
+    run.when_live(die)
+    with pytest.raises(Died):
+        run.until_end()
+    assert all(process_runs(pid) for pid in left.values()), "they outlived their supervisor"
+    successor = Run(tmp_path, resume=True)
+
+    def once_they_are_gone(picture: Picture) -> None:
+        codes = {orphan.poll() for orphan in orphans}
+        fresh = [beat for beat in picture.heartbeats if beat.pid not in left.values()]
+        if len(fresh) >= 3 and codes == {ExitCode.FENCED}:
+            successor.interrupt(picture)
+
+    successor.react = once_they_are_gone
+    assert successor.until_end().exit_code == ExitCode.OK
+
+
+def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+
+    def empty(_: Picture) -> None:
+        with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
+            client.flushall()
+
+    run.when_live(empty)
+    outcome = run.until_end()
+    assert outcome.exit_code == ExitCode.LEDGER_UNAVAILABLE
+    assert "knows nothing of this run" in outcome.status.detail
+
+
+def test_one_supervisor_a_run(tmp_path: Path) -> None:
+    run_dir = prepare_run_dir(op_config(tmp_path), resume=False)
+    assert supervisor_pid(run_dir) is None
+    with run_lock(run_dir):
+        assert supervisor_pid(run_dir) == os.getpid()
+        with pytest.raises(ConfigError, match=f"another supervisor \\(process {os.getpid()}\\)"), run_lock(run_dir):
+            pass
+    assert supervisor_pid(run_dir) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_with_its_way_out(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(ConfigError, match=r"choose another place with --set run\.dir=FOLDER"):
+        prepare_run_dir(op_config(tmp_path, f"run.dir={tmp_path / 'taken'}"), resume=False)
+    with pytest.raises(ConfigError, match="holds no run to resume"):
+        prepare_run_dir(op_config(tmp_path), resume=True)
+
+
+def test_other_settings_of_the_ledger_are_refused_and_the_run_keeps_its_own(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.when_live(run.interrupt)
+    assert run.until_end().exit_code == ExitCode.OK
+    kept = (run.run_dir / "config.toml").read_text()
+    with pytest.raises(LedgerMismatch):
+        Run(tmp_path, "algorithm.group_size=8", resume=True).until_end()
+    assert (run.run_dir / "config.toml").read_text() == kept
