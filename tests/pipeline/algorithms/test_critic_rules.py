@@ -101,6 +101,8 @@ def test_context_is_state_without_loss_and_only_an_imitated_window_has_it_as_res
         np.testing.assert_array_equal(sample.tokens[-(14 if index == 2 else 6 * (index + 1)) :][:3], [2, 3, 4])
         if sample.nll_mask is None:
             assert sample.response_length == (2 if index == 2 else 6)
+            assert sample.num_context_tokens == 6 * index
+            assert sample.is_finished is (index == 2)
         else:
             assert index == 2 and sample.accuracy == 1.0
             assert sample.response_length == 14 and sample.nll_mask.all()
@@ -116,6 +118,7 @@ def test_unfinished_windows_lose_their_tail_and_still_count_it(seed: int) -> Non
     samples = TPPO.prepare(units)
     lengths = [unit.trajectories[0][0].chunk.num_tokens for unit in units]
     for sample, length in zip(samples, lengths, strict=True):
+        assert not sample.is_finished
         assert int(sample.loss_mask.sum()) == max(0, length - 2)
         assert not sample.advantages[~sample.loss_mask].any()
     counted = [sample.counted_tokens for sample in samples]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.algorithms.aggregation import Aggregation
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.batching import plan_micro_batches
+from pipeline.algorithms.objective import Importance, Objective, Proximal, Surrogate
+from pipeline.batching import TrainingSample, plan_micro_batches
 from tests.pipeline.algorithms.packed import Policy, few, random_samples, token_losses, train, without_loss
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -190,3 +190,70 @@ def test_a_term_without_its_input_is_refused(objective: Objective, message: str)
             row_ids=torch.zeros(1, dtype=torch.int64),
             num_rows=1,
         )
+
+
+def _imitated(samples: list[TrainingSample], seed: int) -> list[TrainingSample]:
+    """Mark all tokens of some samples, whatever their loss masks say."""
+    draw = np.random.default_rng(seed)
+    return [
+        replace(s, nll_mask=np.ones(s.response_length, dtype=np.bool_)) if draw.random() < 0.5 else s for s in samples
+    ]
+
+
+@few
+@given(seed=SEEDS, max_tokens=st.integers(1, 60))
+def test_imitation_is_the_mean_nll_of_its_own_tokens_however_a_batch_is_cut(seed: int, max_tokens: int) -> None:
+    samples = _imitated(random_samples(seed), seed)
+    policy = Policy.near(samples, seed)
+    objective = Objective(imitation_coefficient=0.3)
+    weights = objective.imitation_weights(samples)
+    plan = plan_micro_batches([sample.tokens.size for sample in samples], max_tokens)
+    total = torch.zeros((), dtype=torch.float64)
+    for indices in plan:
+        for i in indices:
+            sample = samples[i]
+            mask = np.zeros(sample.response_length, dtype=np.bool_) if sample.nll_mask is None else sample.nll_mask
+            losses = objective.imitation_loss(policy.logprobs[sample.name], torch.from_numpy(mask))
+            total = total + (losses * torch.from_numpy(weights[i])).sum()
+    chosen = [policy.logprobs[s.name] for s in samples if s.nll_mask is not None]
+    expected = -0.3 * torch.cat(chosen).mean() if chosen else torch.zeros((), dtype=torch.float64)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_imitation_of_an_infinite_log_prob_off_its_mask_is_exactly_zero() -> None:
+    logprobs = torch.tensor([-torch.inf, -1.0], dtype=torch.float64, requires_grad=True)
+    loss = Objective(imitation_coefficient=1.0).imitation_loss(logprobs, torch.tensor([False, True]))
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    assert loss.tolist() == [0.0, 1.0]
+    assert gradient.tolist() == [0.0, -1.0]
+
+
+def test_a_sample_can_count_for_more_tokens_than_carry_loss() -> None:
+    samples = random_samples(2)
+    counted = [replace(s, counted_tokens=2.0 * np.count_nonzero(s.loss_mask)) for s in samples]
+    plain, halved = Objective().token_weights(samples), Objective().token_weights(counted)
+    for one, other in zip(plain, halved, strict=True):
+        np.testing.assert_allclose(other, one / 2, rtol=1e-12)
+
+
+def test_an_interpolated_proximal_policy_lies_between_behaviour_and_current_by_their_versions() -> None:
+    objective = Objective(importance=Importance.DECOUPLED, proximal=Proximal.INTERPOLATE).at(7)
+    assert not objective.needs_old
+    behavior, current = torch.full((4,), -2.0), torch.full((4,), -1.0, requires_grad=True)
+    arguments = {
+        "logprobs": current,
+        "old_logprobs": torch.full((4,), torch.nan),
+        "behavior_logprobs": behavior,
+        "reference_logprobs": None,
+        "entropy": None,
+        "advantages": torch.ones(4),
+        "mask": torch.ones(4, dtype=torch.bool),
+        "row_ids": torch.zeros(4, dtype=torch.int64),
+        "num_rows": 1,
+    }
+    _, metrics = objective.token_loss(**arguments, versions=torch.tensor([7, 6, 4, 8]))
+    # sampled by the proximal version itself, one and three before it, and by the next
+    torch.testing.assert_close(metrics["importance_ratio"].log(), torch.tensor([0.0, 0.5, 0.75, 0.0]))
+    torch.testing.assert_close(metrics["policy_ratio"].log(), torch.tensor([1.0, 0.5, 0.25, 1.0]))
+    with pytest.raises(ValueError, match="versions is None"):
+        objective.token_loss(**arguments)
