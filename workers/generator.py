@@ -79,6 +79,7 @@ class Generator(Actor):
         self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
         self._writing = 0
+        self._store_trouble = ""
         self._next_weights_look = 0.0
         self._next_renewal = 0.0
         self._outboxes = [Outbox(self.ctx, Role.REWARD)]
@@ -102,6 +103,8 @@ class Generator(Actor):
             await self._renew()
             await self._lease_and_resume()
             if self._engine.stats().num_live == 0:
+                if self._held:
+                    self._say_writing()
                 await self.ctx.clock.sleep(_IDLE_S)
                 continue
             self.ctx.waiting_for(WaitingFor.COMPUTE)
@@ -121,8 +124,15 @@ class Generator(Actor):
 
     async def _pass_on(self, window: Window) -> None:
         if self._finished.full():
-            self.ctx.waiting_for(WaitingFor.ROOM, "the writers")
+            self._say_writing()
         await self._finished.put(window)
+
+    def _say_writing(self) -> None:
+        """The engine has nothing to do until chunks are written: say what that waits for."""
+        if self._store_trouble:
+            self.ctx.waiting_for(WaitingFor.LEDGER, self._store_trouble)
+        else:
+            self.ctx.waiting_for(WaitingFor.ROOM, "its chunks to be written")
 
     async def _lease_and_resume(self) -> None:
         while not self._resumed.empty():
@@ -298,14 +308,18 @@ class Generator(Actor):
         """Write the chunk, however long the ledger is away or full: it is held here until then, so nothing is lost."""
 
         def say(error: Exception) -> None:
-            self.ctx.waiting_for(WaitingFor.LEDGER, str(error))
+            if not self._store_trouble:
+                self.ctx.log.warning("chunk_held_back", chunk=str(chunk.id), reason=str(error))
+            self._store_trouble = str(error)
 
-        return await ride_out(
+        written = await ride_out(
             lambda: self.ctx.replay.write_chunk(self.ctx.who, chunk),
             clock=self.ctx.clock,
             timeout_s=self.ctx.config.ledger.outage_timeout_s,
             on_wait=say,
         )
+        self._store_trouble = ""
+        return written
 
     async def _deliver(self, chunk: TrajectoryChunk) -> None:
         """Send the chunk to the mailboxes that need it; what finds no room in time is left to the overdue index."""
