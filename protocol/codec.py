@@ -3,28 +3,26 @@
 *Consumes* messages, or frames that anybody may have written. *Produces* frames, or messages whose every field has its
 declared type; else one of the WireErrors, and nothing but a WireError. *Waits for* nothing.
 
-On a link a message is frames: the envelope, the body (a MessagePack map with named fields), then one frame for every large
-array. In the ledger it is one blob: a map of the same version, type and checksum, with the body nested in it and every array
-inline. The plain ``msgpack`` package reads either; ``protocol.peek`` does. ``protocol/README.md`` is the specification.
+On a link a message is two frames: the envelope and the body, MessagePack maps with named fields. In the ledger it is one
+blob: a map of the same version, type and checksum, with the body nested in it. The plain ``msgpack`` package reads either;
+``protocol.peek`` does. ``protocol/README.md`` is the specification.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from protocol.arrays import Buffer, pack_array, unpack_array
+from protocol.arrays import Buffer, pack_array, pack_large_array, unpack_array
 from protocol.errors import ChecksumMismatch, MalformedMessage, UnknownMessage, UnknownVersion
-from protocol.limits import MAX_ENVELOPE_BYTES, MAX_FRAMES, check_size, check_structure
-from protocol.messages import SCHEMA_VERSION, Message
+from protocol.limits import MAX_ENVELOPE_BYTES, NUM_FRAMES, check_size
+from protocol.messages import SCHEMA_VERSION, Message, WeightsPart
 from protocol.trajectory import Score
-from protocol.validate import check_consistency
+from protocol.validate import check_consistency, check_vectors
 
 T = TypeVar("T")
 
@@ -44,7 +42,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     """Position on this link, from 0, without holes."""
     checksum: int
-    """xxh3-64 over the body, then over each array frame, each hash seeding the next."""
+    """xxh3-64 of the body."""
     sent_s: float
     """Sender's wall-clock time, seconds since 1970."""
 
@@ -58,8 +56,6 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """As in Envelope."""
     body: msgspec.Raw
     """The body itself, nested, so that one pass of any MessagePack reader shows all of it."""
-    arrays: list[bytes]
-    """The array frames."""
 
 
 class _VersionOnly(msgspec.Struct):
@@ -87,81 +83,54 @@ def _tag_of(cls: type) -> str:
 Storable: TypeAlias = Message | Score
 _MESSAGE_TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in get_args(Message)}
 _TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in (*get_args(Message), *get_args(Score))}
-_MESSAGE_TYPES: dict[str, type] = {tag: cls for cls, tag in _MESSAGE_TAGS.items()}
-_TYPES: dict[str, type] = {tag: cls for cls, tag in _TAGS.items()}
-
-
-class _Codec:
-    """One thread's encoder and decoders of bodies, with the array frames of the message at hand."""
-
-    def __init__(self) -> None:
-        self.frames: list[Buffer] = []
-        self.received: Sequence[Buffer] = ()
-        self.encode_body = msgspec.msgpack.Encoder(enc_hook=self._pack).encode
-        self.decode_body: dict[str, Callable[[bytes], Any]] = {
-            tag: msgspec.msgpack.Decoder(cls, dec_hook=self._unpack).decode for tag, cls in _TYPES.items()
-        }
-
-    def _pack(self, obj: Any) -> object:
-        if obj.__class__ is np.ndarray:
-            return pack_array(obj, self.frames)
-        raise TypeError(f"a {type(obj).__name__} cannot travel; use numbers, text, lists, maps or numpy arrays")
-
-    def _unpack(self, declared: type, wire: Any) -> object:
-        if declared is np.ndarray:
-            return unpack_array(wire, self.received)
-        raise TypeError(f"no wire form for {declared.__name__}")
-
-
-class _PerThread(threading.local):
-    def __init__(self) -> None:
-        self.codec = _Codec()
-
-
-_per_thread = _PerThread()
-_encode_head = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(enc_hook=pack_array).encode
+_encode_large = msgspec.msgpack.Encoder(enc_hook=pack_large_array).encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
 _decode_blob = msgspec.msgpack.Decoder(Blob).decode
+_Decoders: TypeAlias = dict[str, Callable[[Buffer | msgspec.Raw], Any]]
+_DECODERS: _Decoders = {tag: msgspec.msgpack.Decoder(cls, dec_hook=unpack_array).decode for cls, tag in _TAGS.items()}
+_MESSAGE_DECODERS: _Decoders = {tag: _DECODERS[tag] for tag in _MESSAGE_TAGS.values()}
 
 
-def encode(message: Message, *, sender: str, sequence: int, sent_s: float) -> list[Buffer]:
-    """Return the frames of ``message``: envelope, body, large arrays. Arrays are not copied: leave them unchanged.
+def encode(message: Message, *, sender: str, sequence: int, sent_s: float) -> list[bytes]:
+    """Return the frames of ``message``: envelope and body.
 
     Raises MalformedMessage when the message contradicts itself or holds something that cannot travel.
     """
     tag = _MESSAGE_TAGS.get(type(message))
     if tag is None:
         raise UnknownMessage(
-            f"a {type(message).__name__} is not a message; expected one of {', '.join(_MESSAGE_TYPES)}"
+            f"a {type(message).__name__} is not a message; expected one of {', '.join(_MESSAGE_DECODERS)}"
         )
-    body, arrays, checksum = _encode_body(message)
+    body = _encode_body(message)
     envelope = Envelope(
-        version=SCHEMA_VERSION, type=tag, sender=sender, sequence=sequence, checksum=checksum, sent_s=sent_s
+        version=SCHEMA_VERSION,
+        type=tag,
+        sender=sender,
+        sequence=sequence,
+        checksum=xxh3_64_intdigest(body),
+        sent_s=sent_s,
     )
-    return [_encode_head(envelope), body, *arrays]
+    return [_encode(envelope), body]
 
 
 def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
-    """Return the message in ``frames`` and its envelope. Its arrays are read-only views of the frames.
+    """Return the message in ``frames`` and its envelope. Its arrays are read-only.
 
     Raises a WireError, and nothing else, whatever the frames hold.
     """
-    num_bytes = 0
-    for frame in frames:
-        num_bytes += len(frame) if isinstance(frame, bytes) else frame.nbytes
-    check_size(num_bytes, max_bytes)
-    if not 2 <= len(frames) <= MAX_FRAMES:
-        raise MalformedMessage(
-            f"message of {len(frames)} frames, expected envelope, body and up to {MAX_FRAMES - 2} arrays"
-        )
-    envelope = read_envelope(frames[0])
-    return _decode_body(envelope.type, _MESSAGE_TYPES, bytes(frames[1]), frames[2:], envelope.checksum), envelope
+    if len(frames) != NUM_FRAMES:
+        raise MalformedMessage(f"message of {len(frames)} frames, expected {NUM_FRAMES}: envelope and body")
+    head, body = frames
+    check_size(len(head) + len(body), max_bytes)
+    envelope = read_envelope(head)
+    return _decode_body(envelope.type, _MESSAGE_DECODERS, body, envelope.checksum), envelope
 
 
 def read_envelope(frame: Buffer) -> Envelope:
     """Return frame 0, of our version. Raises UnknownVersion, MalformedMessage."""
-    if _size(frame) > MAX_ENVELOPE_BYTES:
-        raise MalformedMessage(f"envelope of {_size(frame)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
+    if len(frame) > MAX_ENVELOPE_BYTES:
+        raise MalformedMessage(f"envelope of {len(frame)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
     try:
         envelope = _decode_envelope(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -174,7 +143,7 @@ def read_envelope(frame: Buffer) -> Envelope:
 
 def read_claims(frames: Sequence[Buffer]) -> Claims:
     """Return who an unreadable message claims to be from. Never raises."""
-    if not frames or _size(frames[0]) > MAX_ENVELOPE_BYTES:
+    if not frames or len(frames[0]) > MAX_ENVELOPE_BYTES:
         return Claims()
     try:
         return _CLAIMS.decode(frames[0])
@@ -189,12 +158,9 @@ def to_blob(obj: Storable) -> bytes:
     """
     tag = _TAGS.get(type(obj))
     if tag is None:
-        raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {', '.join(_TYPES)}")
-    body, arrays, checksum = _encode_body(obj)
-    blob = Blob(
-        version=SCHEMA_VERSION, type=tag, checksum=checksum, body=msgspec.Raw(body), arrays=cast("list[bytes]", arrays)
-    )
-    return _encode_head(blob)
+        raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {', '.join(_DECODERS)}")
+    body = _encode_body(obj)
+    return _encode(Blob(version=SCHEMA_VERSION, type=tag, checksum=xxh3_64_intdigest(body), body=msgspec.Raw(body)))
 
 
 def from_blob(data: Buffer, type_: type[T]) -> T:
@@ -202,7 +168,7 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
 
     Raises a WireError: UnknownMessage when the blob holds another type.
     """
-    check_size(_size(data), MAX_BLOB_BYTES)
+    check_size(len(data), MAX_BLOB_BYTES)
     try:
         blob = _decode_blob(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -210,60 +176,44 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
         raise MalformedMessage(f"the blob cannot be read: {error}; was it written by to_blob?") from error
     if blob.version != SCHEMA_VERSION:
         _refuse_other_version(data)
-    return _decode_body(blob.type, _types_in(type_), bytes(blob.body), blob.arrays, blob.checksum)
+    return _decode_body(blob.type, _decoders_of(type_), blob.body, blob.checksum)
 
 
 @cache
-def _types_in(type_: Any) -> dict[str, type]:
-    """Return tag -> type for a type or a union of types."""
+def _decoders_of(type_: Any) -> _Decoders:
+    """Return the decoders, by tag, of a type or a union of types."""
     wanted = get_args(type_) or (type_,)
-    return {tag: cls for tag, cls in _TYPES.items() if cls in wanted}
+    return {tag: _DECODERS[tag] for cls, tag in _TAGS.items() if cls in wanted}
 
 
-def _encode_body(obj: Storable) -> tuple[bytes, list[Buffer], int]:
-    """Return body, array frames and their checksum."""
+def _encode_body(obj: Storable) -> bytes:
+    """Check, encode."""
+    check_vectors(obj)
     check_consistency(obj)
-    arrays: list[Buffer] = []
-    codec = _per_thread.codec
-    codec.frames = arrays
     try:
-        body = codec.encode_body(obj)
+        return _encode_large(obj) if obj.__class__ is WeightsPart else _encode(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {error}") from error
-    checksum = xxh3_64_intdigest(body)
-    for array in arrays:
-        checksum = xxh3_64_intdigest(array, checksum)
-    return body, arrays, checksum
 
 
-def _decode_body(tag: str, known: dict[str, type], body: bytes, arrays: Sequence[Buffer], checksum: int) -> Any:
+def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, checksum: int) -> Any:
     """Check, decode, check again; the cheapest refusal first."""
     computed = xxh3_64_intdigest(body)
-    for array in arrays:
-        computed = xxh3_64_intdigest(array, computed)
     if computed != checksum:
         raise ChecksumMismatch(
             f"checksum is {computed:#018x}, the sender wrote {checksum:#018x}; bytes changed on the way"
         )
-    if tag not in known:
+    decode_body = decoders.get(tag)
+    if decode_body is None:
         raise UnknownMessage(
-            f"message type {tag!r:.60} is not one of {', '.join(known)}; is a peer of another release?"
+            f"message type {tag!r:.60} is not one of {', '.join(decoders)}; is a peer of another release?"
         )
-    check_structure(body)
-    codec = _per_thread.codec
-    codec.received = arrays
     try:
-        obj: Any = codec.decode_body[tag](body)
+        obj: Any = decode_body(body)
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"the body of a {tag} cannot be read: {error}") from error
-    finally:
-        codec.received = ()
     check_consistency(obj)
     return obj
-
-
-def _size(frame: Buffer) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def _refuse_other_version(data: Buffer) -> None:

@@ -73,8 +73,7 @@ class Inbound:
             return None
         peer = self._peer(envelope.sender)
         peer.num_messages += 1
-        for frame in frames:
-            peer.num_bytes += len(frame) if isinstance(frame, bytes) else frame.nbytes
+        peer.num_bytes += sum(map(len, frames))
         _follow(peer, envelope.sequence)
         return message, envelope
 

@@ -14,7 +14,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from protocol.arrays import Buffer
 from protocol.channel import Delivery, LinkStats
 from protocol.codec import decode, encode
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded
@@ -27,7 +26,7 @@ SCHEME = "memory://"
 TURNS_PER_YIELD = 32
 """A queue that is always ready lets other tasks run this often."""
 
-Frames = list[Buffer]
+Frames = list[bytes]
 
 
 class _Queue:
@@ -371,4 +370,4 @@ class MemoryTransport:
 
 def _copied(message: Message, sender: str, sequence: int) -> Frames:
     """Return the frames of ``message`` as bytes of their own."""
-    return [bytes(frame) for frame in encode(message, sender=sender, sequence=sequence, sent_s=time.time())]
+    return encode(message, sender=sender, sequence=sequence, sent_s=time.time())

@@ -7,8 +7,8 @@ and body as MessagePack maps with named fields, so that the plain ``msgpack`` pa
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
+from protocol.arrays import Uint8Vector
 from protocol.trajectory import TrajectoryChunk
 
 SCHEMA_VERSION = 1
@@ -31,7 +31,7 @@ class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part")
     offset: int
     total_bytes: int
     """Size of the whole file; 0 when the version is no longer held."""
-    data: np.ndarray
+    data: Uint8Vector = msgspec.field(name="data:|u1")
     """uint8 [bytes of this part]"""
 
 

@@ -25,7 +25,7 @@ _FORMATS: dict[str, str] = {dtype: code for dtype, code in zip(_DTYPES, "?bBhHiI
 
 
 def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
-    """Return envelope and body as plain data; arrays as dtype, shape and their first elements.
+    """Return envelope and body as plain data; arrays as dtype, size and their first elements.
 
     One frame is taken for a blob. What cannot be read stands as ``{"unreadable": reason, "hex": first bytes}``. Adds
     ``checksum_ok``. Never raises.
@@ -36,9 +36,9 @@ def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
         return _peek_blob(bytes(frames[0]))
     parts = [bytes(frame) for frame in frames]
     envelope = _unpack(parts[0])
-    shown: dict[str, Any] = {"envelope": envelope, "body": _plain(_unpack(parts[1]), parts[2:])}
+    shown: dict[str, Any] = {"envelope": envelope, "body": _plain(_unpack(parts[1]))}
     if isinstance(envelope, dict) and "checksum" in envelope:
-        shown["checksum_ok"] = _checksum(parts[1:]) == envelope["checksum"]
+        shown["checksum_ok"] = xxh3_64_intdigest(parts[1]) == envelope["checksum"]
     return shown
 
 
@@ -50,15 +50,10 @@ def render(frames: Sequence[Buffer]) -> str:
 def _peek_blob(blob: bytes) -> dict[str, Any]:
     whole = _unpack(blob)
     if not isinstance(whole, dict) or "body" not in whole:
-        return {"body": _plain(whole, [])}
+        return {"body": _plain(whole)}
     head = cast("dict[str, Any]", whole)
-    arrays: object = head.pop("arrays", None)
-    found = cast("list[object]", arrays) if isinstance(arrays, list) else []
-    parts = [part for part in found if isinstance(part, bytes)]
-    return {
-        "envelope": {key: value for key, value in head.items() if key != "body"},
-        "body": _plain(head["body"], parts),
-    }
+    body: object = head.pop("body")
+    return {"envelope": head, "body": _plain(body)}
 
 
 def _unpack(data: bytes) -> Any:
@@ -73,38 +68,24 @@ def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     return {key if isinstance(key, str) else repr(key): value for key, value in pairs}
 
 
-def _plain(value: Any, arrays: Sequence[bytes], depth: int = 0) -> Any:
-    """Replace arrays by their description, bytes by hex, and what nests absurdly by a mark."""
+def _plain(value: Any, key: str = "", depth: int = 0) -> Any:
+    """Replace arrays by their description, other bytes by hex, and what nests absurdly by a mark."""
     if depth > 64:
         return "..."
     if isinstance(value, dict):
-        return {key: _plain(item, arrays, depth + 1) for key, item in cast("dict[str, Any]", value).items()}
+        return {name: _plain(item, name, depth + 1) for name, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        items = cast("list[Any]", value)
-        if len(items) == 3 and isinstance(items[0], str) and items[0] in _FORMATS and isinstance(items[1], list):
-            return _array(items[0], cast("list[Any]", items[1]), items[2], arrays)
-        return [_plain(item, arrays, depth + 1) for item in items]
+        return [_plain(item, "", depth + 1) for item in cast("list[Any]", value)]
     if isinstance(value, bytes):
-        return {"num_bytes": len(value), "hex": value[:32].hex(" ")}
+        dtype = key.rpartition(":")[2]
+        return _array(dtype, value) if dtype in _FORMATS else {"num_bytes": len(value), "hex": value[:32].hex(" ")}
     if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
         return repr(value)
     return value
 
 
-def _array(dtype: str, shape: list[Any], data: Any, arrays: Sequence[bytes]) -> dict[str, Any]:
-    shown: dict[str, Any] = {"dtype": dtype, "shape": shape}
-    if isinstance(data, int) and not isinstance(data, bool):
-        shown["frame"] = data
-        data = arrays[data] if 0 <= data < len(arrays) else None
-    if not isinstance(data, bytes):
-        return {**shown, "unreadable": "its bytes are not in this message"}
+def _array(dtype: str, data: bytes) -> dict[str, Any]:
     code = _FORMATS[dtype]
-    count = min(len(data) // struct.calcsize(code), MAX_SHOWN)
-    return {**shown, "num_bytes": len(data), "first": list(struct.unpack_from(f"<{count}{code}", data))}
-
-
-def _checksum(parts: Sequence[bytes]) -> int:
-    checksum = 0
-    for index, part in enumerate(parts):
-        checksum = xxh3_64_intdigest(part, checksum) if index else xxh3_64_intdigest(part)
-    return checksum
+    size, rest = divmod(len(data), struct.calcsize(code))
+    shown = {"dtype": dtype, "size": size, "first": list(struct.unpack_from(f"<{min(size, MAX_SHOWN)}{code}", data))}
+    return shown | {"bytes_left_over": rest} if rest else shown

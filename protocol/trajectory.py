@@ -3,7 +3,7 @@
 A prompt with all that is sampled after it is a *trajectory*. It is cut into *chunks*, each at most one window long; a
 chunk is what is sent and stored at once. Within a chunk, a run of tokens that one policy version sampled is a *segment*.
 
-Arrays are numpy, little-endian, one-dimensional; the codec carries each as a frame of its own.
+Arrays are numpy vectors, declared and named as ``protocol.arrays`` says.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from protocol.arrays import Float32Vector, Int32Vector
 from protocol.ids import ChunkId, TrajectoryId
 
 
@@ -51,7 +51,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_id: str
     """Source and line, stable over a run: ``train:17``."""
-    tokens: np.ndarray
+    tokens: Int32Vector = msgspec.field(name="tokens:<i4")
     """int32 [prompt tokens]"""
     text: str
     answer: str
@@ -74,11 +74,11 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     id: ChunkId
     prompt: Prompt
     """``prompt.tokens`` starts the context."""
-    context_tokens: np.ndarray
+    context_tokens: Int32Vector = msgspec.field(name="context_tokens:<i4")
     """int32 [earlier response tokens]: what was sampled in the chunks before this one, without the prompt."""
-    tokens: np.ndarray
+    tokens: Int32Vector = msgspec.field(name="tokens:<i4")
     """int32 [tokens of this chunk], the stop token included when one was sampled."""
-    behavior_logprobs: np.ndarray
+    behavior_logprobs: Float32Vector = msgspec.field(name="behavior_logprobs:<f4")
     """float32 [tokens of this chunk]: log-probability under the distribution really sampled from."""
     segments: tuple[Segment, ...]
     """In order; their lengths sum to ``tokens.size``."""
@@ -132,14 +132,14 @@ class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
 class ReferenceScore(msgspec.Struct, frozen=True, kw_only=True, tag="reference"):
     """What the reference worker adds to a chunk."""
 
-    logprobs: np.ndarray
+    logprobs: Float32Vector = msgspec.field(name="logprobs:<f4")
     """float32 [tokens of the chunk] under the frozen reference policy."""
 
 
 class ValueScore(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
     """What the value worker adds to a chunk."""
 
-    values: np.ndarray
+    values: Float32Vector = msgspec.field(name="values:<f4")
     """float32 [tokens of the chunk]: value of the state before each token."""
     value_version: int
     """Version of the value model that computed them."""

@@ -42,14 +42,13 @@ class ZmqSender:
     async def send(self, message: Message, *, timeout_s: float) -> bool:
         """Hand the message to the link; False when there was no room within ``timeout_s``.
 
-        The message's large arrays are not copied: leave them unchanged. Raises ChannelClosed after ``close``, MessageTooLarge
-        or MalformedMessage for a message that no mailbox would take.
+        Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that no mailbox would take.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while await self._socket.ready(zmq.POLLOUT, timeout_s=deadline - loop.time()):
             frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
-            num_bytes = sum(len(frame) if isinstance(frame, bytes) else frame.nbytes for frame in frames)
+            num_bytes = sum(map(len, frames))
             check_size(num_bytes, self._max_bytes)
             if self._socket.put(frames):
                 self._sequence += 1

@@ -104,7 +104,7 @@ class ZmqResponder:
                 continue
             message, envelope = opened
             answer = encode(handler(message), sender=self._sender, sequence=envelope.sequence, sent_s=time.time())
-            check_size(sum(len(part) if isinstance(part, bytes) else part.nbytes for part in answer), self._max_bytes)
+            check_size(sum(map(len, answer)), self._max_bytes)
             try:
                 sent = self._socket.put([route, *answer])
             except zmq.ZMQError as error:

@@ -22,7 +22,7 @@ import zmq
 from protocol.arrays import Buffer
 from protocol.endpoints import Endpoint, ensure_private_folder
 from protocol.errors import ChannelClosed, ConfigError
-from protocol.limits import MAX_FRAMES
+from protocol.limits import NUM_FRAMES
 from protocol.waiting import Waiters
 
 HEARTBEAT_INTERVAL_MS = 500
@@ -166,7 +166,7 @@ class AsyncSocket:
         part = first
         while part.more:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
-            if len(frames) <= MAX_FRAMES + 1:  # one over the limit is enough to be refused
+            if len(frames) <= NUM_FRAMES + 1:  # one over the limit is enough to be refused
                 frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
         self._waiters.wake()
         return Received(frames, lambda: _address(first))

@@ -24,7 +24,7 @@ def golden_bytes(obj: Storable) -> bytes:
     if not isinstance(obj, get_args(Message)):
         return to_blob(obj)
     frames = encode(obj, sender="generator-0", sequence=41, sent_s=1750000001.5)  # type: ignore[arg-type]
-    return msgpack.packb([bytes(frame) for frame in frames] + [to_blob(obj)])
+    return msgpack.packb([*frames, to_blob(obj)])
 
 
 @pytest.mark.parametrize("name", samples())

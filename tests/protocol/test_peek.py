@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.arrays import DTYPES
 from protocol.codec import encode, to_blob
 from protocol.peek import peek, render
 from tests.protocol.samples import chunk, samples
@@ -19,9 +19,8 @@ def test_a_chunk_is_shown_with_its_arrays_described() -> None:
     shown = peek(encode(chunk(), sender="generator-0", sequence=7, sent_s=0.0))
     assert shown["envelope"]["sender"] == "generator-0"
     assert shown["checksum_ok"] is True
-    tokens = shown["body"]["tokens"]
-    assert (tokens["dtype"], tokens["shape"], tokens["first"]) == ("<i4", [100], list(range(8)))
-    assert shown["body"]["prompt"]["tokens"]["first"] == [5, 9, 150000]
+    assert shown["body"]["tokens:<i4"] == {"dtype": "<i4", "size": 100, "first": list(range(8))}
+    assert shown["body"]["prompt"]["tokens:<i4"]["first"] == [5, 9, 150000]
 
 
 @pytest.mark.parametrize("name", samples())
@@ -31,15 +30,12 @@ def test_every_blob_is_legible(name: str) -> None:
 
 
 def test_an_unknown_version_and_type_is_still_legible() -> None:
-    body = {"dream": ["<f4", [2], 0], "7": 1}
-    frames = [
-        msgpack.packb({"version": 99, "type": "dream", "mood": "calm"}),
-        msgpack.packb(body),
-        b"\0\0\x80\x3f\0\0\0\x40",
-    ]
+    body = {"dream:<f4": b"\0\0\x80\x3f\0\0\0\x40", "mood:blue": b"\x07", "7": 1}
+    frames = [msgpack.packb({"version": 99, "type": "dream", "mood": "calm"}), msgpack.packb(body), b"a third frame"]
     shown = peek(frames)
     assert shown["envelope"]["mood"] == "calm"
-    assert shown["body"]["dream"]["first"] == [1.0, 2.0]
+    assert shown["body"]["dream:<f4"]["first"] == [1.0, 2.0]
+    assert shown["body"]["mood:blue"] == {"num_bytes": 1, "hex": "07"}
 
 
 def test_a_changed_message_is_shown_as_changed() -> None:
@@ -47,10 +43,13 @@ def test_a_changed_message_is_shown_as_changed() -> None:
     assert peek([*frames[:-1], b"\0" * len(frames[-1])])["checksum_ok"] is False
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_that_travels_is_shown(dtype: str) -> None:
-    size = DTYPES[dtype].itemsize
-    assert peek([msgpack.packb({"a": [dtype, [2], b"\0" * 2 * size]})])["body"]["a"]["first"] == [0, 0]
+@pytest.mark.parametrize("dtype", ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
+def test_every_common_dtype_is_shown_and_a_part_of_an_element_is_named(dtype: str) -> None:
+    size = np.dtype(dtype).itemsize
+    key = f"a:{dtype}"
+    assert peek([msgpack.packb({key: b"\0" * 2 * size})])["body"][key] == {"dtype": dtype, "size": 2, "first": [0, 0]}
+    if size > 1:
+        assert peek([msgpack.packb({key: b"\0" * (size + 1)})])["body"][key]["bytes_left_over"] == 1
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
