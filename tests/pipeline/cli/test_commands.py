@@ -71,7 +71,12 @@ def test_audit_balances_with_exit_code_0_and_does_not_with_1(run_dir: Path, monk
         return Audit(Balance(3, 1, {}, {"ready": 1}), nothing, nothing)
 
     monkeypatch.setattr(RedisReplay, "audit", broken)
-    assert _json("audit", str(run_dir), code=1)["difference"] == {"groups": 1, "trajectories": 0, "tokens": 0, "finished": 0}
+    assert _json("audit", str(run_dir), code=1)["difference"] == {
+        "groups": 1,
+        "trajectories": 0,
+        "tokens": 0,
+        "finished": 0,
+    }
     done = CliRunner().invoke(headrace, ["audit", str(run_dir)], standalone_mode=False)
     assert "does not balance" in done.output
 

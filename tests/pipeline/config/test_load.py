@@ -50,7 +50,9 @@ def test_a_misspelt_section_is_suggested_too(run_file: Path) -> None:
 
 
 def test_a_wrong_value_says_what_was_got_and_where_it_was_set(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--set staleness\.eta=-1: `staleness\.eta` is -1: .*greater than or equal to 0"):
+    with pytest.raises(
+        ConfigError, match=r"--set staleness\.eta=-1: `staleness\.eta` is -1: .*greater than or equal to 0"
+    ):
         load_config([run_file], ["staleness.eta=-1"])
 
 
@@ -87,7 +89,9 @@ def test_a_missing_file_and_a_file_that_is_not_toml_are_named(tmp_path: Path) ->
         ("algorithm.kl_coefficient=0.1", "fleet.reference is 0"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_with_the_reason(run_file: Path, override: str, reason: str) -> None:
+def test_settings_that_contradict_each_other_are_refused_with_the_reason(
+    run_file: Path, override: str, reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_config([run_file], ["fleet.reference=0", override])
 

@@ -103,7 +103,9 @@ def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_seco
     script = Script([True, True])
     pulse = Pulse(WHO, ManualClock())
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
-    thread = HeartbeatThread(script, pulse.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_s=PATIENCE_S * 60)
+    thread = HeartbeatThread(
+        script, pulse.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_s=PATIENCE_S * 60
+    )
     pulse.on_version = thread.nudge
     thread.start()
     pulse.policy_version = 7
