@@ -27,7 +27,7 @@ from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, Cri
 from pipeline.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
 from pipeline.replay.buffer import FinishedTrajectory
 from pipeline.value_model import VALUE_CHECKPOINTS
-from protocol.errors import EngineError
+from protocol.errors import Diverged, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk, ValueScore
 from workers.checkpoint import latest_checkpoint, write_checkpoint
@@ -37,6 +37,7 @@ from workers.engines.value import ValueEngine, ValueSample, ValueStepResult
 from workers.scorer import Scorer
 
 _IDLE_S = 0.25
+_IDLE_CHECKPOINT_S = 10.0
 _MAX_TURNS_BETWEEN_STEPS = 8
 """Full batches served in a row before a step that could be taken is taken."""
 
@@ -64,6 +65,7 @@ class Value(Scorer):
             num_steps=self._num_steps,
         )
         self._applied: list[str] = []
+        self._stepped_at_s = self.ctx.clock.monotonic()
         self._num_bad_steps = 0
         self._checkpointed_step = self._num_steps if checkpoint else -1
         returned = await self.ctx.replay.recover_finished(self.ctx.who, tuple(state.get("claims", ())))
@@ -133,12 +135,13 @@ class Value(Scorer):
     async def _train(self) -> bool:
         """Take one step if enough finished responses wait; return whether one was taken.
 
-        Raises FloatingPointError after too many refused steps in a row.
+        Raises Diverged after too many refused steps in a row.
         """
         wanted = self.ctx.config.value.batch_trajectories
         claim = await self.ctx.replay.claim_finished(self.ctx.who, num_trajectories=wanted)
         if isinstance(claim, int):
             self.ctx.counters["finished"] = claim
+            await self._settle_idle()
             return False
         started = time.monotonic()
         samples = [_sample(finished) for finished in claim.trajectories]
@@ -150,8 +153,16 @@ class Value(Scorer):
         self._applied.append(claim.claim_id)
         if result is not None and self._is_applied(result):
             await self._record(result, usable, step_s=time.monotonic() - started)
+        self._stepped_at_s = self.ctx.clock.monotonic()
         self.ctx.progress()
         return True
+
+    async def _settle_idle(self) -> None:
+        """Checkpoint early when no batch fills: what is trained but not settled holds memory of the ledger, and admission may be
+        waiting for just that."""
+        if self._applied and self.ctx.clock.monotonic() - self._stepped_at_s >= _IDLE_CHECKPOINT_S:
+            self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
+            await self._checkpoint()
 
     def _is_applied(self, result: ValueStepResult) -> bool:
         """Count a refused step, and give up after too many in a row."""
@@ -162,7 +173,7 @@ class Value(Scorer):
                 "value_step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
             )
         if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
-            raise FloatingPointError(
+            raise Diverged(
                 f"{self._num_bad_steps} value steps in a row were not finite (loss {result.loss}, gradient norm "
                 f"{result.grad_norm}); lower value.learning_rate or look at the responses of claim {self._applied[-1]}"
             )

@@ -24,7 +24,7 @@ from pipeline.replay.memory import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry_memory import MemoryRegistry
-from protocol.errors import EngineError
+from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
 from protocol.memory import MemoryHub
 from protocol.trajectory import Field, TrajectoryChunk
@@ -276,6 +276,18 @@ async def test_a_drained_worker_keeps_what_it_learned_and_settles_it(fleet: Flee
         assert not await worker._train()
 
 
+async def test_an_idle_worker_settles_what_it_learned_so_that_the_ledger_has_room_again(fleet: Fleet) -> None:
+    async with fleet.value_worker() as worker:
+        await fleet.deliver(worker, await fleet.sample(BATCH))
+        await worker.serve(0.0)
+        await worker._train()
+        assert not await worker._train()
+        assert (await fleet.replay.audit()).finished.trained == 0
+        await fleet.clock.advance(10.0)
+        assert not await worker._train()
+        assert (await fleet.replay.audit()).finished.trained == BATCH
+
+
 async def test_refused_steps_make_no_version_and_too_many_in_a_row_end_the_worker(fleet: Fleet) -> None:
     fleet.engine.refusals = 3
     async with fleet.value_worker() as worker:
@@ -286,7 +298,7 @@ async def test_refused_steps_make_no_version_and_too_many_in_a_row_end_the_worke
         assert worker.ctx.counters["value_version"] == 0 and worker.ctx.counters["refused_steps"] == 2
         await fleet.deliver(worker, await fleet.sample(BATCH))
         await worker.serve(0.0)
-        with pytest.raises(FloatingPointError, match="3 value steps in a row"):
+        with pytest.raises(Diverged, match="3 value steps in a row"):
             await worker._train()
 
 
