@@ -158,8 +158,8 @@ class Value(Scorer):
         return True
 
     async def _settle_idle(self) -> None:
-        """Checkpoint early when no batch fills: what is trained but not settled holds memory of the ledger, and admission may be
-        waiting for just that."""
+        """Checkpoint early when no batch fills: what is trained but not settled holds memory of the ledger, and admission may
+        be waiting for just that."""
         if self._applied and self.ctx.clock.monotonic() - self._stepped_at_s >= _IDLE_CHECKPOINT_S:
             self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
             await self._checkpoint()
