@@ -27,7 +27,13 @@ from protocol.waiting import Waiters
 
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 3000
-"""A frozen peer is cut off after this. ZeroMQ's own threads answer heartbeats, so a busy interpreter does not look frozen."""
+"""Of requests: a frozen peer is cut off after this. ZeroMQ's own threads answer, so a busy interpreter does not look frozen.
+
+Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats with it, and so looks dead: both ends then
+cut off a peer that is only slow, and what was on its way is lost (measured: 16 of 24 messages in seven seconds of plain
+back-pressure). A frozen reader is found by its silence in the registry instead, and a lost host by TCP's own keep-alive.
+"""
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
 HANDSHAKE_TIMEOUT_MS = 5000
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
@@ -72,15 +78,22 @@ class AsyncSocket:
             zmq.MAXMSGSIZE: limits.max_message_bytes,
             zmq.SNDBUF: TCP_BUFFER_BYTES,
             zmq.RCVBUF: TCP_BUFFER_BYTES,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_INTERVAL_MS,
-            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
-            zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_S,
+            zmq.TCP_KEEPALIVE_INTVL: KEEPALIVE_INTERVAL_S,
+            zmq.TCP_KEEPALIVE_CNT: KEEPALIVE_COUNT,
             zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS,
             zmq.IPV6: int(ipv6),
         }
         if kind in (zmq.PUSH, zmq.DEALER):
             # queue nothing for a peer that is not there
             options |= {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL: RECONNECT_MS, zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS}
+        if kind in (zmq.DEALER, zmq.ROUTER):
+            options |= {
+                zmq.HEARTBEAT_IVL: HEARTBEAT_INTERVAL_MS,
+                zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+                zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+            }
         if kind == zmq.ROUTER:
             options[zmq.ROUTER_MANDATORY] = 1
         for option, value in options.items():

@@ -15,6 +15,7 @@ from protocol.channel import Delivery, Mailbox, Sender
 from protocol.codec import encode
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded, MessageTooLarge
 from protocol.messages import Message, WeightsRequest
+from protocol.zeromq import sockets
 from tests.protocol.carriers import MAX_BYTES, Carrier, carrier
 from tests.protocol.samples import chunk, request, same
 
@@ -102,6 +103,21 @@ async def test_a_full_mailbox_makes_send_wait_and_reading_makes_room(wires: Carr
         got = [await take(mailbox) for _ in range(num_sent + 1)]
     assert waiting.result()
     assert [one.sequence for one in got] == list(range(num_sent + 1))
+    assert mailbox.stats()[0].num_gaps == 0
+
+
+async def test_a_mailbox_that_stays_full_for_long_loses_nothing(
+    wires: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "HEARTBEAT_INTERVAL_MS", 20)
+    monkeypatch.setattr(sockets, "HEARTBEAT_TIMEOUT_MS", 60)
+    mailbox = wires.mailbox()
+    sender = wires.sender(mailbox.endpoint)
+    num_sent = await fill(sender, chunk(4000))
+    for _ in range(5):  # many heartbeat timeouts long
+        num_sent += await sender.send(chunk(4000), timeout_s=0.2)
+    got = [await take(mailbox) for _ in range(num_sent)]
+    assert [one.sequence for one in got] == list(range(num_sent))
     assert mailbox.stats()[0].num_gaps == 0
 
 
