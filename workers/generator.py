@@ -293,6 +293,8 @@ class Generator(Actor):
             self._held[window.trajectory] = _Held(held.lease, held.prompt, tokens, held.next_index + 1)
             await self._resumed.put(window.trajectory)
             return
+        if self._held.get(window.trajectory) is not held:
+            return  # while the chunk was stored and sent, the decode loop leased the trajectory anew: what is held is that
         if outcome.status is WriteStatus.FENCED:
             # Usually it is another's by now. But a server that lost its last writes may count it as ours at an earlier chunk.
             await self._let_go(window.trajectory)

@@ -1,0 +1,88 @@
+"""What a generator holds while its writers store and send windows that the decode loop may lease again meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.replay.buffer import Unit
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.registry_memory import MemoryRegistry
+from protocol.ids import Incarnation, Role, TrajectoryId
+from protocol.messages import Message
+from protocol.trajectory import Field, FinishReason, Prompt, Segment
+from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from workers.engines.generation import Window
+from workers.generator import Generator, _Held
+
+LEARNER = Incarnation(Role.LEARNER, "learner", 1)
+PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+3=", answer="5", verifier="arithmetic")
+
+
+class _SlowOutbox:
+    """Credit returns, and the decode loop leases, while a chunk waits for room."""
+
+    role = Role.VALUE
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def send(self, message: Message, *, timeout_s: float) -> bool:
+        del message, timeout_s
+        ctx = self._generator.ctx
+        await ctx.replay.advance(LEARNER, 1)
+        grant = await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=1)
+        (lease,) = grant.leases
+        assert lease.next_index == 1, "the parked trajectory comes back before new prompts"
+        self._generator._held[lease.trajectory] = self._generator._hold(lease)
+        return True
+
+
+@pytest.mark.parametrize("leased_meanwhile", [True, False])
+async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays_held(
+    tmp_path: Path, leased_meanwhile: bool
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock = ManualClock()
+        ctx = await context_of(
+            small_config(tmp_path),
+            tmp_path,
+            Role.GENERATOR,
+            "generator-0",
+            tasks,
+            MemoryRegistry(clock),
+            memory_transport(4),
+            clock,
+        )
+        fields = frozenset({Field.REWARD, Field.VALUE})
+        await ctx.replay.open(make_spec(Unit.CHUNK, fields=fields, eta=0, group_size=1, units_per_update=1))
+        await ctx.replay.advance(LEARNER, 0)
+        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
+        generator = Generator(ctx)
+        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
+        generator._store_trouble = ""
+        generator._outboxes = [_SlowOutbox(generator)] if leased_meanwhile else []  # pyright: ignore[reportAttributeAccessIssue]
+
+        await generator._write(window(lease.trajectory))
+
+        held = generator._held.get(lease.trajectory)
+        if leased_meanwhile:
+            assert held is not None and held.next_index == 1
+            assert held.response_tokens.tolist() == [7, 8], "it goes on after the chunk that was stored"
+        else:
+            assert held is None, "without credit for its next window it is nobody's"
+        ctx.close()
+
+
+def window(trajectory: TrajectoryId) -> Window:
+    return Window(
+        trajectory=trajectory,
+        tokens=np.array([7, 8], np.int32),
+        behavior_logprobs=np.array([-0.1, -0.2], np.float32),
+        segments=(Segment(0, 2),),
+        finish_reason=FinishReason.WINDOW,
+    )
