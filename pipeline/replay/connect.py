@@ -9,15 +9,55 @@ hand something out (``lease``, ``claim``) carry a token by which the server know
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any, cast
 
 import redis.asyncio
 import redis.exceptions
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from protocol.errors import ConfigError
 
+
+class _Cancellable(AbstractConnection):
+    """A connection whose writes a cancelled task does not survive.
+
+    redis-py bounds a write by ``asyncio.wait_for``, which on Python 3.11 swallows a cancellation that comes as the write
+    completes: nearly every one, on a fast socket. A worker would go on after its TaskGroup had told it to end.
+    ``asyncio.timeout`` bounds the same write and lets the cancellation through.
+    """
+
+    __slots__ = ()
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        """Write a packed command within ``socket_timeout``. Raises redis-py's ConnectionError and TimeoutError."""
+        limit, self.socket_timeout = self.socket_timeout, None
+        try:
+            async with asyncio.timeout(limit):
+                await super().send_packed_command(command, check_health)
+        except TimeoutError:  # not redis-py's: those are no subclass of it
+            await self.disconnect(nowait=True)
+            raise redis.exceptions.TimeoutError("Timeout writing to socket") from None
+        finally:
+            self.socket_timeout = limit
+
+
+class _Tcp(_Cancellable, Connection):
+    __slots__ = ()
+
+
+class _Tls(_Cancellable, SSLConnection):
+    __slots__ = ()
+
+
+class _Unix(_Cancellable, UnixDomainSocketConnection):
+    __slots__ = ()
+
+
+_CANCELLABLE = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
 
@@ -57,6 +97,7 @@ def connect(
         pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
     except ValueError as error:
         raise ConfigError(f"ledger URL {_hide(url)!r} cannot be read: {error}") from error
+    pool.connection_class = _CANCELLABLE[pool.connection_class]
     return redis.asyncio.Redis.from_pool(pool)
 
 

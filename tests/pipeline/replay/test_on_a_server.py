@@ -222,3 +222,21 @@ async def test_more_callers_than_connections_wait_their_turn(redis_server, redis
         tasks = [group.create_task(replay.totals()) for _ in range(50)]
     assert {task.result().credit_limit for task in tasks} == {8}
     await client.aclose()
+
+
+async def test_a_cancelled_task_that_talks_to_the_ledger_without_pause_ends(redis_server):
+    client = connect(redis_server)
+
+    async def talk() -> None:
+        while True:
+            await client.hget("a", "b")
+
+    for turn in range(20):
+        async with asyncio.TaskGroup() as tasks:
+            talking = tasks.create_task(talk())
+            await asyncio.sleep(0.001 * turn)
+            talking.cancel()
+            async with asyncio.timeout(5.0):
+                await asyncio.wait([talking])
+        assert talking.cancelled()
+    await client.aclose()
