@@ -6,6 +6,7 @@ the ledger is being started again the last picture stays.
 
 from __future__ import annotations
 
+import abc
 import io
 import re
 import sys
@@ -100,7 +101,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class View:
+class View(abc.ABC):
     """What both views share: the run's progress and the time since the start."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
@@ -121,9 +122,9 @@ class View:
     ) -> None:
         return
 
+    @abc.abstractmethod
     def show(self, picture: Picture) -> None:
         """Show the newest picture."""
-        raise NotImplementedError
 
     def _progress(self) -> Progress:
         return Progress.of(self._tail.read(), self._config.run.num_updates)
