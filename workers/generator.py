@@ -78,7 +78,6 @@ class Generator(Actor):
         self._held: dict[TrajectoryId, _Held] = {}
         self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
-        self._writing = 0
         self._store_trouble = ""
         self._next_weights_look = 0.0
         self._next_renewal = 0.0
@@ -135,16 +134,20 @@ class Generator(Actor):
             self.ctx.waiting_for(WaitingFor.ROOM, "its chunks to be written")
 
     async def _lease_and_resume(self) -> None:
+        if self._is_swapping():
+            return
         while not self._resumed.empty():
             self._submit(self._held[self._resumed.get_nowait()])
         wanted = self._engine.num_slots - len(self._held)
-        if wanted <= 0 or self._is_swapping():
+        if wanted <= 0:
             return
         grant = await self.ctx.replay.lease(
             self.ctx.who, max_trajectories=wanted, policy_version=self._engine.policy_version
         )
         for lease in grant.leases:
-            await self._serve_at_least(lease)
+            if not await self._can_begin(lease):
+                await self.ctx.replay.give_back(self.ctx.who, (lease.trajectory,))
+                continue
             held = self._hold(lease)
             self._held[lease.trajectory] = held
             self._submit(held)
@@ -153,12 +156,13 @@ class Generator(Actor):
         if grant.refusal is not None and not self._held:
             self.ctx.waiting_for(WaitingFor.CREDIT, _REFUSALS[grant.refusal])
 
-    async def _serve_at_least(self, lease: Lease) -> None:
-        """An evaluation begins under its version or a later one."""
-        while lease.evaluation is not None and self._engine.policy_version < lease.evaluation.policy_version:
-            self.ctx.waiting_for(WaitingFor.WEIGHTS, f"version {lease.evaluation.policy_version} for an evaluation")
-            if not await self._take_weights():
-                await self.ctx.clock.sleep(self.ctx.config.weights.poll_s)
+    async def _can_begin(self, lease: Lease) -> bool:
+        """An evaluation begins under its version or a later one; one that cannot yet is opened again, not waited for."""
+        if lease.evaluation is None or self._engine.policy_version >= lease.evaluation.policy_version:
+            return True
+        self.ctx.waiting_for(WaitingFor.WEIGHTS, f"version {lease.evaluation.policy_version} for an evaluation")
+        await self._take_weights()
+        return self._engine.policy_version >= lease.evaluation.policy_version
 
     def _hold(self, lease: Lease) -> _Held:
         last = lease.last_chunk
