@@ -26,6 +26,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ops.bench.table import interleaved_medians, show, write_json
+from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
 from pipeline.batching import TrainingSample
 from workers.engines.policy_gradient import ForwardSettings
@@ -150,7 +151,8 @@ class PaddedStep:
         everything = torch.log_softmax(logits, dim=-1)
         logprobs = everything.gather(-1, tokens[:, 1:, None]).squeeze(-1)
         entropy = -(everything.detach().exp() * everything.detach()).sum(dim=-1)
-        losses, _ = objective.token_loss(
+        losses, _ = token_loss(
+            objective,
             logprobs=logprobs.flatten(),
             old_logprobs=old[:, 1:].flatten(),
             behavior_logprobs=old[:, 1:].flatten(),

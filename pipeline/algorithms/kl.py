@@ -9,31 +9,14 @@ clamps are verl's.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from jaxtyping import Float
 from torch import Tensor
+
+from pipeline.algorithms.objective import KLEstimator
 
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 """k3 is clamped to +-10, which also ends its gradient for d below about -2.6 or above 11."""
-
-
-class KLEstimator(StrEnum):
-    """Which estimate is added to the loss."""
-
-    K1 = "k1"
-    """``d``"""
-    K2 = "k2"
-    """``d^2 / 2``"""
-    K3 = "k3"
-    """``exp(-d) - 1 + d``"""
-    ABS = "abs"
-    """``|d|``"""
-    K1_STRAIGHT = "k1+"
-    """value of k1, gradient of k2"""
-    K3_STRAIGHT = "k3+"
-    """value of k3, gradient of k2"""
 
 
 def kl_estimate(

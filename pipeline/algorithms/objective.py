@@ -1,14 +1,15 @@
-"""The loss of one optimiser step, on packed tokens: surrogate, off-policy weight, KL, entropy and imitation terms.
+"""What one optimiser step minimises: the terms of the loss, their settings, and the weight of every token.
 
-*Consumes* log-probs of the response tokens of whole rows, packed end to end [N]. *Produces* a loss and metrics for each token.
-*Waits for* nothing. Used by a training backend in three lines:
+*Consumes* the algorithm section of a configuration, and the samples of whole mini-batches. *Produces* settings and weights in
+numpy. *Waits for* nothing. The terms themselves are torch's business, in ``pipeline.algorithms.loss``; a process that only
+prepares samples, or trains nothing at all, need not load it. A training backend uses both in three lines:
 
     weights = objective.token_weights(samples)                    # once, from the whole mini-batch
-    loss, metrics = objective.token_loss(logprobs=..., ...)       # for each micro-batch
-    (loss * weights_of_this_micro_batch).sum().backward()         # times num_ranks where gradients are averaged
+    losses, metrics = token_loss(objective, logprobs=..., ...)    # for each micro-batch
+    (losses * weights_of_this_micro_batch).sum().backward()       # times num_ranks where gradients are averaged
 
 Imitation (VAPO's positive-example loss) has a mask and a denominator of its own, made from the whole mini-batch in the same
-way: ``imitation_weights`` and ``imitation_loss``.
+way: ``imitation_weights``, and ``loss.imitation_loss``.
 
 Three policies (2505.24298, section 5.2). *Behaviour* sampled the token, perhaps some versions ago and with other numerics.
 *Proximal* is the learner at the start of the update; the surrogate clips around it. *Current* is being trained. The
@@ -23,14 +24,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Int, Real, Shaped
-from torch import Tensor
+from jaxtyping import Float, Real
 
 from pipeline.algorithms.aggregation import Aggregation, row_weights
-from pipeline.algorithms.importance import approximate_proximal, band_weights, importance_ratio, truncated_weights
-from pipeline.algorithms.kl import KLEstimator, kl_estimate
-from pipeline.algorithms.surrogate import TokenLoss, cispo_loss, clipped_loss, log_ratio, sequence_ratio
 from pipeline.batching import TrainingSample
 
 if TYPE_CHECKING:
@@ -72,9 +68,26 @@ class Proximal(StrEnum):
     """Guessed at each step between behaviour and current policy by their versions (AReaL): spares that pass."""
 
 
+class KLEstimator(StrEnum):
+    """Which estimate is added to the loss."""
+
+    K1 = "k1"
+    """``d``"""
+    K2 = "k2"
+    """``d^2 / 2``"""
+    K3 = "k3"
+    """``exp(-d) - 1 + d``"""
+    ABS = "abs"
+    """``|d|``"""
+    K1_STRAIGHT = "k1+"
+    """value of k1, gradient of k2"""
+    K3_STRAIGHT = "k3+"
+    """value of k3, gradient of k2"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Settings of the loss, and the loss."""
+    """Settings of the loss."""
 
     clip_low: float = 0.2
     """eps_low"""
@@ -162,138 +175,3 @@ class Objective:
         masks = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
         weight = self.imitation_coefficient / max(1, sum(int(np.count_nonzero(mask)) for mask in masks))
         return [weight * mask for mask in masks]
-
-    def imitation_loss(
-        self, logprobs: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"]
-    ) -> Float[Tensor, " tokens"]:
-        """Return ``-logp`` on the mask; loss and gradient are exactly 0 off it."""
-        return -logprobs.where(mask, logprobs.new_zeros(()))
-
-    def token_loss(
-        self,
-        *,
-        logprobs: Float[Tensor, " tokens"],
-        old_logprobs: Float[Tensor, " tokens"],
-        behavior_logprobs: Float[Tensor, " tokens"],
-        reference_logprobs: Float[Tensor, " tokens"] | None,
-        entropy: Float[Tensor, " tokens"] | None,
-        advantages: Float[Tensor, " tokens"],
-        mask: Bool[Tensor, " tokens"],
-        row_ids: Int[Tensor, " tokens"],
-        num_rows: int,
-        versions: Int[Tensor, " tokens"] | None = None,
-    ) -> tuple[Float[Tensor, " tokens"], dict[str, Float[Tensor, " tokens"]]]:
-        """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached metrics of each.
-
-        Loss and gradient are exactly 0 off the mask, whatever stands there. Multiply by ``token_weights`` and sum for the
-        loss; sum a metric over all micro-batches and divide by the number of mask tokens for its mean.
-
-        Args:
-            logprobs: Under the current policy. Its dtype is that of the result.
-            old_logprobs: Under the proximal policy; not read when ``needs_old`` is False.
-            behavior_logprobs: As sampled.
-            reference_logprobs: Under the frozen reference; required when ``needs_reference``.
-            entropy: Of the current policy; required when ``needs_entropy``, else only a metric.
-            advantages: A.
-            mask: Tokens that carry loss.
-            row_ids: Response of each token, 0 .. num_rows - 1. Rows are whole.
-            num_rows: Responses in this micro-batch.
-            versions: Policy version that sampled each token; required when the proximal policy is interpolated.
-
-        Raises:
-            ValueError: Reference log-probs, entropies or versions are needed and absent.
-        """
-        zero = logprobs.new_zeros(())
-
-        def on_mask(values: Shaped[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-            return values.to(logprobs.dtype).where(mask, zero)
-
-        logprobs = on_mask(logprobs)
-        behavior = on_mask(behavior_logprobs)
-        proximal = self._proximal(on_mask(old_logprobs), behavior, logprobs, versions)
-        advantages = on_mask(advantages)
-        exponent = log_ratio(logprobs, proximal)
-        term = self._surrogate(logprobs, proximal, exponent, advantages, mask, row_ids, num_rows)
-        rho = importance_ratio(proximal, behavior)
-        weight = self._weight(rho)
-        loss = term.loss * weight
-        metrics = {
-            "clip_fraction": term.clipped,
-            "dual_clip_fraction": term.dual_clipped,
-            "approx_kl": -exponent,
-            "policy_ratio": exponent.exp(),
-            "behavior_kl": behavior - proximal,
-            "importance_ratio": rho,
-            "importance_weight": weight,
-            "importance_cut_fraction": weight != rho,
-        }
-        if reference_logprobs is not None:
-            divergence = kl_estimate(logprobs, on_mask(reference_logprobs), self.kl_estimator)
-            metrics["reference_kl"] = divergence
-            if self.needs_reference:
-                loss = loss + self.kl_coefficient * divergence
-        elif self.needs_reference:
-            raise ValueError(
-                f"reference_logprobs is None, but kl_coefficient is {self.kl_coefficient}; give the reference policy's "
-                "log-probs, or set the coefficient to 0"
-            )
-        if entropy is not None:
-            entropy = on_mask(entropy)
-            metrics["entropy"] = entropy
-            if self.needs_entropy:
-                loss = loss - self.entropy_coefficient * entropy
-        elif self.needs_entropy:
-            raise ValueError(
-                f"entropy is None, but entropy_coefficient is {self.entropy_coefficient}; give the policy's entropies, or set "
-                "the coefficient to 0"
-            )
-        return loss.where(mask, zero), {name: on_mask(value.detach()) for name, value in metrics.items()}
-
-    def _proximal(
-        self,
-        old: Float[Tensor, " tokens"],
-        behavior: Float[Tensor, " tokens"],
-        current: Float[Tensor, " tokens"],
-        versions: Int[Tensor, " tokens"] | None,
-    ) -> Float[Tensor, " tokens"]:
-        if self.importance is Importance.BYPASS:
-            return behavior
-        if self.proximal is Proximal.RECOMPUTE:
-            return old
-        if versions is None:
-            raise ValueError(
-                "versions is None, but the proximal policy is interpolated between versions; give the version of each token, "
-                "or set algorithm.proximal to recompute"
-            )
-        # the policy in training is on its way to the next version
-        return approximate_proximal(behavior, current, versions, current_version=self.proximal_version + 1)
-
-    def _surrogate(
-        self,
-        logprobs: Float[Tensor, " tokens"],
-        proximal: Float[Tensor, " tokens"],
-        exponent: Float[Tensor, " tokens"],
-        advantages: Float[Tensor, " tokens"],
-        mask: Bool[Tensor, " tokens"],
-        row_ids: Int[Tensor, " tokens"],
-        num_rows: int,
-    ) -> TokenLoss:
-        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        match self.surrogate:
-            case Surrogate.CLIP:
-                return clipped_loss(exponent.exp(), advantages, **bounds, dual_clip=self.dual_clip)
-            case Surrogate.GSPO:
-                return clipped_loss(sequence_ratio(logprobs, proximal, mask, row_ids, num_rows), advantages, **bounds)
-            case Surrogate.CISPO:
-                return cispo_loss(logprobs, exponent.exp(), advantages, **bounds)
-
-    def _weight(self, rho: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-        match self.importance:
-            case Importance.NONE | Importance.BYPASS:
-                return torch.ones_like(rho)
-            case Importance.TIS:
-                return truncated_weights(rho, self.importance_cap)
-            case Importance.ICEPOP:
-                return band_weights(rho, self.importance_floor, self.importance_cap)
-            case Importance.DECOUPLED:
-                return rho

@@ -1,4 +1,4 @@
-"""Every learning rule's class by name; imports torch.
+"""Every learning rule's class by name.
 
 *Consumes* nothing. *Produces* the table that ``pipeline.algorithms.build`` looks a name up in. *Waits for* nothing.
 """

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.batching import PackedBatch, TrainingSample, pack, plan_micro_batches
 from protocol.errors import EngineError
 from workers.engines.packed import Entropy, PackedTokens, TokenScores, score_packed
@@ -101,7 +102,7 @@ def accumulate_gradient(
         weight = torch.from_numpy(np.concatenate([weights[index] for index in indices])).to(losses)
         loss = (losses * weight).sum()
         if has_imitation:
-            nll = objective.imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
+            nll = imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
             weight = torch.from_numpy(np.concatenate([imitation[index] for index in indices])).to(losses)
             loss = loss + (nll * weight).sum()
             metrics["nll"] = nll.detach()
@@ -146,7 +147,8 @@ def _token_loss(
     def on_device(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
 
-    return objective.token_loss(
+    return token_loss(
+        objective,
         logprobs=scores.logprobs,
         old_logprobs=scores.logprobs.detach() if batch.old_logprobs is None else on_device(batch.old_logprobs),
         behavior_logprobs=on_device(batch.behavior_logprobs),

@@ -19,6 +19,7 @@ from pipeline.algorithms.importance import (
     rejection_mask,
 )
 from pipeline.algorithms.kl import kl_estimate
+from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
 from pipeline.algorithms.surrogate import clipped_loss, log_ratio, positive_nll
 from pipeline.replay.buffer import LedgerSpec, Unit
@@ -59,7 +60,8 @@ def _surrogate(
 ) -> dict[str, Any]:
     logprobs = rows.flat(inputs["log_prob"], grad=True)
     proximal = rows.flat(old)
-    losses, metrics = objective.token_loss(
+    losses, metrics = token_loss(
+        objective,
         logprobs=logprobs,
         old_logprobs=proximal,
         behavior_logprobs=proximal if behavior is None else rows.flat(behavior),

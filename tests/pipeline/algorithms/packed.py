@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
 from pipeline.batching import TrainingSample
 
@@ -69,7 +70,8 @@ def token_losses(
 
     lengths = torch.tensor([sample.response_length for sample in samples])
     logprobs = torch.cat([policy.logprobs[sample.name] for sample in samples])
-    return objective.token_loss(
+    return token_loss(
+        objective,
         logprobs=logprobs,
         old_logprobs=join("old_logprobs"),
         behavior_logprobs=join("behavior_logprobs"),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.objective import Importance, Objective, Proximal, Surrogate
 from pipeline.batching import TrainingSample, plan_micro_batches
 from tests.pipeline.algorithms.packed import Policy, few, random_samples, token_losses, train, without_loss
@@ -179,7 +180,8 @@ def test_a_term_without_its_input_is_refused(objective: Objective, message: str)
     assert objective.needs_entropy is (objective.entropy_coefficient > 0)
     one = torch.zeros(1)
     with pytest.raises(ValueError, match=message):
-        objective.token_loss(
+        token_loss(
+            objective,
             logprobs=one,
             old_logprobs=one,
             behavior_logprobs=one,
@@ -213,7 +215,7 @@ def test_imitation_is_the_mean_nll_of_its_own_tokens_however_a_batch_is_cut(seed
         for i in indices:
             sample = samples[i]
             mask = np.zeros(sample.response_length, dtype=np.bool_) if sample.nll_mask is None else sample.nll_mask
-            losses = objective.imitation_loss(policy.logprobs[sample.name], torch.from_numpy(mask))
+            losses = imitation_loss(policy.logprobs[sample.name], torch.from_numpy(mask))
             total = total + (losses * torch.from_numpy(weights[i])).sum()
     chosen = [policy.logprobs[s.name] for s in samples if s.nll_mask is not None]
     expected = -0.3 * torch.cat(chosen).mean() if chosen else torch.zeros((), dtype=torch.float64)
@@ -222,7 +224,7 @@ def test_imitation_is_the_mean_nll_of_its_own_tokens_however_a_batch_is_cut(seed
 
 def test_imitation_of_an_infinite_log_prob_off_its_mask_is_exactly_zero() -> None:
     logprobs = torch.tensor([-torch.inf, -1.0], dtype=torch.float64, requires_grad=True)
-    loss = Objective(imitation_coefficient=1.0).imitation_loss(logprobs, torch.tensor([False, True]))
+    loss = imitation_loss(logprobs, torch.tensor([False, True]))
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     assert loss.tolist() == [0.0, 1.0]
     assert gradient.tolist() == [0.0, -1.0]
@@ -251,9 +253,9 @@ def test_an_interpolated_proximal_policy_lies_between_behaviour_and_current_by_t
         "row_ids": torch.zeros(4, dtype=torch.int64),
         "num_rows": 1,
     }
-    _, metrics = objective.token_loss(**arguments, versions=torch.tensor([7, 6, 4, 8]))
+    _, metrics = token_loss(objective, **arguments, versions=torch.tensor([7, 6, 4, 8]))
     # sampled by the proximal version itself, one and three before it, and by the next
     torch.testing.assert_close(metrics["importance_ratio"].log(), torch.tensor([0.0, 0.5, 0.75, 0.0]))
     torch.testing.assert_close(metrics["policy_ratio"].log(), torch.tensor([1.0, 0.5, 0.25, 1.0]))
     with pytest.raises(ValueError, match="versions is None"):
-        objective.token_loss(**arguments)
+        token_loss(objective, **arguments)

@@ -1,0 +1,155 @@
+"""The loss of one optimiser step, on packed tokens: surrogate, off-policy weight, KL, entropy and imitation terms.
+
+*Consumes* an objective, and log-probs of the response tokens of whole rows, packed end to end [N]. *Produces* a loss and
+metrics for each token. *Waits for* nothing. How a backend uses it: ``pipeline.algorithms.objective``.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from pipeline.algorithms.importance import approximate_proximal, band_weights, importance_ratio, truncated_weights
+from pipeline.algorithms.kl import kl_estimate
+from pipeline.algorithms.objective import Importance, Objective, Proximal, Surrogate
+from pipeline.algorithms.surrogate import TokenLoss, cispo_loss, clipped_loss, log_ratio, sequence_ratio
+
+
+def imitation_loss(logprobs: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+    """Return ``-logp`` on the mask; loss and gradient are exactly 0 off it."""
+    return -logprobs.where(mask, logprobs.new_zeros(()))
+
+
+def token_loss(
+    objective: Objective,
+    *,
+    logprobs: Float[Tensor, " tokens"],
+    old_logprobs: Float[Tensor, " tokens"],
+    behavior_logprobs: Float[Tensor, " tokens"],
+    reference_logprobs: Float[Tensor, " tokens"] | None,
+    entropy: Float[Tensor, " tokens"] | None,
+    advantages: Float[Tensor, " tokens"],
+    mask: Bool[Tensor, " tokens"],
+    row_ids: Int[Tensor, " tokens"],
+    num_rows: int,
+    versions: Int[Tensor, " tokens"] | None = None,
+) -> tuple[Float[Tensor, " tokens"], dict[str, Float[Tensor, " tokens"]]]:
+    """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached metrics of each.
+
+    Loss and gradient are exactly 0 off the mask, whatever stands there. Multiply by ``token_weights`` and sum for the
+    loss; sum a metric over all micro-batches and divide by the number of mask tokens for its mean.
+
+    Args:
+        objective: Settings.
+        logprobs: Under the current policy. Its dtype is that of the result.
+        old_logprobs: Under the proximal policy; not read when ``needs_old`` is False.
+        behavior_logprobs: As sampled.
+        reference_logprobs: Under the frozen reference; required when ``needs_reference``.
+        entropy: Of the current policy; required when ``needs_entropy``, else only a metric.
+        advantages: A.
+        mask: Tokens that carry loss.
+        row_ids: Response of each token, 0 .. num_rows - 1. Rows are whole.
+        num_rows: Responses in this micro-batch.
+        versions: Policy version that sampled each token; required when the proximal policy is interpolated.
+
+    Raises:
+        ValueError: Reference log-probs, entropies or versions are needed and absent.
+    """
+    zero = logprobs.new_zeros(())
+
+    def on_mask(values: Shaped[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+        return values.to(logprobs.dtype).where(mask, zero)
+
+    logprobs = on_mask(logprobs)
+    behavior = on_mask(behavior_logprobs)
+    proximal = _proximal(objective, on_mask(old_logprobs), behavior, logprobs, versions)
+    advantages = on_mask(advantages)
+    exponent = log_ratio(logprobs, proximal)
+    term = _surrogate(objective, logprobs, proximal, exponent, advantages, mask, row_ids, num_rows)
+    rho = importance_ratio(proximal, behavior)
+    weight = _weight(objective, rho)
+    loss = term.loss * weight
+    metrics = {
+        "clip_fraction": term.clipped,
+        "dual_clip_fraction": term.dual_clipped,
+        "approx_kl": -exponent,
+        "policy_ratio": exponent.exp(),
+        "behavior_kl": behavior - proximal,
+        "importance_ratio": rho,
+        "importance_weight": weight,
+        "importance_cut_fraction": weight != rho,
+    }
+    if reference_logprobs is not None:
+        divergence = kl_estimate(logprobs, on_mask(reference_logprobs), objective.kl_estimator)
+        metrics["reference_kl"] = divergence
+        if objective.needs_reference:
+            loss = loss + objective.kl_coefficient * divergence
+    elif objective.needs_reference:
+        raise ValueError(
+            f"reference_logprobs is None, but kl_coefficient is {objective.kl_coefficient}; give the reference policy's "
+            "log-probs, or set the coefficient to 0"
+        )
+    if entropy is not None:
+        entropy = on_mask(entropy)
+        metrics["entropy"] = entropy
+        if objective.needs_entropy:
+            loss = loss - objective.entropy_coefficient * entropy
+    elif objective.needs_entropy:
+        raise ValueError(
+            f"entropy is None, but entropy_coefficient is {objective.entropy_coefficient}; give the policy's entropies, or set "
+            "the coefficient to 0"
+        )
+    return loss.where(mask, zero), {name: on_mask(value.detach()) for name, value in metrics.items()}
+
+
+def _proximal(
+    objective: Objective,
+    old: Float[Tensor, " tokens"],
+    behavior: Float[Tensor, " tokens"],
+    current: Float[Tensor, " tokens"],
+    versions: Int[Tensor, " tokens"] | None,
+) -> Float[Tensor, " tokens"]:
+    if objective.importance is Importance.BYPASS:
+        return behavior
+    if objective.proximal is Proximal.RECOMPUTE:
+        return old
+    if versions is None:
+        raise ValueError(
+            "versions is None, but the proximal policy is interpolated between versions; give the version of each token, "
+            "or set algorithm.proximal to recompute"
+        )
+    # the policy in training is on its way to the next version
+    return approximate_proximal(behavior, current, versions, current_version=objective.proximal_version + 1)
+
+
+def _surrogate(
+    objective: Objective,
+    logprobs: Float[Tensor, " tokens"],
+    proximal: Float[Tensor, " tokens"],
+    exponent: Float[Tensor, " tokens"],
+    advantages: Float[Tensor, " tokens"],
+    mask: Bool[Tensor, " tokens"],
+    row_ids: Int[Tensor, " tokens"],
+    num_rows: int,
+) -> TokenLoss:
+    bounds = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}
+    match objective.surrogate:
+        case Surrogate.CLIP:
+            return clipped_loss(exponent.exp(), advantages, **bounds, dual_clip=objective.dual_clip)
+        case Surrogate.GSPO:
+            return clipped_loss(sequence_ratio(logprobs, proximal, mask, row_ids, num_rows), advantages, **bounds)
+        case Surrogate.CISPO:
+            return cispo_loss(logprobs, exponent.exp(), advantages, **bounds)
+
+
+def _weight(objective: Objective, rho: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+    match objective.importance:
+        case Importance.NONE | Importance.BYPASS:
+            return torch.ones_like(rho)
+        case Importance.TIS:
+            return truncated_weights(rho, objective.importance_cap)
+        case Importance.ICEPOP:
+            return band_weights(rho, objective.importance_floor, objective.importance_cap)
+        case Importance.DECOUPLED:
+            return rho
