@@ -26,19 +26,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms import Algorithm, build
-from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.catalogue import declaration
-from pipeline.batching import TrainingSample, split_minibatches
+from pipeline.batching import TrainingSample
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
-from pipeline.replay.buffer import Claim, ClaimedUnit, ClaimRefused, ClaimWait, DropReason
+from pipeline.replay.buffer import Claim, ClaimRefused, ClaimWait, DropReason
 from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
-from protocol.errors import Diverged, LedgerError
+from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint import latest_checkpoint, write_checkpoint
 from workers.critic import CriticWatch
@@ -46,6 +44,7 @@ from workers.engines.build import build_training_backend
 from workers.engines.training import StepResult, TrainingBackend
 from workers.evaluation import Evaluations
 from workers.publishing import Publisher
+from workers.update import PolicyUpdate
 
 _POLL_S = 0.02
 _IDLE_S = 5.0
@@ -65,12 +64,12 @@ class Learner(Actor):
         config = self.ctx.config
         source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
         await self.ctx.replay.open(ledger_spec(config, source))
-        self._algorithm: Algorithm = build(config)
         checkpoint = await self.ctx.compute(latest_checkpoint, self._checkpoints)
         state = checkpoint.state if checkpoint else {}
         self._backend: TrainingBackend = await self.ctx.compute(build_training_backend, config)
         if checkpoint is not None:
             await self.ctx.compute(self._backend.load, checkpoint.path)
+        self._updates = PolicyUpdate(config, self._backend)
         self._num_updates = int(state.get("num_updates", 0))
         self._applied: list[str] = []
         self._applied_units: set[str] = set()
@@ -88,7 +87,6 @@ class Learner(Actor):
         has_critic = declaration(config).has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
         self._is_resumed = self._has_checkpoint = checkpoint is not None
-        self._num_bad_steps = 0
         self._unusable_at_update = await self._unusable()
         self.ctx.log.info(
             "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
@@ -159,15 +157,12 @@ class Learner(Actor):
                 "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
             )
         units = await self.ctx.replay.fetch(claim)
-        samples = await self._prepare(claim, units)
-        started = time.monotonic()
-        if samples and self._needs_old_logprobs:
-            logprobs = await self.ctx.compute(self._backend.response_logprobs, samples)
-            samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
-        logprob_s = time.monotonic() - started
-        started = time.monotonic()
-        results = await self._steps(samples)
-        step_s = time.monotonic() - started
+        prepared = self._updates.prepare(units)
+        for refused in prepared.refused:
+            self.ctx.log.error("non_finite_unit", unit=refused.unit, error=str(refused))
+            await self.ctx.replay.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
+        samples = prepared.samples
+        stepped = await self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
         self._num_updates += 1
         self._version += 1
         self._applied.append(claim.claim_id)
@@ -177,8 +172,9 @@ class Learner(Actor):
         publish_s = time.monotonic() - started
         self._unusable_at_update = await self._unusable()
         if samples:
-            row = _row(self._num_updates, self._version, samples, results)
-            self._history.append(replace(row, wait_s=wait_s, logprob_s=logprob_s, step_s=step_s, publish_s=publish_s))
+            row = _row(self._num_updates, self._version, samples, stepped.results)
+            row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
+            self._history.append(row)
             self._show(row)
         every = self.ctx.config.evaluation.every_updates
         is_last = self._num_updates >= self.ctx.config.run.num_updates  # evaluated at the end in any case
@@ -187,49 +183,6 @@ class Learner(Actor):
         if self._num_updates % self.ctx.config.checkpoint.every_updates == 0:
             await self._checkpoint()
         self.ctx.progress()
-
-    async def _prepare(self, claim: Claim, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make samples, dropping units whose arrays hold NaN or infinity: never trained on, counted, named in the log."""
-        kept = list(units)
-        while kept:
-            try:
-                return self._algorithm.prepare(kept)
-            except NonFiniteUnit as error:
-                self.ctx.log.error("non_finite_unit", unit=error.unit, error=str(error))
-                await self.ctx.replay.drop(self.ctx.who, claim, error.unit, DropReason.NON_FINITE)
-                kept = [unit for unit in kept if unit.name != error.unit]
-        return []
-
-    @property
-    def _needs_old_logprobs(self) -> bool:
-        """Whether the proximal policy's log-probs must be computed before the steps. In the only step of an update the
-        present policy is the proximal one, and the backend reads them off the same forward pass."""
-        return self._algorithm.objective.needs_old and self.ctx.config.algorithm.num_minibatches > 1
-
-    async def _steps(self, samples: list[TrainingSample]) -> list[StepResult]:
-        """Run the optimiser steps of one update. A step that is not finite is refused by the backend and changes nothing.
-
-        Raises Diverged after too many refused steps in a row.
-        """
-        results: list[StepResult] = []
-        if not samples:
-            return results
-        objective = self._algorithm.objective.at(self._version)
-        for minibatch in split_minibatches(samples, self.ctx.config.algorithm.num_minibatches):
-            result = await self.ctx.compute(self._backend.step, minibatch, objective)
-            results.append(result)
-            self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
-            if not result.applied:
-                self.ctx.log.error(
-                    "step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
-                )
-            if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
-                raise Diverged(
-                    f"{self._num_bad_steps} optimiser steps in a row were not finite (loss {result.loss}, gradient norm "
-                    f"{result.grad_norm}) and were refused; lower learner.learning_rate, then go on from the last checkpoint "
-                    f"with `headrace up --resume {self.ctx.run_dir}`"
-                )
-        return results
 
     async def _publish(self) -> None:
         await self._publisher.publish(self._version, self._backend)
