@@ -4,22 +4,28 @@
 *Waits for* nothing. The supervisor carries the actions out and reports what happened.
 
     absent ──start──> running ──exit──> backoff ──start──> running ...
-                        │  │  └─drain──> draining ──exit──> (forgotten)
+               adopt ──┘│  │  └─drain──> draining ──exit──> (forgotten)
                         │  └─exit, well──> ended ──(still wanted while the run goes on)──> backoff
                         └── exit over the restart budget ──> the fleet has failed
 
-Each worker has a restart budget over a sliding period, so that one that dies once a day is restarted for ever and one that
-dies at once is not. An exit that another start cannot mend (a wrong setting) fails the fleet at the first time.
+One for one: the death of a worker ends no other. A learner or a value worker that is started again restores its last
+checkpoint itself. Restarts have budgets, so many within a sliding period (OTP's intensity and period): one that dies once a
+day is restarted for ever, one that dies at once is not. There are two: infrastructure failures count for the worker that had
+them; data failures count for its role, because the work that caused one goes to another worker of the role. An exit that
+another start cannot mend (a wrong setting) fails the fleet at the first time.
+
+A supervisor that takes over from one that died *adopts* the processes that it finds; from then on they are like its own.
 """
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
 from protocol.ids import Role
 
 _MAX_BACKOFF_FACTOR = 16
@@ -65,12 +71,23 @@ class FleetFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Intensity:
+    """So many failures within so long are borne."""
+
+    max_failures: int
+    period_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """How often and how fast a worker is restarted."""
 
-    max_restarts: int
-    window_s: float
+    infrastructure: Intensity
+    """Of one worker."""
+    data: Intensity
+    """Of all workers of a role."""
     backoff_s: float
+    """Before the first restart; doubles with every failure that still counts, up to 16 times this."""
     drain_timeout_s: float
 
 
@@ -87,8 +104,10 @@ class Worker:
     """Deadline of a drain."""
     num_restarts: int = 0
     """Over the whole run, for people."""
-    deaths: deque[float] = field(default_factory=deque)
-    """Times of unexpected exits within the period."""
+    is_condemned: bool = False
+    """Found frozen or stuck: it is being killed."""
+    failures: deque[float] = field(default_factory=deque)
+    """Times of infrastructure failures within the period."""
 
 
 class FleetPlan:
@@ -97,7 +116,8 @@ class FleetPlan:
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
         self._workers: dict[str, Worker] = {}
-        self._is_stopping = False
+        self._data_failures: dict[Role, deque[float]] = {}
+        self.is_stopping = False
         self.failure: FleetFailure | None = None
 
     @property
@@ -120,6 +140,18 @@ class FleetPlan:
         worker = self._workers.get(name)
         return worker is not None and worker.phase is Phase.DRAINING
 
+    def adopt(self, name: str, role: Role) -> None:
+        """Take over a process that an earlier supervisor started. It is drained if it is surplus."""
+        self._workers[name] = Worker(name, role, Phase.RUNNING)
+
+    def condemn(self, name: str) -> None:
+        """Take note that a worker was found frozen or stuck and is being killed: its exit is none of its own."""
+        self._workers[name].is_condemned = True
+
+    def recycle(self, now_s: float) -> list[Action]:
+        """Drain every worker that runs; those that are still wanted are started again when they have gone."""
+        return [a for w in list(self._workers.values()) if w.phase is Phase.RUNNING for a in self._retire(w, now_s)]
+
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
         """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained.
 
@@ -136,12 +168,12 @@ class FleetPlan:
             if _number(worker.name) >= counts.get(worker.role, 0):
                 actions += self._retire(worker, now_s)
             elif worker.phase is Phase.ENDED and self.failure is None:
-                self._died(worker, ExitCode.OK, now_s)
+                self._failed(worker, -signal.SIGTERM, now_s)
         return actions
 
     def stop(self, now_s: float) -> list[Action]:
         """Drain everything; nothing is started any more."""
-        self._is_stopping = True
+        self.is_stopping = True
         return [action for worker in list(self._workers.values()) for action in self._retire(worker, now_s)]
 
     def due(self, now_s: float) -> list[Action]:
@@ -152,7 +184,7 @@ class FleetPlan:
                 worker.kill_at_s = now_s + self._policy.drain_timeout_s
                 actions.append(Action(Verb.KILL, worker.name, worker.role))
             startable = worker.phase is Phase.ABSENT or (worker.phase is Phase.BACKOFF and now_s >= worker.start_at_s)
-            if startable and not self._is_stopping and self.failure is None:
+            if startable and not self.is_stopping and self.failure is None:
                 worker.phase = Phase.RUNNING
                 actions.append(Action(Verb.START, worker.name, worker.role))
         return actions
@@ -163,23 +195,31 @@ class FleetPlan:
         if worker.phase is Phase.DRAINING:
             del self._workers[name]
             return
+        if worker.is_condemned:
+            worker.is_condemned, exit_code = False, ExitCode.STUCK
         if exit_code in _ENDED_WELL:
             worker.phase = Phase.ENDED
-            return
-        if exit_code in _HOPELESS:
+        elif exit_code in _HOPELESS:
             self._fail(worker, exit_code, "ended in a way that a restart cannot mend")
-            return
-        self._died(worker, exit_code, now_s)
+        else:
+            self._failed(worker, exit_code, now_s)
 
-    def _died(self, worker: Worker, exit_code: int, now_s: float) -> None:
+    def _failed(self, worker: Worker, exit_code: int, now_s: float) -> None:
         """Count an end that nobody asked for; start again after a pause, or give up."""
-        worker.deaths.append(now_s)
-        while worker.deaths and worker.deaths[0] <= now_s - self._policy.window_s:
-            worker.deaths.popleft()
-        if len(worker.deaths) > self._policy.max_restarts:
-            self._fail(worker, exit_code, f"died {len(worker.deaths)} times within {self._policy.window_s:g} s")
+        kind = kind_of(exit_code)
+        if kind is FailureKind.DATA:
+            intensity, whose = self._policy.data, f"{worker.role} workers"
+            failures = self._data_failures.setdefault(worker.role, deque())
+        else:
+            intensity, whose, failures = self._policy.infrastructure, "it", worker.failures
+        failures.append(now_s)
+        while failures[0] <= now_s - intensity.period_s:
+            failures.popleft()
+        if len(failures) > intensity.max_failures:
+            times = f"{len(failures)} {kind} failures of {whose} within {intensity.period_s:g} s"
+            self._fail(worker, exit_code, f"is given up: {times}, {intensity.max_failures} are allowed")
             return
-        factor = min(2 ** (len(worker.deaths) - 1), _MAX_BACKOFF_FACTOR)
+        factor = min(2 ** (len(failures) - 1), _MAX_BACKOFF_FACTOR)
         worker.phase = Phase.BACKOFF
         worker.start_at_s = now_s + factor * self._policy.backoff_s
         worker.num_restarts += 1

@@ -29,7 +29,7 @@ import structlog
 from pipeline.algorithms.catalogue import declaration
 from pipeline.config.load import write_resolved
 from pipeline.config.schema import RunConfig
-from pipeline.fleet import Action, FleetFailure, FleetPlan, RestartPolicy, Verb
+from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
 from pipeline.processes import Command, Exit, Processes, worker_command
 from pipeline.replay.buffer import LedgerSpec, Totals
 from pipeline.replay.connect import connect
@@ -37,7 +37,7 @@ from pipeline.replay.redis import RedisReplay
 from pipeline.report import write_report
 from pipeline.run_dir import server_lock
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.exit_codes import ExitCode, as_own
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, open_ledger, read_ledger_url
@@ -54,8 +54,6 @@ _SERVER_CHECK_S = 1.0
 _ANSWER_S = 2.0
 """The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
 _DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
-
-_HOPELESS = frozenset(int(code) for code in ExitCode if code.is_hopeless)
 
 log = structlog.get_logger(__name__)
 
@@ -112,8 +110,8 @@ class Supervisor:
         self._processes = Processes(run_dir, command)
         self._plan = FleetPlan(
             RestartPolicy(
-                max_restarts=settings.max_restarts,
-                window_s=settings.restart_window_s,
+                infrastructure=Intensity(settings.max_restarts, settings.restart_window_s),
+                data=Intensity(settings.max_data_failures, settings.data_failure_window_s),
                 backoff_s=settings.backoff_s,
                 drain_timeout_s=settings.drain_timeout_s,
             )
@@ -284,6 +282,7 @@ class Supervisor:
         for worker, reason in self._watchdog.look(beats, self._processes.pids, now).items():
             log.error("worker_replaced", worker=worker, reason=reason)
             await registry.fence(worker)
+            self._plan.condemn(worker)
             self._processes.signal(worker, signal.SIGKILL)
 
     def _on_signal(self) -> None:
@@ -311,7 +310,7 @@ class Supervisor:
         self._plan.exited(exit_.worker, code, now)
         if exit_.role is Role.LEARNER:
             self._is_starved |= code == ExitCode.STARVED
-            if is_asked_for and code not in _DIED_WELL:
+            if is_asked_for and self._plan.is_stopping and code not in _DIED_WELL:
                 self._learner_drain_code = code if code > 0 else ExitCode.DRAIN_TIMEOUT
         if code not in (ExitCode.OK, ExitCode.STARVED):
             log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code))
@@ -321,8 +320,7 @@ class Supervisor:
         if self._num_signals > 1:
             return Outcome(ExitCode.INTERRUPTED, status)
         if failure is not None:
-            code = failure.exit_code if failure.exit_code in _HOPELESS else ExitCode.RESTART_BUDGET
-            return Outcome(code, status, failure, self._processes.last_lines(failure.worker))
+            return Outcome(as_own(failure.exit_code), status, failure, self._processes.last_lines(failure.worker))
         if status.state is RunState.FAILED:
             return Outcome(ExitCode.LEDGER_UNAVAILABLE, status)
         if self._is_starved:

@@ -337,8 +337,20 @@ class WeightsSection(Section):
 class SupervisorSection(Section):
     """Restarts and shutdown."""
 
-    max_restarts: int = Field(default=5, ge=0, description="Of one worker within restart_window_s; then the run fails.")
+    max_restarts: int = Field(
+        default=5,
+        ge=0,
+        description="Infrastructure failures of one worker (killed, frozen, no ledger, no disk) within restart_window_s that "
+        "are mended by a restart; one more ends the run.",
+    )
     restart_window_s: float = Field(default=60.0, gt=0.0)
+    max_data_failures: int = Field(
+        default=5,
+        ge=0,
+        description="Errors of all workers of a role within data_failure_window_s that are mended by a restart; one more ends "
+        "the run. What one failed at goes to the others.",
+    )
+    data_failure_window_s: float = Field(default=600.0, gt=0.0)
     backoff_s: float = Field(default=0.5, gt=0.0, description="Before the first restart; doubles up to 16 times this.")
     drain_timeout_s: float = Field(default=20.0, gt=0.0, description="For two-phase stop; then workers are killed.")
     stuck_after_s: float = Field(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import cast
 
 from protocol.errors import (
@@ -14,10 +14,20 @@ from protocol.errors import (
     Diverged,
     Fenced,
     HeadraceError,
-    LedgerFull,
+    LedgerError,
     LedgerMismatch,
-    LedgerUnavailable,
 )
+
+
+class FailureKind(StrEnum):
+    """Why a worker ended that should not have; each kind has a restart budget of its own."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """What surrounds the worker: a signal, the kernel's memory killer, a frozen process, the ledger, the disk. Counted a
+    worker."""
+    DATA = "data"
+    """An error of its own while it worked. What it worked on goes to another worker of the role and may end that one too, so
+    these are counted over the role."""
 
 
 class ExitCode(IntEnum):
@@ -30,7 +40,7 @@ class ExitCode(IntEnum):
     CONFIG = 2
     """A setting, a file or the data is wrong; nothing was started. A restart cannot help."""
     LEDGER_UNAVAILABLE = 3
-    """No ledger server answered, or it refused writes, for longer than the configured outage."""
+    """No ledger server answered, or it refused writes, for longer than the configured outage; or it lost its last writes."""
     FENCED = 4
     """A newer incarnation of this worker exists; this one stopped at once and wrote nothing more."""
     DRAIN_TIMEOUT = 5
@@ -40,15 +50,17 @@ class ExitCode(IntEnum):
     BAD_STEPS = 7
     """Training has diverged: too many non-finite optimiser steps in a row, none of them committed, or weights that give
     logits which are not finite."""
-    RESTART_BUDGET = 8
-    """The supervisor gave up on a worker that kept failing."""
+    STUCK = 8
+    """Frozen, or without progress though it had work: the supervisor fenced and killed it."""
+    HOST_FAILED = 9
+    """The host refused it: no room on a disk, no memory, a file or a socket that fails."""
     INTERRUPTED = 130
     """Told twice to stop: ended at once."""
 
     @property
     def is_hopeless(self) -> bool:
         """Whether starting the same worker again would only end the same way."""
-        return self in {ExitCode.CONFIG, ExitCode.STARVED, ExitCode.BAD_STEPS, ExitCode.RESTART_BUDGET}
+        return self in {ExitCode.CONFIG, ExitCode.STARVED, ExitCode.BAD_STEPS}
 
 
 class DrainTimeout(DeadlineExceeded):
@@ -65,6 +77,7 @@ _TELLING = (
     ExitCode.CONFIG,
     ExitCode.BAD_STEPS,
     ExitCode.FAILURE,
+    ExitCode.HOST_FAILED,
     ExitCode.LEDGER_UNAVAILABLE,
     ExitCode.DRAIN_TIMEOUT,
 )
@@ -84,8 +97,24 @@ def exit_code_of(error: BaseException) -> ExitCode:
         return ExitCode.CONFIG
     if isinstance(error, Diverged):
         return ExitCode.BAD_STEPS
-    if isinstance(error, LedgerUnavailable | LedgerFull):
+    if isinstance(error, LedgerError):
         return ExitCode.LEDGER_UNAVAILABLE
     if isinstance(error, DrainTimeout):
         return ExitCode.DRAIN_TIMEOUT
+    if isinstance(error, MemoryError | OSError) and not isinstance(error, TimeoutError):
+        return ExitCode.HOST_FAILED
     return ExitCode.FAILURE
+
+
+def kind_of(exit_code: int) -> FailureKind:
+    """Return which budget an unwanted exit is counted against; a negative code is the number of a signal."""
+    is_its_own = exit_code > 0 and exit_code not in _SURROUNDINGS
+    return FailureKind.DATA if is_its_own else FailureKind.INFRASTRUCTURE
+
+
+def as_own(exit_code: int) -> int:
+    """Return a worker's exit code as the command's own: one that a signal killed becomes 128 + the signal, as in shells."""
+    return 128 - exit_code if exit_code < 0 else exit_code
+
+
+_SURROUNDINGS = frozenset(ExitCode) - {ExitCode.FAILURE}

@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.fleet import Action, FleetPlan, Phase, RestartPolicy, Verb, worker_name
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.fleet import Action, FleetPlan, Intensity, Phase, RestartPolicy, Verb, worker_name
+from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
 from protocol.ids import Role
 
-POLICY = RestartPolicy(max_restarts=3, window_s=60.0, backoff_s=1.0, drain_timeout_s=10.0)
+POLICY = RestartPolicy(Intensity(3, 60.0), data=Intensity(2, 600.0), backoff_s=1.0, drain_timeout_s=10.0)
 
 
 def _plan(**counts: int) -> FleetPlan:
@@ -57,24 +57,97 @@ def test_a_dead_worker_is_started_again_after_a_growing_pause() -> None:
     assert _names(plan.due(3.0), Verb.START) == ["generator-0"]
 
 
-def test_deaths_over_the_budget_within_the_period_fail_the_fleet() -> None:
+def test_infrastructure_failures_over_a_workers_budget_fail_the_fleet_with_its_exit_code() -> None:
     plan = _plan(reward=1)
     now = 0.0
-    for _ in range(POLICY.max_restarts + 1):
+    for _ in range(POLICY.infrastructure.max_failures + 1):
         now += 10.0
         plan.due(now)
-        plan.exited("reward-0", 1, now)
+        plan.exited("reward-0", -9, now)
     assert plan.failure is not None
-    assert plan.failure.worker == "reward-0"
+    assert (plan.failure.worker, plan.failure.exit_code) == ("reward-0", -9)
+    assert "4 infrastructure failures of it within 60 s, 3 are allowed" in plan.failure.reason
     assert plan.due(now + 100.0) == []
+
+
+def test_many_workers_that_are_killed_once_each_exhaust_nothing() -> None:
+    plan = _plan(generator=20)
+    plan.due(0.0)
+    for number in range(20):
+        plan.exited(f"generator-{number}", -9, 1.0)
+    assert plan.failure is None
+    assert len(plan.due(2.0)) == 20
+
+
+def test_data_failures_count_for_the_whole_role_because_their_work_moves_on() -> None:
+    plan = _plan(generator=3, reward=1)
+    plan.due(0.0)
+    plan.exited("reward-0", ExitCode.FAILURE, 0.0)
+    for number in range(3):
+        assert plan.failure is None
+        plan.exited(f"generator-{number}", ExitCode.FAILURE, float(number))
+    assert plan.failure is not None
+    assert (plan.failure.worker, plan.failure.exit_code) == ("generator-2", ExitCode.FAILURE)
+    assert "3 data failures of generator workers within 600 s" in plan.failure.reason
+
+
+def test_the_two_budgets_are_apart() -> None:
+    plan = _plan(reward=1)
+    for code in (-9, 1, -9, 1, -9):
+        plan.due(plan_time := 100.0)
+        plan.exited("reward-0", code, plan_time - 50.0)
+    assert plan.failure is None, "three of one kind and two of the other: each is within its own budget"
 
 
 def test_rare_deaths_never_exhaust_the_budget() -> None:
     plan = _plan(reward=1)
     for day in range(50):
-        plan.due(day * 100.0)
-        plan.exited("reward-0", 1, day * 100.0)
+        plan.due(day * 1000.0)
+        plan.exited("reward-0", 1 if day % 2 else -9, day * 1000.0)
     assert plan.failure is None
+
+
+def test_a_worker_that_was_found_stuck_failed_of_its_surroundings() -> None:
+    plan = _plan(reward=1)
+    for _ in range(POLICY.infrastructure.max_failures + 1):
+        plan.due(100.0)
+        plan.condemn("reward-0")
+        plan.exited("reward-0", -9, 100.0 - 50.0)
+    assert plan.failure is not None
+    assert plan.failure.exit_code == ExitCode.STUCK
+
+
+def test_a_worker_that_people_keep_ending_is_given_up_and_that_is_no_success() -> None:
+    plan = _plan(reward=1)
+    for _ in range(POLICY.infrastructure.max_failures + 1):
+        plan.due(100.0)
+        plan.exited("reward-0", ExitCode.OK, 50.0)
+        plan.want({Role.REWARD: 1}, 50.0)
+    assert plan.failure is not None
+    assert plan.failure.exit_code != ExitCode.OK
+
+
+def test_an_adopted_process_is_not_started_again_and_a_surplus_one_is_drained() -> None:
+    plan = FleetPlan(POLICY)
+    plan.adopt("learner", Role.LEARNER)
+    plan.adopt("generator-0", Role.GENERATOR)
+    plan.adopt("generator-3", Role.GENERATOR)
+    actions = plan.want({Role.LEARNER: 1, Role.GENERATOR: 2}, 0.0)
+    assert _names(actions, Verb.DRAIN) == ["generator-3"]
+    assert _names(plan.due(0.0), Verb.START) == ["generator-1"]
+    plan.exited("learner", -9, 1.0)
+    assert _names(plan.due(2.0), Verb.START) == ["learner"]
+
+
+def test_recycled_workers_drain_first_and_are_started_when_they_have_gone() -> None:
+    plan = FleetPlan(POLICY)
+    plan.adopt("learner", Role.LEARNER)
+    assert _names(plan.recycle(0.0), Verb.DRAIN) == ["learner"]
+    plan.want({Role.LEARNER: 1}, 0.0)
+    assert plan.due(0.0) == []
+    plan.exited("learner", ExitCode.OK, 1.0)
+    plan.want({Role.LEARNER: 1}, 1.0)
+    assert _names(plan.due(1.0), Verb.START) == ["learner"]
 
 
 def test_an_exit_that_no_restart_mends_fails_the_fleet_at_once() -> None:
@@ -110,14 +183,19 @@ def test_names_number_the_elastic_roles_only() -> None:
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """A carrier that does what the plan says, and exits at any time with any code."""
+    """A carrier that does what the plan says. Processes exit at any time with any code, freeze, and outlive their supervisor,
+    whose successor adopts them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.plan = FleetPlan(POLICY)
         self.now = 0.0
-        self.alive: set[str] = set()
+        self.alive: dict[str, Role] = {}
         self.wanted: dict[Role, int] = {}
+        self.failures: dict[str, list[float]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.plan = FleetPlan(POLICY)
         self.stopping = False
 
     def carry_out(self, actions: list[Action]) -> None:
@@ -125,7 +203,9 @@ class FleetMachine(RuleBasedStateMachine):
             if action.verb is Verb.START:
                 assert action.worker not in self.alive, "started twice"
                 assert not self.stopping
-                self.alive.add(action.worker)
+                assert self.plan.failure is None
+                assert self.wanted.get(action.role, 0) > int(action.worker.rpartition("-")[2])
+                self.alive[action.worker] = action.role
             else:
                 assert action.worker in self.alive, "signalled a process that is gone"
 
@@ -143,10 +223,16 @@ class FleetMachine(RuleBasedStateMachine):
         self.carry_out(self.plan.due(self.now))
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), code=st.sampled_from([-9, 0, 1, 2, 3, 4]))
-    def exit(self, data: st.DataObject, code: int) -> None:
+    @rule(data=st.data(), code=st.sampled_from([-9, 0, 1, 2, 3, 4, 5, 9]), is_stuck=st.booleans())
+    def exit(self, data: st.DataObject, code: int, is_stuck: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.alive)))
-        self.alive.remove(name)
+        if is_stuck:
+            code = -9
+            self.plan.condemn(name)
+        role = self.alive.pop(name)
+        if code not in (0, 2) and not self.plan.is_draining(name):
+            whose = role if kind_of(code) is FailureKind.DATA else name
+            self.failures.setdefault(whose, []).append(self.now)
         self.plan.exited(name, code, self.now)
 
     @rule()
@@ -154,12 +240,33 @@ class FleetMachine(RuleBasedStateMachine):
         self.stopping = True
         self.carry_out(self.plan.stop(self.now))
 
+    @precondition(lambda self: not self.stopping)
+    @rule()
+    def recycle(self) -> None:
+        self.carry_out(self.plan.recycle(self.now))
+
+    @rule()
+    def the_supervisor_dies_and_its_successor_adopts_what_runs(self) -> None:
+        self.begin()
+        self.failures.clear()
+        for name, role in self.alive.items():
+            self.plan.adopt(name, role)
+
     @invariant()
     def the_plan_knows_who_is_alive(self) -> None:
         known = {w.name for w in self.plan.workers if w.phase in (Phase.RUNNING, Phase.DRAINING)}
-        assert known == self.alive
+        assert known == set(self.alive)
         assert self.plan.is_down == (not self.alive)
+
+    @invariant()
+    def a_budget_that_was_exceeded_fails_the_fleet(self) -> None:
+        present = {w.name for w in self.plan.workers} | set(Role)
+        self.failures = {whose: times for whose, times in self.failures.items() if whose in present}
+        for whose, times in self.failures.items():
+            intensity = POLICY.data if whose in set(Role) else POLICY.infrastructure
+            recent = [at for at in times if at > times[-1] - intensity.period_s]
+            assert len(recent) <= intensity.max_failures or self.plan.failure is not None
 
 
 TestFleetMachine = FleetMachine.TestCase
-TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFleetMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

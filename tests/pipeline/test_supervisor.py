@@ -113,10 +113,10 @@ def test_a_setting_that_is_wrong_fails_the_run_at_once_with_the_workers_last_wor
 
 
 def test_a_worker_that_keeps_failing_exhausts_its_budget(tmp_path: Path) -> None:
-    outcome = Run(tmp_path, "supervisor.max_restarts=1", reward="crash").until_end()
-    assert outcome.exit_code == ExitCode.RESTART_BUDGET
+    outcome = Run(tmp_path, "supervisor.max_data_failures=1", reward="crash").until_end()
+    assert outcome.exit_code == ExitCode.FAILURE, "the worker's own"
     assert outcome.failure is not None
-    assert "died 2 times" in outcome.failure.reason
+    assert "2 data failures of reward workers" in outcome.failure.reason
     assert outcome.last_lines.count("the last words of a crash") == 2, "both deaths are kept"
 
 

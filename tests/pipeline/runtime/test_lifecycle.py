@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
+from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, FailureKind, Interrupted, as_own, exit_code_of, kind_of
 from pipeline.runtime.lifecycle import Lifecycle, Phase
-from protocol.errors import ConfigError, DataError, Diverged, Fenced, LedgerFull, LedgerMismatch, LedgerUnavailable
+from protocol.errors import (
+    ConfigError,
+    DataError,
+    Diverged,
+    Fenced,
+    LedgerError,
+    LedgerFull,
+    LedgerMismatch,
+    LedgerUnavailable,
+    StorageFailed,
+)
 
 
 def test_the_first_signal_drains_until_the_deadline():
@@ -83,6 +93,9 @@ def test_a_life_only_goes_forward(events: list[tuple[str, float]]):
         (Interrupted("x"), ExitCode.INTERRUPTED),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
         (DrainTimeout("x"), ExitCode.DRAIN_TIMEOUT),
+        (LedgerError("x"), ExitCode.LEDGER_UNAVAILABLE),
+        (StorageFailed("x"), ExitCode.HOST_FAILED),
+        (MemoryError("x"), ExitCode.HOST_FAILED),
         (TimeoutError("x"), ExitCode.FAILURE),
         (ZeroDivisionError("x"), ExitCode.FAILURE),
         (ExceptionGroup("g", [DrainTimeout("x")]), ExitCode.DRAIN_TIMEOUT),
@@ -98,7 +111,21 @@ def test_every_ending_has_its_exit_code(error: BaseException, code: ExitCode):
 def test_exit_codes_are_the_documented_numbers():
     assert {code.name: int(code) for code in ExitCode} == {
         "OK": 0, "FAILURE": 1, "CONFIG": 2, "LEDGER_UNAVAILABLE": 3, "FENCED": 4, "DRAIN_TIMEOUT": 5, "STARVED": 6,
-        "BAD_STEPS": 7, "RESTART_BUDGET": 8, "INTERRUPTED": 130,
+        "BAD_STEPS": 7, "STUCK": 8, "HOST_FAILED": 9, "INTERRUPTED": 130,
     }  # fmt: skip
     assert ExitCode.CONFIG.is_hopeless
     assert not ExitCode.FAILURE.is_hopeless
+
+
+@pytest.mark.parametrize("code", [-9, -15, -11, 0, 3, 4, 5, 8, 9, 130])
+def test_what_surrounds_a_worker_is_no_failure_of_its_data(code: int):
+    assert kind_of(code) is FailureKind.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("code", [1, 42])
+def test_an_error_of_its_own_or_an_unknown_code_is_a_failure_of_its_data(code: int):
+    assert kind_of(code) is FailureKind.DATA
+
+
+def test_a_death_by_signal_becomes_an_exit_code_as_in_shells():
+    assert (as_own(-9), as_own(3), as_own(0)) == (137, 3, 0)
