@@ -238,7 +238,7 @@ class Generator(Actor):
         try:
             if path is None:
                 path = fetched = await self._fetch(announcement)
-            tensors = await self.ctx.compute(read_weights, path)
+            tensors = await self.ctx.compute(read_weights, self.ctx.config, path)
             await self.ctx.compute(self._engine.load_weights, tensors, announcement.policy_version)
         except (FileNotFoundError, TimeoutError, ConnectionError) as error:
             self.ctx.log.warning("weights_not_taken", policy_version=announcement.policy_version, reason=str(error))

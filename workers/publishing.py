@@ -62,10 +62,9 @@ class Publisher:
         """Write, digest and announce the backend's weights as ``policy_version``."""
         await self._wait_for_laggards(policy_version)
         self._ctx.waiting_for(WaitingFor.COMPUTE)
-        dtype = self._ctx.config.weights.dtype
 
         def write(path: Path) -> None:
-            write_weights(path, backend.tensors(), dtype=dtype)
+            write_weights(self._ctx.config, path, backend.tensors())
 
         stored = await self._ctx.compute(self._store.publish, policy_version, write)
         await self._ctx.registry.announce_weights(

@@ -172,7 +172,9 @@ class StalenessSection(Section):
 class GenerationSection(Section):
     """Sampling."""
 
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "emulated"] = Field(
+        default="local", description="emulated: for drills and benchmarks of the pipeline; see [emulation]."
+    )
     num_slots: Positive = Field(default=64, description="Sequences decoded at once by one generator.")
     window_tokens: Positive = Field(default=512, description="W: a chunk is at most this long.")
     max_response_tokens: Positive = Field(
@@ -192,6 +194,32 @@ class GenerationSection(Section):
     )
 
 
+class EmulationSection(Section):
+    """Engines that compute nothing and take the time that they are told (sleeping, so that dozens fit on a core): for drills
+    and benchmarks of the pipeline, never for training. Chosen by generation.engine and by the backend of learner, reference
+    and value.
+
+    Responses are drawn beforehand by (run.seed, trajectory): random tokens, and a length by the law below, cut at
+    generation.max_response_tokens. No torch is loaded. Tokenizer and positions are those of model.path.
+    """
+
+    lengths: Literal["lognormal", "pareto", "constant"] = "lognormal"
+    median_tokens: float = Field(default=256.0, ge=1.0, description="Median response, stop token included.")
+    tail: float = Field(
+        default=1.0, gt=0.0, description="lognormal: std of ln(length). pareto: exponent, smaller is heavier."
+    )
+    decode_base_s: float = Field(default=0.0, ge=0.0, description="a: a decode step takes a + b * live slots.")
+    decode_slot_s: float = Field(default=0.0, ge=0.0, description="b.")
+    prefill_token_s: float = Field(default=0.0, ge=0.0, description="A token of a context that is in no slot.")
+    weights_load_s: float = Field(default=0.0, ge=0.0, description="A generator's pause when it takes weights.")
+    weights_kb: Positive = Field(default=4, description="Size of the published weights.")
+    scoring_token_s: float = Field(
+        default=0.0, ge=0.0, description="A token (context included) of reference, value, or old log-probs."
+    )
+    step_s: float = Field(default=0.0, ge=0.0, description="An optimiser step of learner or value, besides its tokens.")
+    training_token_s: float = Field(default=0.0, ge=0.0, description="A prompt or response token of such a step.")
+
+
 class RewardSection(Section):
     """Scoring of finished trajectories."""
 
@@ -208,6 +236,7 @@ class RewardSection(Section):
 class ReferenceSection(Section):
     """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or `always` is set."""
 
+    backend: Literal["torch", "emulated"] = "torch"
     always: bool = Field(default=False, description="Compute them for the KL metric even when no loss needs them.")
     micro_batch_tokens: Positive = 8192
     device: str = "auto"
@@ -217,6 +246,7 @@ class ReferenceSection(Section):
 class ValueSection(Section):
     """The value process: started only when the algorithm has a critic (ppo, vapo, tppo)."""
 
+    backend: Literal["torch", "emulated"] = "torch"
     path: Path | None = Field(
         default=None, description="Backbone, or a pretrained value model; the start policy if absent."
     )
@@ -249,6 +279,7 @@ class ValueSection(Section):
 class LearnerSection(Section):
     """The optimiser and its batches."""
 
+    backend: Literal["torch", "emulated"] = "torch"
     learning_rate: float = Field(default=1e-6, gt=0.0, description="AdamW. DAPO: 1e-6.")
     warmup_updates: int = Field(default=10, ge=0, description="Linear warm-up. DAPO: 20 rollout steps.")
     weight_decay: float = Field(default=0.1, ge=0.0)
@@ -391,6 +422,7 @@ class RunConfig(Section):
     weights: WeightsSection = WeightsSection()
     supervisor: SupervisorSection = SupervisorSection()
     fleet: FleetSection = FleetSection()
+    emulation: EmulationSection = EmulationSection()
 
     @property
     def run_dir(self) -> Path:
@@ -418,6 +450,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"generation.window_tokens is {self.generation.window_tokens}, above max_response_tokens "
                 f"{self.generation.max_response_tokens}; a window is a part of a response: lower it"
+            )
+        if (self.generation.engine == "emulated") != (self.learner.backend == "emulated"):
+            raise ValueError(
+                f"generation.engine is {self.generation.engine} and learner.backend is {self.learner.backend}, but generators "
+                "take the learner's weights: set both to emulated, or neither"
             )
         algorithm, rule = self.algorithm, self.declaration
         if algorithm.group_size < 2 and rule.has_group_baseline:

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.config.schema import RunConfig
     from workers.engines.generation import GenerationEngine
     from workers.engines.scoring import ScoringEngine
@@ -34,8 +32,12 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
             from workers.engines.local.build import build_local
 
             return build_local(config, model_path)
+        case "emulated":
+            from workers.engines.emulated.build import build_emulated
+
+            return build_emulated(config, model_path)
         case other:
-            raise ConfigError(f"generation.engine is {other!r}, expected local; correct the configuration")
+            raise ConfigError(f"generation.engine is {other!r}, expected local or emulated; correct the configuration")
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
@@ -45,6 +47,10 @@ def build_generation_engine(config: RunConfig) -> GenerationEngine:
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:
     """Make the engine of the frozen reference policy: ``model.reference_path``, or the start model when absent."""
+    if config.reference.backend == "emulated":
+        from workers.engines.emulated.build import build_emulated_scoring
+
+        return build_emulated_scoring(config)
     from workers.engines.torch_scoring import build_scoring
 
     return build_scoring(config, config.model.reference_path or config.model.path)
@@ -52,6 +58,10 @@ def build_scoring_engine(config: RunConfig) -> ScoringEngine:
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
     """Make the learner's backend on the start model."""
+    if config.learner.backend == "emulated":
+        from workers.engines.emulated.build import build_emulated_training
+
+        return build_emulated_training(config)
     from workers.engines.torch_training import build_training
 
     return build_training(config, config.model.path)
@@ -59,20 +69,33 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
 
 def build_value_engine(config: RunConfig) -> ValueEngine:
     """Make the value worker's engine on ``value.path``, or on the start model when absent."""
+    if config.value.backend == "emulated":
+        from workers.engines.emulated.build import build_emulated_value
+
+        return build_emulated_value(config)
     from workers.engines.torch_value import build_value
 
     return build_value(config, config.value.path or config.model.path)
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Map a published weight file; see :func:`workers.engines.weights_file.read_weights`."""
+def read_weights(config: RunConfig, path: Path) -> Mapping[str, Any]:
+    """Map a published weight file for the run's generation engine; see :func:`workers.engines.weights_file.read_weights`."""
+    if config.generation.engine == "emulated":
+        from workers.engines.emulated import weights
+
+        return weights.read_weights(path)
     from workers.engines import weights_file
 
     return weights_file.read_weights(path)
 
 
-def write_weights(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str) -> None:
-    """Write a weight file; see :func:`workers.engines.weights_file.write_weights`."""
+def write_weights(config: RunConfig, path: Path, tensors: Iterable[tuple[str, Any]]) -> None:
+    """Write what the run's training backend yields; see :func:`workers.engines.weights_file.write_weights`."""
+    if config.learner.backend == "emulated":
+        from workers.engines.emulated import weights
+
+        weights.write_weights(path, tensors)
+        return
     from workers.engines import weights_file
 
-    weights_file.write_weights(path, tensors, dtype=dtype)
+    weights_file.write_weights(path, tensors, dtype=config.weights.dtype)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +83,9 @@ class GenerationEngine(Protocol):
         """Version that new tokens are sampled with; -1 before the first weights."""
         ...
 
-    def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Take new weights between two tokens; live requests go on under them, by the engine's KV policy.
+    def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+        """Take new weights (torch tensors by name; of emulated ones, arrays) between two tokens; live requests go on under
+        them, by the engine's KV policy.
 
         Raises WeightsRejected when names or shapes do not fit; the old weights then stay in use.
         """

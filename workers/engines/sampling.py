@@ -3,55 +3,19 @@
 *Consumes* logits ``[rows, vocabulary]``, a distribution per row and one uniform number per row. *Produces* tokens and their
 log-probs under the distribution really sampled from. *Waits for* nothing; pure functions, but for the device's arithmetic.
 
-The uniform for response position p of a trajectory is a pure function of (run seed, trajectory id, p): a 64-bit key is
-hashed from seed and id once, and SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, section 3) finalises key + (p + 1) * gamma.
-No state is carried, so a trajectory goes on identically in any process, slot, batch or window. The token is the inverse of the
-cumulative distribution at that uniform, summed in float64 in the order of the vocabulary: kernels that differ in the last
+The uniform is that of the trajectory's stream at the response position (``workers.engines.streams``). The token is the inverse
+of the cumulative distribution there, summed in float64 in the order of the vocabulary: kernels that differ in the last
 bit of a logit move a boundary by about 1e-7, and a token changes only if the uniform falls within that distance of one.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from protocol.ids import TrajectoryId
 from workers.engines.generation import SamplingParams
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
-_UNIFORM_BITS = 40
-_DROPPED_BITS = np.uint64(64 - _UNIFORM_BITS)
-
-
-def stream_key(seed: int, trajectory: TrajectoryId) -> int:
-    """Return the 64-bit key of a trajectory's random stream; the same on every machine."""
-    digest = hashlib.blake2b(f"{seed}/{trajectory}".encode(), digest_size=8, person=b"headrace-rng").digest()
-    return int.from_bytes(digest, "little")
-
-
-def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Draw one uniform number per (stream, response position).
-
-    Args:
-        keys: uint64 [n], from :func:`stream_key`.
-        positions: integers [n], at least 0.
-
-    Returns:
-        float64 [n] in the open interval (0, 1), on a grid of 2^-40. The grid keeps u * total below total exactly, so the
-        inverse never runs off the end of a cumulative sum.
-    """
-    state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
-    state = (state ^ (state >> _S30)) * _MIX_1
-    state = (state ^ (state >> _S27)) * _MIX_2
-    state ^= state >> _S31
-    return ((state >> _DROPPED_BITS).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
 
 
 @dataclass(frozen=True, slots=True)

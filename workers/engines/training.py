@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from pipeline.batching import TrainingSample
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.algorithms.objective import Objective
 
 
@@ -50,8 +48,8 @@ class TrainingBackend(Protocol):
         as the proximal one: right for the only step of an update."""
         ...
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights by their Hugging Face names, on the CPU, tied ones once."""
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors (emulated ones: arrays)."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import TrajectoryId
-from tests.workers.engines.generation_contract import GenerationContract, drain, published, request
+from tests.workers.engines.generation_contract import drain, request
+from tests.workers.engines.model_contract import ModelContract, published
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
 from workers.engines.build import build_engine
 from workers.engines.generation import GenerationEngine
@@ -28,7 +29,7 @@ from workers.engines.local.slots import SlotTable
 from workers.engines.models import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
 
 
-class TestLocalEngine(GenerationContract):
+class TestLocalEngine(ModelContract):
     def make_engine(
         self,
         model: PreTrainedModel,
@@ -183,7 +184,7 @@ def test_an_engine_is_built_from_a_folder_and_stops_at_the_tokenizers_and_the_co
 
 
 def test_an_unknown_engine_is_a_configuration_error(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="expected local"):
+    with pytest.raises(ConfigError, match="expected local or emulated"):
         build_engine(configuration(engine="remote"), folder)
 
 

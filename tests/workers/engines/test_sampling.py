@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from protocol.ids import TrajectoryId
 from workers.engines.generation import SamplingParams
-from workers.engines.sampling import Distributions, sample, stream_key, uniforms
+from workers.engines.sampling import Distributions, sample
+from workers.engines.streams import stream_key, uniforms
 
 CPU = torch.device("cpu")
 GOLDEN_KEY = 17563774314627524364

@@ -28,7 +28,9 @@ from workers.engines.generation import EngineStats, Window, WindowRequest
 from workers.engines.local.forward import SlotForward
 from workers.engines.local.slots import Occupant, SlotTable
 from workers.engines.local.weights import replace_weights
-from workers.engines.sampling import Distributions, sample, uniforms
+from workers.engines.sampling import Distributions, sample
+from workers.engines.streams import uniforms
+from workers.engines.windows import check_request, is_live_already
 
 ADMIT_SHARE = 16
 """New requests enter together once one in so many slots is free: a prefill costs about a decode step, however small it is."""
@@ -88,36 +90,13 @@ class LocalEngine:
 
     def submit(self, request: WindowRequest) -> None:
         """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
-        self._check(request)
-        self._waiting.append(request)
-        self._waiting_names.add(request.trajectory)
-
-    def _check(self, request: WindowRequest) -> None:
-        name, used = str(request.trajectory), request.response_tokens.size
         positions = getattr(self._forward.config, "max_position_embeddings", None)
-        wanted = request.prompt_tokens.size + request.max_response_tokens
-        if request.prompt_tokens.size == 0:
-            raise EngineError(f"{name} has an empty prompt; at least one token must precede what is sampled")
-        if request.window_tokens < 1 or used >= request.max_response_tokens:
-            raise EngineError(
-                f"{name} asks for a window of {request.window_tokens} tokens after {used} of at most "
-                f"{request.max_response_tokens}; there must be room for one token"
-            )
-        if positions is not None and wanted > positions:
-            raise EngineError(
-                f"{name} may need {wanted} positions (prompt {request.prompt_tokens.size}, response up to "
-                f"{request.max_response_tokens}), the model has {positions}; lower generation.max_response_tokens or "
-                "data.max_prompt_tokens"
-            )
-        for tokens in (request.prompt_tokens, request.response_tokens):
-            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary:
-                raise EngineError(
-                    f"{name} has token ids from {tokens.min()} to {tokens.max()}, the model knows 0 to "
-                    f"{self._vocabulary - 1}; tokenizer and model do not belong together"
-                )
+        check_request(request, positions=positions, vocabulary=self._vocabulary)
         held = self._slots.find(request.trajectory)
         if (held is not None and held.is_live) or request.trajectory in self._waiting_names:
-            raise EngineError(f"{name} is live already; wait for its window, or forget it, before submitting it again")
+            raise is_live_already(request)
+        self._waiting.append(request)
+        self._waiting_names.add(request.trajectory)
 
     @torch.inference_mode()
     def forget(self, trajectory: TrajectoryId) -> None:

@@ -19,7 +19,8 @@ from protocol.ids import TrajectoryId
 from protocol.trajectory import Segment
 from workers.engines.generation import WindowRequest
 from workers.engines.local.cache import SlotCache
-from workers.engines.sampling import stream_key
+from workers.engines.streams import stream_key
+from workers.engines.windows import segments
 
 _LENGTH_BLOCK = 256
 
@@ -41,16 +42,7 @@ class Occupant:
 
     def segments(self, length: int) -> tuple[Segment, ...]:
         """Return the runs of one version among the window's tokens, up to context length ``length``."""
-        ends = [begin for begin, _ in self.versions[1:]] + [length]
-        runs: list[Segment] = []
-        for (begin, version), end in zip(self.versions, ends, strict=True):
-            if end == begin:
-                continue
-            if runs and runs[-1].policy_version == version:
-                runs[-1] = Segment(version, runs[-1].num_tokens + end - begin)
-            else:
-                runs.append(Segment(version, end - begin))
-        return tuple(runs)
+        return segments(self.versions, length)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,266 @@
+"""What every generation engine around a model must do: sample from that model's own distribution, whatever happens to weights.
+
+The truth is a plain forward of transformers' own attention over one sequence at a time.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from protocol.errors import WeightsRejected
+from protocol.trajectory import FinishReason, Segment
+from tests.workers.engines.generation_contract import (
+    EMPTY,
+    LIMIT,
+    STOP,
+    GenerationContract,
+    continued,
+    drain,
+    request,
+)
+from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model
+from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
+
+
+def published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return a model's weights as they are published: tied ones once."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def check_logprobs(model: PreTrainedModel, asked: WindowRequest, window: Window, *, atol: float = 1e-4) -> None:
+    """Compare behaviour log-probs with a plain forward, at the request's temperature (1 for greedy)."""
+    sequence = np.concatenate([asked.prompt_tokens, asked.response_tokens, window.tokens])
+    with torch.no_grad():
+        truth = plain_logprobs(model, sequence, window.tokens.size, asked.sampling.temperature or 1.0)
+    np.testing.assert_allclose(window.behavior_logprobs, truth.numpy(), atol=atol)
+
+
+class ModelContract(GenerationContract):
+    """The tests. ``old`` and ``new`` are two policies of one architecture; version 0 is ``old``."""
+
+    @abstractmethod
+    def make_engine(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        stop: Iterable[int] = (STOP,),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+    ) -> GenerationEngine:
+        """Make an engine of the model's architecture, without weights."""
+
+    def bare(self, **options: Any) -> GenerationEngine:
+        return self.make_engine(tiny_model(seed=99), **options)
+
+    def weights(self, version: int) -> Mapping[str, Any]:
+        return published(tiny_model(seed=1 + version % 2))
+
+    def check(self, asked: WindowRequest, window: Window) -> None:
+        check_logprobs(tiny_model(seed=1).eval(), asked, window)
+
+    @pytest.fixture
+    def old(self) -> PreTrainedModel:
+        return tiny_model(seed=1).eval()
+
+    @pytest.fixture
+    def new(self) -> PreTrainedModel:
+        return tiny_model(seed=2).eval()
+
+    @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+    def test_behaviour_logprobs_equal_a_plain_forward(self, start, old, temperature: float) -> None:
+        requests = [request(n, sampling=SamplingParams(temperature)) for n in range(19)]
+        engine = start()
+        for each in requests:
+            engine.submit(each)
+        windows = drain(engine)
+        assert set(windows) == {each.trajectory for each in requests}
+        for each in requests:
+            check_logprobs(old, each, windows[each.trajectory])
+
+    @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+    def test_every_architecture_is_served_tied_or_not(self, architecture: str) -> None:
+        for tied in (True, False):
+            policy = tiny_model(architecture, seed=5, tie_word_embeddings=tied).eval()
+            engine = self.make_engine(tiny_model(architecture, tie_word_embeddings=tied), num_slots=4)
+            engine.load_weights(published(policy), 3)
+            requests = [request(n) for n in range(6)]
+            for each in requests:
+                engine.submit(each)
+            windows = drain(engine)
+            for each in requests:
+                check_logprobs(policy, each, windows[each.trajectory])
+
+    def test_a_sliding_window_is_respected_in_prefill_and_decode(self) -> None:
+        changes = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+        policy = tiny_model("qwen2", seed=6, **changes).eval()
+        engine = self.make_engine(tiny_model("qwen2", **changes), num_slots=4)
+        engine.load_weights(published(policy), 0)
+        requests = [request(n, window=30) for n in range(6)]
+        for each in requests:
+            engine.submit(each)
+        windows = drain(engine)
+        for each in requests:
+            check_logprobs(policy, each, windows[each.trajectory])
+
+    def test_greedy_equals_the_generate_of_transformers(self, start, old) -> None:
+        engine = start(stop=())
+        prompts = [np.random.default_rng(n).integers(2, VOCABULARY, size=3 + n) for n in range(8)]
+        for number, prompt in enumerate(prompts):
+            engine.submit(request(number, prompt=prompt, window=20, sampling=SamplingParams(0.0)))
+        windows = drain(engine)
+        for number, prompt in enumerate(prompts):
+            row = torch.from_numpy(prompt)[None]
+            truth = old.generate(
+                row, attention_mask=torch.ones_like(row), max_new_tokens=20, do_sample=False, eos_token_id=None,
+                pad_token_id=0,
+            )  # fmt: skip
+            window = windows[request(number).trajectory]
+            np.testing.assert_array_equal(window.tokens, truth[0, prompt.size :].numpy())
+            check_logprobs(old, request(number, prompt=prompt, sampling=SamplingParams(0.0)), window)
+
+    def test_top_k_and_top_p_restrict_the_support_and_mixed_requests_share_a_batch(self, start, old) -> None:
+        kinds = [SamplingParams(1.0, top_k=3), SamplingParams(1.0, top_p=0.4), SamplingParams(0.8), SamplingParams(0.0)]
+        requests = [request(n, sampling=kinds[n % 4]) for n in range(16)]
+        engine = start(num_slots=16)
+        for each in requests:
+            engine.submit(each)
+        windows = drain(engine)
+        for each in requests:
+            window = windows[each.trajectory]
+            if each.sampling.top_k == 0 and each.sampling.top_p == 1.0:
+                check_logprobs(old, each, window)
+                continue
+            sequence = np.concatenate([each.prompt_tokens, window.tokens]).astype(np.int64)
+            with torch.no_grad():
+                logits = old(torch.from_numpy(sequence)[None]).logits[0, each.prompt_tokens.size - 1 : -1].double()
+            probabilities = torch.softmax(logits, -1).numpy()
+            for row, token, logprob in zip(probabilities, window.tokens, window.behavior_logprobs, strict=True):
+                order = np.argsort(-row)
+                reached = int(np.searchsorted(np.cumsum(row[order]), each.sampling.top_p)) + 1
+                support = order[: each.sampling.top_k or reached]
+                assert token in support
+                assert abs(np.log(row[token] / row[support].sum()) - logprob) < 1e-4
+
+    def test_a_window_ends_by_stop_by_window_or_by_length_and_exactly_there(self, start) -> None:
+        free = start(num_slots=1, stop=())
+        free.submit(request(window=30))
+        tokens = drain(free)[request().trajectory].tokens
+        at = next(n for n in range(4, 30) if tokens[n] not in tokens[:n])  # first seen at position `at`
+        cases = [
+            # window, limit, expected reason, expected tokens
+            (30, LIMIT, FinishReason.STOP, at + 1),
+            (at + 1, LIMIT, FinishReason.STOP, at + 1),
+            (at + 1, at + 1, FinishReason.STOP, at + 1),
+            (at, LIMIT, FinishReason.WINDOW, at),
+            (at, at, FinishReason.LENGTH, at),
+            (30, at, FinishReason.LENGTH, at),
+        ]
+        for window, limit, reason, num in cases:
+            engine = start(num_slots=1, stop=(int(tokens[at]),))
+            engine.submit(request(window=window, limit=limit))
+            got = drain(engine)[request().trajectory]
+            assert (got.finish_reason, got.tokens.size) == (reason, num)
+            np.testing.assert_array_equal(got.tokens, tokens[:num])
+
+    def test_a_retained_slot_is_not_used_for_a_context_that_went_on_elsewhere(self, start, old) -> None:
+        engine = start(stop=())
+        first = request(window=5)
+        engine.submit(first)
+        window = drain(engine)[first.trajectory]
+        elsewhere = continued(first, window)
+        elsewhere.response_tokens[2] = (elsewhere.response_tokens[2] + 1) % VOCABULARY
+        engine.submit(elsewhere)
+        check_logprobs(old, elsewhere, drain(engine)[first.trajectory])
+
+    @pytest.mark.parametrize("kv_policy", ["keep", "recompute"])
+    def test_a_swap_in_flight_makes_exact_segments_and_true_logprobs(self, start, old, new, kv_policy: str) -> None:
+        engine = start(num_slots=4, stop=(), kv_policy=kv_policy)
+        requests = [request(n, window=20) for n in range(4)]
+        for each in requests:
+            engine.submit(each)
+        assert engine.advance(6) == []
+        engine.load_weights(published(new), 5)
+        assert engine.policy_version == 5
+        windows = drain(engine)
+        for each in requests:
+            window = windows[each.trajectory]
+            assert window.segments == (Segment(0, 6), Segment(5, 14))
+            if kv_policy == "recompute":
+                truth = np.concatenate([forward(old, each, window)[:6], forward(new, each, window)[6:]])
+            else:
+                truth = mixed_forward(old, new, each, window, swap_at=6)
+            np.testing.assert_allclose(window.behavior_logprobs, truth, atol=1e-4)
+            other = mixed_forward(old, new, each, window, swap_at=6) if kv_policy == "recompute" else None
+            if other is not None:  # the policies differ, so the check above can fail
+                assert np.abs(other - truth).max() > 1e-2
+
+    def test_a_swap_between_windows_reaches_retained_rows_by_the_kv_policy(self, start, old, new) -> None:
+        for kv_policy in ("keep", "recompute"):
+            engine = start(num_slots=2, stop=(), kv_policy=kv_policy)
+            first = request(prompt=range(2, 10), window=6)
+            engine.submit(first)
+            window = drain(engine)[first.trajectory]
+            engine.load_weights(published(new), 1)
+            engine.submit(continued(first, window))
+            then = drain(engine)[first.trajectory]
+            assert then.segments == (Segment(1, 6),)
+            if kv_policy == "recompute":
+                check_logprobs(new, continued(first, window), then)
+            else:
+                both = Window(
+                    first.trajectory, np.concatenate([window.tokens, then.tokens]), EMPTY, (), then.finish_reason
+                )
+                truth = mixed_forward(old, new, first, both, swap_at=6)[6:]
+                np.testing.assert_allclose(then.behavior_logprobs, truth, atol=1e-4)
+
+    def test_weights_that_do_not_fit_are_rejected_and_the_old_ones_stay(self, start, old, new) -> None:
+        good = published(new)
+        name = "model.layers.1.mlp.up_proj.weight"
+        wrong = {
+            "missing": {k: v for k, v in good.items() if k != name},
+            "unknown": good | {"model.layers.9.weight": torch.zeros(2)},
+            "shape": good | {name: good[name].T.contiguous()},
+            "type": good | {name: good[name].to(torch.int32)},
+            "tied": good | {"lm_head.weight": good["model.embed_tokens.weight"] + 1},
+        }
+        engine = start(num_slots=2)
+        for number, (complaint, tensors) in enumerate(wrong.items()):
+            with pytest.raises(WeightsRejected, match=complaint):
+                engine.load_weights(tensors, 1)
+            assert engine.policy_version == 0
+            engine.submit(request(number))
+            check_logprobs(old, request(number), drain(engine)[request(number).trajectory])
+        engine.load_weights(good | {"lm_head.weight": good["model.embed_tokens.weight"].clone()}, 1)
+        engine.submit(request(0))
+        check_logprobs(new, request(0), drain(engine)[request(0).trajectory])
+
+
+def forward(model: PreTrainedModel, asked: WindowRequest, window: Window) -> np.ndarray:
+    """Return the log-probs of a window by a plain forward."""
+    with torch.no_grad():
+        sequence = np.concatenate([asked.prompt_tokens, asked.response_tokens, window.tokens])
+        return plain_logprobs(model, sequence, window.tokens.size, 1.0).numpy()
+
+
+def mixed_forward(
+    old: PreTrainedModel, new: PreTrainedModel, asked: WindowRequest, window: Window, *, swap_at: int
+) -> np.ndarray:
+    """Return log-probs when keys and values up to the swap are the old policy's: transformers' own cache, handed over.
+
+    The last token before the swap is fed after it, hence under the new weights.
+    """
+    sequence = torch.from_numpy(np.concatenate([asked.prompt_tokens, window.tokens]).astype(np.int64))[None]
+    cut = asked.prompt_tokens.size + swap_at - 1
+    with torch.no_grad():
+        before = old(sequence[:, :cut], use_cache=True)
+        after = new(sequence[:, cut:], past_key_values=before.past_key_values, use_cache=True)
+    logits = torch.cat([before.logits, after.logits], 1)[0, :-1]
+    logprobs = torch.log_softmax(logits, -1).gather(1, sequence[0, 1:, None])[:, 0]
+    return logprobs[asked.prompt_tokens.size - 1 :].numpy()

@@ -1,0 +1,75 @@
+"""Make the emulated engines of a run.
+
+*Consumes* a run's configuration, and the tokenizer and ``config.json`` of its model. *Produces* engines. *Waits for* the disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.model_folder import read_model_config
+from workers.engines.emulated.generation import EmulatedEngine, EngineCosts
+from workers.engines.emulated.law import LengthLaw, TokenLaw
+from workers.engines.emulated.scoring import EmulatedScoring
+from workers.engines.emulated.training import EmulatedTraining
+from workers.engines.emulated.value import EmulatedValue
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import EmulationSection, RunConfig
+
+_BYTES_PER_WEIGHT = 4
+
+
+def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
+    """Make the generation engine. Raises DataError when the folder holds no model or no tokenizer."""
+    tokenizer = load_text_tokenizer(model_path)
+    settings = config.emulation
+    stops = {*config.generation.stop_token_ids, *filter(None.__ne__, [tokenizer.eos_token_id])}
+    positions = read_model_config(model_path).get("max_position_embeddings")
+    return EmulatedEngine(
+        num_slots=config.generation.num_slots,
+        lengths=length_law(settings),
+        tokens=TokenLaw.of(tokenizer.num_tokens, stops),
+        vocabulary=tokenizer.num_tokens,
+        positions=positions if isinstance(positions, int) else None,
+        costs=EngineCosts(
+            settings.decode_base_s, settings.decode_slot_s, settings.prefill_token_s, settings.weights_load_s
+        ),
+        num_weights=num_weights(settings),
+    )
+
+
+def build_emulated_scoring(config: RunConfig) -> EmulatedScoring:
+    """Make the reference worker's engine."""
+    return EmulatedScoring(token_s=config.emulation.scoring_token_s)
+
+
+def build_emulated_training(config: RunConfig) -> EmulatedTraining:
+    """Make the learner's backend."""
+    settings = config.emulation
+    return EmulatedTraining(
+        num_weights=num_weights(settings),
+        step_s=settings.step_s,
+        token_s=settings.training_token_s,
+        scoring_token_s=settings.scoring_token_s,
+    )
+
+
+def build_emulated_value(config: RunConfig) -> EmulatedValue:
+    """Make the value worker's engine."""
+    settings = config.emulation
+    return EmulatedValue(
+        token_s=settings.scoring_token_s, step_s=settings.step_s, training_token_s=settings.training_token_s
+    )
+
+
+def length_law(settings: EmulationSection) -> LengthLaw:
+    """Return how long a run's emulated responses are."""
+    return LengthLaw(settings.lengths, settings.median_tokens, settings.tail)
+
+
+def num_weights(settings: EmulationSection) -> int:
+    """Return how many numbers the emulated weights hold."""
+    return (settings.weights_kb << 10) // _BYTES_PER_WEIGHT

@@ -1,0 +1,229 @@
+"""The emulated generation engine: continuous batching over slots, with nothing in them.
+
+*Consumes* window requests and weights. *Produces* windows whose tokens and lengths are known beforehand
+(``workers.engines.emulated.law``). *Waits for* the time that its steps would take, slept at the end of each ``advance``.
+
+A decode step costs ``a + b * live slots`` seconds; a context that is not in a slot any more costs a prefill for each of its
+tokens, as on a real engine: a trajectory that comes back while its slot is free costs none. Steps in which nothing can end
+are taken together, so that dozens of such engines fit on a core. Temperature, top-k and top-p change nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from protocol.errors import EngineError
+from protocol.ids import TrajectoryId
+from protocol.trajectory import FinishReason
+from workers.engines.emulated.law import LengthLaw, TokenLaw
+from workers.engines.emulated.pace import Pace
+from workers.engines.emulated.weights import check_tensors
+from workers.engines.generation import EngineStats, Window, WindowRequest
+from workers.engines.windows import check_request, is_live_already, segments
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCosts:
+    """Seconds of work."""
+
+    decode_base_s: float = 0.0
+    """a: of a decode step"""
+    decode_slot_s: float = 0.0
+    """b: of a live slot in a decode step"""
+    prefill_token_s: float = 0.0
+    weights_load_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A live request. Places are counted in response tokens."""
+
+    request: WindowRequest
+    length: int
+    """Where the response would end by itself."""
+    end: int
+    """Where this window ends."""
+    place: int
+    """The position to sample next."""
+    versions: list[tuple[int, int]]
+    """(place, policy version): from that place on, tokens are of that version."""
+
+    @property
+    def start(self) -> int:
+        """Where this window began."""
+        return self.request.response_tokens.size
+
+
+class EmulatedEngine:
+    """A :class:`workers.engines.generation.GenerationEngine` that samples what was drawn beforehand. Not thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        lengths: LengthLaw,
+        tokens: TokenLaw,
+        vocabulary: int,
+        positions: int | None = None,
+        costs: EngineCosts | None = None,
+        num_weights: int = 1,
+    ) -> None:
+        """Make an engine without weights.
+
+        Args:
+            num_slots: Requests decoded at once.
+            lengths: How long responses are.
+            tokens: What they consist of.
+            vocabulary: Size; requests with other tokens are refused.
+            positions: Longest context; None for no limit.
+            costs: What work costs; nothing when absent.
+            num_weights: Numbers in the weights that it takes.
+        """
+        self._num_slots = num_slots
+        self._lengths = lengths
+        self._tokens = tokens
+        self._vocabulary = vocabulary
+        self._positions = positions
+        self._costs = costs or EngineCosts()
+        self._num_weights = num_weights
+        self._pace = Pace()
+        self._policy_version = -1
+        self._live: dict[TrajectoryId, _Slot] = {}
+        self._waiting: dict[TrajectoryId, WindowRequest] = {}
+        self._order: deque[TrajectoryId] = deque()
+        self._kept: OrderedDict[TrajectoryId, np.ndarray] = OrderedDict()
+        """Contexts that are still in a free slot, the least recently used first."""
+        self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Requests decoded at once."""
+        return self._num_slots
+
+    @property
+    def policy_version(self) -> int:
+        """Version that new tokens are sampled with; -1 before the first weights."""
+        return self._policy_version
+
+    def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        check_tensors(tensors, self._num_weights)
+        self._pace.spend(self._costs.weights_load_s)
+        self._policy_version = policy_version
+        for slot in self._live.values():
+            slot.versions.append((slot.place, policy_version))
+
+    def submit(self, request: WindowRequest) -> None:
+        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
+        check_request(request, positions=self._positions, vocabulary=self._vocabulary)
+        if request.trajectory in self._live or request.trajectory in self._waiting:
+            raise is_live_already(request)
+        self._waiting[request.trajectory] = request
+        self._order.append(request.trajectory)
+
+    def advance(self, max_steps: int) -> list[Window]:
+        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
+
+        Raises EngineError before the first weights.
+        """
+        if self._policy_version < 0:
+            raise EngineError("the engine was advanced before its first weights; call load_weights first")
+        finished: list[Window] = []
+        seconds, left = 0.0, max_steps
+        while left > 0:
+            seconds += self._admit() * self._costs.prefill_token_s
+            if not self._live:
+                break
+            steps = min(left, *(slot.end - slot.place for slot in self._live.values()))
+            seconds += steps * (self._costs.decode_base_s + self._costs.decode_slot_s * len(self._live))
+            left -= steps
+            self._num_decode_steps += steps
+            self._num_sampled_tokens += steps * len(self._live)
+            for slot in self._live.values():
+                slot.place += steps
+            finished += [self._end(slot) for slot in list(self._live.values()) if slot.place == slot.end]
+            if finished and len(self._live) + len(self._waiting) < self._num_slots:
+                break
+        self._pace.spend(seconds)
+        return finished
+
+    def cut(self) -> list[Window]:
+        """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
+        self._waiting.clear()
+        self._order.clear()
+        windows = [self._window(slot, FinishReason.WINDOW) for slot in self._live.values() if slot.place > slot.start]
+        for window in windows:
+            self._keep(self._live[window.trajectory], window)
+        self._live.clear()
+        return windows
+
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are ignored."""
+        if self._waiting.pop(trajectory, None) is not None:
+            self._order.remove(trajectory)
+        self._live.pop(trajectory, None)
+        self._kept.pop(trajectory, None)
+
+    def stats(self) -> EngineStats:
+        """Return counters."""
+        return EngineStats(
+            num_live=len(self._live) + len(self._waiting),
+            num_decode_steps=self._num_decode_steps,
+            num_sampled_tokens=self._num_sampled_tokens,
+            num_prefill_tokens=self._num_prefill_tokens,
+        )
+
+    def _admit(self) -> int:
+        """Give free slots to waiting requests, in order; return how many tokens must be filled in for them."""
+        before = self._num_prefill_tokens
+        while self._order and len(self._live) < self._num_slots:
+            name = self._order.popleft()
+            request = self._waiting.pop(name)
+            context = np.concatenate([request.prompt_tokens, request.response_tokens])
+            kept = self._kept.pop(name, None)
+            if kept is None or not np.array_equal(kept, context):
+                self._num_prefill_tokens += context.size - 1  # the last token is decoded
+            start = request.response_tokens.size
+            length = max(start + 1, self._lengths.draw(request.seed, name))
+            end = min(start + request.window_tokens, request.max_response_tokens)
+            if self._tokens.stop is not None:
+                end = min(end, length)
+            self._live[name] = _Slot(request, length, end, start, [(start, self._policy_version)])
+            while len(self._kept) > self._num_slots - len(self._live):
+                self._kept.popitem(last=False)
+        return self._num_prefill_tokens - before
+
+    def _end(self, slot: _Slot) -> Window:
+        if slot.end == slot.length and self._tokens.stop is not None:
+            reason = FinishReason.STOP
+        elif slot.end >= slot.request.max_response_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            reason = FinishReason.WINDOW
+        window = self._window(slot, reason)
+        del self._live[slot.request.trajectory]
+        if not reason.is_final:
+            self._keep(slot, window)
+        return window
+
+    def _keep(self, slot: _Slot, window: Window) -> None:
+        request = slot.request
+        context = np.concatenate([request.prompt_tokens, request.response_tokens, window.tokens])
+        self._kept[request.trajectory] = context
+        while len(self._kept) > self._num_slots:
+            self._kept.popitem(last=False)
+
+    def _window(self, slot: _Slot, reason: FinishReason) -> Window:
+        request, begin, end = slot.request, slot.start, slot.place
+        return Window(
+            trajectory=request.trajectory,
+            tokens=self._tokens.tokens(request.seed, request.trajectory, begin, end, length=slot.length),
+            behavior_logprobs=self._tokens.logprobs(request.seed, request.trajectory, begin, end),
+            segments=segments(slot.versions, end),
+            finish_reason=reason,
+        )

@@ -1,0 +1,82 @@
+"""What an emulated policy would say: the length, the tokens and the log-probs of every response, known beforehand.
+
+*Consumes* a run's seed and a trajectory. *Produces* its length and any stretch of its tokens. *Waits for*
+nothing; pure functions.
+
+Everything is a function of (seed, trajectory, position) alone, not even of the weights: so whoever goes on with a trajectory
+writes the same, and a check can tell from the ledger alone whether every token is the one that belongs there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from protocol.ids import TrajectoryId
+from workers.engines.streams import stream_key, uniforms
+
+_LENGTH_STREAM = 0x4C454E47
+_LOGPROB_STREAM = 0x4C4F4750
+"""Mixed into a trajectory's key, so that its length, its tokens and their log-probs are drawn independently."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLaw:
+    """How long responses would be, were they not cut."""
+
+    kind: Literal["lognormal", "pareto", "constant"]
+    median_tokens: float
+    tail: float
+    """Log-normal: standard deviation of ln(length). Pareto: exponent of the tail, smaller is heavier."""
+
+    def quantile(self, u: float) -> float:
+        """Return the length, in tokens, that a share ``u`` in (0, 1) of responses does not exceed."""
+        match self.kind:
+            case "lognormal":
+                return self.median_tokens * math.exp(self.tail * NormalDist().inv_cdf(u))
+            case "pareto":
+                return self.median_tokens * (2.0 * (1.0 - u)) ** (-1.0 / self.tail)
+            case "constant":
+                return self.median_tokens
+
+    def draw(self, seed: int, trajectory: TrajectoryId) -> int:
+        """Return a trajectory's length in tokens, its stop token included; at least 1."""
+        key = stream_key(seed, trajectory) ^ _LENGTH_STREAM
+        return max(1, math.ceil(self.quantile(float(uniforms(np.array([key], np.uint64), np.zeros(1, np.int64))[0]))))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLaw:
+    """Which tokens a response is made of: uniform over the vocabulary, and the stop token at its end."""
+
+    words: np.ndarray
+    """int32 [words]: what stands before the end"""
+    stop: int | None
+    """None: nothing ends a response but its limit."""
+
+    @classmethod
+    def of(cls, vocabulary: int, stop_token_ids: Iterable[int] = ()) -> TokenLaw:
+        """Use all tokens below ``vocabulary`` as words, but for those that stop."""
+        stops = sorted(set(stop_token_ids))
+        return cls(np.setdiff1d(np.arange(vocabulary, dtype=np.int32), stops), stops[0] if stops else None)
+
+    def tokens(self, seed: int, trajectory: TrajectoryId, begin: int, end: int, *, length: int) -> np.ndarray:
+        """Return int32 [end - begin]: the tokens at these response positions of a response of ``length`` tokens."""
+        places = _draw(stream_key(seed, trajectory), begin, end) * self.words.size
+        tokens = self.words[places.astype(np.int64)]
+        if self.stop is not None and begin < end and end >= length:
+            tokens[max(0, length - 1 - begin)] = self.stop
+        return tokens
+
+    def logprobs(self, seed: int, trajectory: TrajectoryId, begin: int, end: int) -> np.ndarray:
+        """Return float32 [end - begin]: log-probs, exponentially distributed with mean -1."""
+        return np.log(_draw(stream_key(seed, trajectory) ^ _LOGPROB_STREAM, begin, end)).astype(np.float32)
+
+
+def _draw(key: int, begin: int, end: int) -> np.ndarray:
+    return uniforms(np.full(end - begin, key, np.uint64), np.arange(begin, end))

@@ -1,0 +1,47 @@
+"""What an emulated optimiser has learned: how many steps, and a digest of all that it was given, in order.
+
+*Consumes* batches, and checkpoint folders. *Produces* a state that differs whenever the batches or their order did, so that a
+run which trains something twice, or loses it, ends with other weights. *Waits for* the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from protocol.errors import DataError
+
+STATE_FILE = "emulated.json"
+
+
+class LearnedState(msgspec.Struct, frozen=True):
+    """State after some steps."""
+
+    num_steps: int = 0
+    digest: str = ""
+    """Hexadecimal, over all batches; empty before the first."""
+
+    def after(self, batch: Iterable[bytes]) -> LearnedState:
+        """Return the state after a step on ``batch``."""
+        state = hashlib.blake2b(bytes.fromhex(self.digest), digest_size=16)
+        for part in batch:
+            state.update(len(part).to_bytes(8, "little"))
+            state.update(part)
+        return LearnedState(self.num_steps + 1, state.hexdigest())
+
+    def save(self, folder: Path) -> None:
+        """Write it into ``folder``. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / STATE_FILE).write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> LearnedState:
+        """Read what ``save`` wrote. Raises DataError naming the file."""
+        path = folder / STATE_FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error

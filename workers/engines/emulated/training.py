@@ -1,0 +1,87 @@
+"""The emulated training backend: weights that depend on every batch and its order, and cost what they are told.
+
+*Consumes* training samples. *Produces* steps, weights and checkpoints. *Waits for* the time that a step would take.
+
+A checkpoint holds ``emulated.json`` and no model: there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.batching import TrainingSample
+from protocol.errors import EngineError
+from workers.engines.emulated.pace import Pace
+from workers.engines.emulated.state import LearnedState
+from workers.engines.emulated.weights import TENSOR, make_tensor
+from workers.engines.training import StepResult
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.objective import Objective
+
+
+class EmulatedTraining:
+    """A :class:`workers.engines.training.TrainingBackend`."""
+
+    def __init__(
+        self, *, num_weights: int, step_s: float = 0.0, token_s: float = 0.0, scoring_token_s: float = 0.0
+    ) -> None:
+        """Make a backend that has learned nothing.
+
+        Args:
+            num_weights: Numbers that are published.
+            step_s: Seconds of a step, besides its tokens.
+            token_s: Of each prompt or response token of a step.
+            scoring_token_s: Of each token of a sample whose log-probs are asked for.
+        """
+        self._num_weights = num_weights
+        self._step_s = step_s
+        self._token_s = token_s
+        self._scoring_token_s = scoring_token_s
+        self._pace = Pace()
+        self._state = LearnedState()
+
+    @property
+    def state(self) -> LearnedState:
+        """What it has learned."""
+        return self._state
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return each sample's behaviour log-probs: an emulated policy never moves away from what was sampled."""
+        self._pace.spend(self._scoring_token_s * _num_tokens(samples))
+        return [sample.behavior_logprobs for sample in samples]
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        """Take one step. Raises EngineError when there is no sample."""
+        if not samples:
+            raise EngineError("an optimiser step was asked for on 0 samples; skip it")
+        num_tokens = _num_tokens(samples)
+        self._pace.spend(self._step_s + self._token_s * num_tokens)
+        weights = objective.token_weights(samples)
+        self._state = self._state.after(
+            part
+            for sample, weight in zip(samples, weights, strict=True)
+            for part in (sample.name.encode(), sample.tokens.tobytes(), (sample.advantages * weight).tobytes())
+        )
+        loss = -sum(float((sample.advantages * weight).sum()) for sample, weight in zip(samples, weights, strict=True))
+        return StepResult(applied=True, loss=loss, grad_norm=1.0, learning_rate=0.0, metrics={}, num_tokens=num_tokens)
+
+    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the one tensor."""
+        yield TENSOR, make_tensor(self._state.digest, self._num_weights)
+
+    def save(self, folder: Path) -> None:
+        """Write ``emulated.json``. Raises OSError."""
+        self._state.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Take back what ``save`` wrote. Raises DataError naming the file, with nothing changed."""
+        self._state = LearnedState.load(folder)
+
+
+def _num_tokens(samples: Sequence[TrainingSample]) -> int:
+    return sum(int(sample.tokens.size) for sample in samples)

@@ -1,0 +1,80 @@
+"""The emulated value engine: values that are a function of the tokens alone, and steps that cost what they are told.
+
+*Consumes* token sequences and finished responses. *Produces* values, steps and checkpoints. *Waits for* the time that they
+would take.
+
+Each step says that it explains all of its targets, so that the policy's gate opens as soon as that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from protocol.errors import EngineError
+from workers.engines.emulated.pace import Pace
+from workers.engines.emulated.scoring import tail_uniforms
+from workers.engines.emulated.state import LearnedState
+from workers.engines.scoring import ScoringRequest
+from workers.engines.value import ValueSample, ValueStepResult
+
+
+class EmulatedValue:
+    """A :class:`workers.engines.value.ValueEngine`."""
+
+    def __init__(self, *, token_s: float = 0.0, step_s: float = 0.0, training_token_s: float = 0.0) -> None:
+        """Make an engine that has learned nothing.
+
+        Args:
+            token_s: Seconds for each token, context included, of what is valued.
+            step_s: Of a step, besides its tokens.
+            training_token_s: Of each prompt or response token of a step.
+        """
+        self._token_s = token_s
+        self._step_s = step_s
+        self._training_token_s = training_token_s
+        self._pace = Pace()
+        self._state = LearnedState()
+
+    @property
+    def state(self) -> LearnedState:
+        """What it has learned."""
+        return self._state
+
+    def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
+        """Return, for each request, float32 [num_scored] in (-1, 1)."""
+        self._pace.spend(self._token_s * sum(request.tokens.size for request in requests))
+        return [(2.0 * tail_uniforms(request) - 1.0).astype(np.float32) for request in requests]
+
+    def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
+        """Take one step. Raises EngineError when there is no sample."""
+        if not samples:
+            raise EngineError("a value step was asked for on 0 samples; skip it")
+        num_tokens = sum(int(sample.tokens.size) for sample in samples)
+        self._pace.spend(self._step_s + self._training_token_s * num_tokens)
+        self._state = self._state.after(
+            part
+            for sample in samples
+            for part in (sample.name.encode(), sample.tokens.tobytes(), str(sample.reward).encode())
+        )
+        return ValueStepResult(
+            applied=True,
+            loss=0.0,
+            explained_variance=1.0,
+            clip_fraction=0.0,
+            value_mean=float(np.mean([sample.old_values.mean() for sample in samples])),
+            target_mean=float(np.mean([sample.reward for sample in samples])),
+            grad_norm=1.0,
+            learning_rate=0.0,
+            num_tokens=num_tokens,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write ``emulated.json``. Raises OSError."""
+        self._state.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Take back what ``save`` wrote. Raises DataError naming the file, with nothing changed."""
+        self._state = LearnedState.load(folder)
