@@ -5,14 +5,15 @@ for* enough ready units (the scorers make them ready), and for generators that l
 
 One update: claim, fetch, advantages and masks, proximal log-probs, one or more optimiser steps, publish version + 1. A batch
 is settled, that is counted as trained for good, only together with the checkpoint that holds its effect; until then it is
-leased to this incarnation, and comes back whole if this process dies.
+leased to this incarnation, and comes back whole if this process dies. Checkpoints are written while the next update is made
+(``workers.checkpoint``).
 
 With a critic there is a gate before the first update: until the value worker's heartbeat says that the critic is good enough
 (or has had its time), what is claimed is dropped with reason ``value_warmup``, so that generation goes on and its credit
 returns.
 
 Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``, ``trained_tokens``, ``accuracy``,
-``reward``, ``evaluation_accuracy``, ``refused_steps``.
+``reward``, ``evaluation_accuracy``, ``refused_steps``, ``checkpoint_version``, ``failed_checkpoints``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
 
 from pipeline.algorithms.catalogue import declaration
 from pipeline.batching import TrainingSample
+from pipeline.checkpoints import CheckpointFolder
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
@@ -38,7 +40,7 @@ from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from protocol.errors import LedgerError
 from protocol.ids import Role
-from workers.checkpoint import latest_checkpoint, write_checkpoint
+from workers.checkpoint import CheckpointWriter
 from workers.critic import CriticWatch
 from workers.engines.build import build_training_backend
 from workers.engines.training import StepResult, TrainingBackend
@@ -64,16 +66,18 @@ class Learner(Actor):
         config = self.ctx.config
         source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
         await self.ctx.replay.open(ledger_spec(config, source))
-        checkpoint = await self.ctx.compute(latest_checkpoint, self._checkpoints)
+        folder = CheckpointFolder(
+            self.ctx.run_dir / "checkpoints", owner=str(self.ctx.who), keep=config.checkpoint.keep
+        )
+        checkpoint = await self.ctx.compute(folder.take_over)
         state = checkpoint.state if checkpoint else {}
         self._backend: TrainingBackend = await self.ctx.compute(build_training_backend, config)
         if checkpoint is not None:
             await self.ctx.compute(self._backend.load, checkpoint.path)
         self._updates = PolicyUpdate(config, self._backend)
         self._num_updates = int(state.get("num_updates", 0))
-        self._applied: list[str] = []
-        self._applied_units: set[str] = set()
-        self._checkpoint_s = 0.0
+        self._applied: dict[str, tuple[str, ...]] = {}  # claims that no checkpoint holds yet, with their units
+        self._writer = CheckpointWriter(self.ctx, folder)
         returned = await self.ctx.replay.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = Publisher(self.ctx)
         await self._publisher.start()
@@ -151,7 +155,7 @@ class Learner(Actor):
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
-        if again := self._applied_units.intersection(claim.units):
+        if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
             raise LedgerError(
                 f"claim {claim.claim_id} holds {len(again)} units that were trained on already, first {min(again)}: the "
                 "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
@@ -165,8 +169,7 @@ class Learner(Actor):
         stepped = await self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
         self._num_updates += 1
         self._version += 1
-        self._applied.append(claim.claim_id)
-        self._applied_units.update(claim.units)
+        self._applied[claim.claim_id] = claim.units
         started = time.monotonic()
         await self._publish()
         publish_s = time.monotonic() - started
@@ -190,13 +193,18 @@ class Learner(Actor):
         self.ctx.policy_version = self._version
 
     async def _keep(self) -> None:
-        """Checkpoint, unless the last one holds all there is."""
+        """Checkpoint, unless the last one holds all there is, and wait until it is on the disk.
+
+        Raises StorageFailed when the disk refuses it for too long.
+        """
+        await self._writer.wait()
         if self._applied or not self._has_checkpoint:
             await self._checkpoint()
+            await self._writer.complete(self._checkpoint)
 
     async def _checkpoint(self) -> None:
-        """Write a checkpoint, then settle the claims whose effect it holds."""
-        started = time.monotonic()
+        """Begin a checkpoint, after which the claims whose effect it holds are settled."""
+        await self._writer.wait()
         claims = tuple(self._applied)
         self._history.sync()
         state = {
@@ -206,27 +214,23 @@ class Learner(Actor):
             "next_evaluation": self._evaluations.next_number,
             "critic_open": self._critic is not None and self._critic.is_open,
         }
-        await self.ctx.compute(self._write_checkpoint, state)
-        await self.ctx.replay.settle(self.ctx.who, claims)
-        self._has_checkpoint = True
-        self._applied.clear()
-        self._applied_units.clear()
-        self._checkpoint_s = time.monotonic() - started
+
+        async def settle() -> None:
+            await self.ctx.replay.settle(self.ctx.who, claims)
+            self._has_checkpoint = True
+            for claim in claims:
+                del self._applied[claim]
+
+        await self._writer.write(self._version, self._backend.snapshot, state, settle)
 
     async def _settle_idle(self, waited_s: float) -> None:
         """Checkpoint early when nothing comes: what is trained but not settled holds memory of the ledger, and admission may
         be waiting for just that."""
-        if self._applied and waited_s >= max(_IDLE_S, _IDLE_CHECKPOINTS * self._checkpoint_s):
+        least_s = max(_IDLE_S, _IDLE_CHECKPOINTS * self._writer.last_s)
+        idle_s = min(waited_s, self.ctx.clock.monotonic() - self._writer.ended_s)
+        if self._applied and idle_s >= least_s and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", waited_s=waited_s, claims=len(self._applied))
             await self._checkpoint()
-
-    def _write_checkpoint(self, state: dict[str, object]) -> None:
-        keep = self.ctx.config.checkpoint.keep
-        write_checkpoint(self._checkpoints, self._version, self._backend.save, state, keep=keep)
-
-    @property
-    def _checkpoints(self) -> Path:
-        return self.ctx.run_dir / "checkpoints"
 
     # -- waiting and ending --------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pipeline.checkpoints import CheckpointFolder
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
 from pipeline.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
 from pipeline.replay.buffer import FinishedTrajectory
@@ -30,7 +31,7 @@ from pipeline.value_model import VALUE_CHECKPOINTS
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk, ValueScore
-from workers.checkpoint import latest_checkpoint, write_checkpoint
+from workers.checkpoint import CheckpointWriter
 from workers.engines.build import build_value_engine
 from workers.engines.scoring import ScoringRequest
 from workers.engines.value import ValueEngine, ValueSample, ValueStepResult
@@ -51,7 +52,10 @@ class Value(Scorer):
     async def setup(self) -> None:
         """Load the value model or its newest good checkpoint, settle what that holds, and open the mailbox."""
         config = self.ctx.config
-        checkpoint = await self.ctx.compute(latest_checkpoint, self._checkpoints)
+        folder = CheckpointFolder(
+            self.ctx.run_dir / VALUE_CHECKPOINTS, owner=str(self.ctx.who), keep=config.value.checkpoint_keep
+        )
+        checkpoint = await self.ctx.compute(folder.take_over)
         state = checkpoint.state if checkpoint else {}
         self._engine: ValueEngine = await self.ctx.compute(build_value_engine, config)
         if checkpoint is not None:
@@ -65,6 +69,8 @@ class Value(Scorer):
             num_steps=self._num_steps,
         )
         self._applied: list[str] = []
+        self._writer = CheckpointWriter(self.ctx, folder)
+        self._is_due = False
         self._stepped_at_s = self.ctx.clock.monotonic()
         self._num_bad_steps = 0
         self._checkpointed_step = self._num_steps if checkpoint else -1
@@ -94,8 +100,10 @@ class Value(Scorer):
     async def drain(self) -> None:
         """Value what is in the mailbox already, then keep what was learned: checkpoint and settle."""
         await super().drain()
+        await self._writer.wait()
         if self._applied or self._checkpointed_step != self._num_steps:
             await self._checkpoint()
+            await self._writer.complete(self._checkpoint)
 
     async def teardown(self) -> None:
         """Close the files and the mailbox."""
@@ -160,7 +168,8 @@ class Value(Scorer):
     async def _settle_idle(self) -> None:
         """Checkpoint early when no batch fills: what is trained but not settled holds memory of the ledger, and admission may
         be waiting for just that."""
-        if self._applied and self.ctx.clock.monotonic() - self._stepped_at_s >= _IDLE_CHECKPOINT_S:
+        idle_s = self.ctx.clock.monotonic() - max(self._stepped_at_s, self._writer.ended_s)
+        if self._applied and idle_s >= _IDLE_CHECKPOINT_S and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
             await self._checkpoint()
 
@@ -208,8 +217,13 @@ class Value(Scorer):
         self.ctx.log.info(
             "value_step", step=row.step, loss=row.loss, explained_variance=row.explained_variance, gate=row.gate_open
         )
-        if has_opened or self._num_steps % self.ctx.config.value.checkpoint_every_steps == 0:
+        every = self.ctx.config.value.checkpoint_every_steps
+        self._is_due |= has_opened or self._num_steps % every == 0
+        # serving comes first: wait for the disk only when too much would be unsettled
+        if self._is_due and (not self._writer.is_writing or self._num_steps - self._checkpointed_step >= 2 * every):
             await self._checkpoint()
+        if has_opened:  # the policy starts on the strength of this critic: a crash must not take it back
+            await self._writer.wait()
 
     def _tell(self) -> None:
         self.ctx.counters.update(
@@ -224,24 +238,25 @@ class Value(Scorer):
     # -- what lasts ----------------------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> None:
-        """Write a checkpoint, then settle the claims whose effect it holds."""
-        claims = tuple(self._applied)
+        """Begin a checkpoint, after which the claims whose effect it holds are settled."""
+        await self._writer.wait()
+        self._is_due = False
+        num_steps, claims = self._num_steps, tuple(self._applied)
         self._history.sync()
         state: dict[str, Any] = {
             "value_version": self._version,
-            "num_steps": self._num_steps,
+            "num_steps": num_steps,
             "claims": claims,
             "gate_open": self._gate.is_open,
             "explained_variances": self._gate.explained_variances,
         }
-        await self.ctx.compute(self._write_checkpoint, state)
-        self._checkpointed_step = self._num_steps
-        await self.ctx.replay.settle_finished(self.ctx.who, claims)
-        self._applied = self._applied[len(claims) :]
 
-    def _write_checkpoint(self, state: dict[str, Any]) -> None:
-        keep = self.ctx.config.value.checkpoint_keep
-        write_checkpoint(self._checkpoints, self._version, self._engine.save, state, keep=keep)
+        async def settle() -> None:
+            self._checkpointed_step = num_steps
+            await self.ctx.replay.settle_finished(self.ctx.who, claims)
+            self._applied = self._applied[len(claims) :]
+
+        await self._writer.write(self._version, self._engine.snapshot, state, settle)
 
     def _first_version(self, checkpointed: int) -> int:
         """Return the number of the weights that were loaded. One number never names two models: when steps after the checkpoint
@@ -249,10 +264,6 @@ class Value(Scorer):
         told = [row.value_version for row in read_history(self._history_path) if isinstance(row, ValueRow)]
         latest = max(told, default=0)
         return latest + 1 if latest > checkpointed else checkpointed
-
-    @property
-    def _checkpoints(self) -> Path:
-        return self.ctx.run_dir / VALUE_CHECKPOINTS
 
     @property
     def _history_path(self) -> Path:

@@ -173,6 +173,11 @@ class ReplayBuffer(Protocol):
         """Mark these claims trained and forget their data; return how many were not settled before. Idempotent."""
         ...
 
+    async def make_durable(self, who: Incarnation) -> bool:
+        """Return once all that was written so far survives the death of the server and of its machine; at once, with False,
+        when this server cannot say so (no append-only file, or older than Redis 7.2)."""
+        ...
+
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Called once by a new learner incarnation: settle the claims whose effect its checkpoint holds, return every other
         claim's units to ready. Returns how many units came back."""

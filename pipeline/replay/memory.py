@@ -330,6 +330,11 @@ class MemoryReplay:
                 s.end_unit(name, None)
         return len(there)
 
+    async def make_durable(self, who: Incarnation) -> bool:
+        """Do nothing: what is in this process dies with it, and with whoever asks."""
+        self._enter(who)
+        return True
+
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
         s, now = self._enter(who)

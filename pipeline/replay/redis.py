@@ -55,6 +55,7 @@ from pipeline.replay.checks import (
     parse_chunk,
     spec_texts,
 )
+from pipeline.replay.durable import wait_durable
 from pipeline.replay.faults import ledger_faults
 from pipeline.replay.redis_finished import PART, finished_from
 from pipeline.replay.redis_views import audit_from, queues_from, totals_from
@@ -248,6 +249,10 @@ class RedisReplay:
     async def settle(self, who: Incarnation, claims: tuple[str, ...]) -> int:
         """Mark claims trained and forget their data; return how many were not settled before."""
         return await self._call("settle", who, *claims)
+
+    async def make_durable(self, who: Incarnation) -> bool:
+        """Wait until the append-only file is on the server's disk; False when this server has none, or cannot say."""
+        return await wait_durable(self._client, self._counters, who)
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""

@@ -2,7 +2,7 @@
 
 *Consumes* marks from the actor: progress, waits, counters, links. *Produces* what the actor works with: its configuration,
 its name in the fleet, the ledger, the registry, the transport, time, one thread for blocking work, tasks. *Waits for* the
-compute thread, in ``compute``.
+compute thread, in ``compute``; for the disk's, in ``store``.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class ActorContext:
         self.finished: tuple[ExitCode, str] | None = None
         self._log_context = {} if log_context is None else log_context
         self._compute_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{who.worker}")
-        self._is_computing = False
+        self._storage_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"storage-{who.worker}")
+        self._busy: set[str] = set()
         self._spawned: list[asyncio.Task[None]] = []
         self._links: list[Callable[[], list[LinkReport]]] = []
 
@@ -151,14 +152,23 @@ class ActorContext:
         Counts as progress when it ends. Cancelling the wait does not stop the function: the thread is busy until it ends.
         """
         with self.pulse.waiting(WaitingFor.COMPUTE):
-            result = await asyncio.get_running_loop().run_in_executor(self._compute_thread, self._run, function, args)
+            result = await self._on(self._compute_thread, "compute", function, args)
+        self.progress()
+        return result
+
+    async def store(self, function: Callable[..., T], /, *args: Any) -> T:
+        """Run a blocking write to the disk on a thread of its own, beside the computing, and return its result.
+
+        Counts as progress when it ends. Cancelling the wait does not stop the function.
+        """
+        result = await self._on(self._storage_thread, "storage", function, args)
         self.progress()
         return result
 
     @property
     def is_computing(self) -> bool:
-        """Whether the compute thread is inside a function."""
-        return self._is_computing
+        """Whether the compute thread, or the one that writes to the disk, is inside a function."""
+        return bool(self._busy)
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None], *, endless: bool = True) -> asyncio.Task[None]:
         """Run a coroutine beside the main loop until the drain is over, when it is cancelled.
@@ -183,8 +193,9 @@ class ActorContext:
             await asyncio.wait(running, timeout=timeout_s)
 
     def close(self) -> None:
-        """Let the compute thread end after what it does now. Called by the runtime."""
-        self._compute_thread.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end after what they do now. Called by the runtime."""
+        for thread in (self._compute_thread, self._storage_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     async def _watched(self, name: str, coroutine: Coroutine[Any, Any, None], endless: bool) -> None:
         await coroutine
@@ -194,12 +205,15 @@ class ActorContext:
                 f"set, or spawn it with endless=False"
             )
 
-    def _run(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-        self._is_computing = True  # set by the compute thread alone
-        try:
-            return function(*args)
-        finally:
-            self._is_computing = False
+    async def _on(self, thread: ThreadPoolExecutor, name: str, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+        def run() -> T:
+            self._busy.add(name)  # by that thread alone
+            try:
+                return function(*args)
+            finally:
+                self._busy.discard(name)
+
+        return await asyncio.get_running_loop().run_in_executor(thread, run)
 
 
 def _received(stats: list[LinkStats], mine: str) -> list[LinkReport]:

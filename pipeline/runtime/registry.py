@@ -31,6 +31,8 @@ class WaitingFor(StrEnum):
     LEDGER = "ledger"
     """the server's answer"""
     WEIGHTS = "weights"
+    DISK = "disk"
+    """a checkpoint to be written"""
     DRAINING = "draining"
     STOPPED = "stopped"
 

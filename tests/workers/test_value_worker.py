@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,9 +67,13 @@ class ScriptedEngine:
         explained = self.explained.pop(0) if self.explained else 0.0
         return ValueStepResult(applied, 0.5, explained, 0.0, 0.0, 0.0, 1.0, 1e-3, 10)
 
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "engine.json").write_text(json.dumps(self.num_steps))
+    def snapshot(self) -> Callable[[Path], None]:
+        num_steps = self.num_steps
+
+        def write(folder: Path) -> None:
+            (folder / "engine.json").write_text(json.dumps(num_steps))
+
+        return write
 
     def load(self, folder: Path) -> None:
         self.num_steps = json.loads((folder / "engine.json").read_text())
@@ -285,6 +289,7 @@ async def test_an_idle_worker_settles_what_it_learned_so_that_the_ledger_has_roo
         assert (await fleet.replay.audit()).finished.trained == 0
         await fleet.clock.advance(10.0)
         assert not await worker._train()
+        await worker._writer.wait()
         assert (await fleet.replay.audit()).finished.trained == BATCH
 
 

@@ -7,7 +7,7 @@ nothing. Loss and gradient norm are looked at before the optimiser touches anyth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from workers.engines.training_state import (
     read_optimizer,
     restore_optimizer,
     restore_rng,
-    save_optimizer,
+    snapshot_optimizer,
 )
 
 
@@ -96,12 +96,12 @@ class GuardedAdamW:
         """Forget the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
-    def save(self, folder: Path) -> None:
-        """Write optimiser state, random streams and the number of steps into ``folder``. Raises OSError."""
-        save_optimizer(self._optimizer, self._parameters, self.num_steps, folder)
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy optimiser state, random streams and the number of steps; return what writes the copy into a folder."""
+        return snapshot_optimizer(self._optimizer, self._parameters, self.num_steps)
 
     def read(self, folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-        """Read what :meth:`save` wrote, for :meth:`restore`; nothing changes. Raises DataError naming the file."""
+        """Read what a :meth:`snapshot` wrote, for :meth:`restore`; nothing changes. Raises DataError naming the file."""
         return read_optimizer(self._parameters, folder)
 
     def restore(

@@ -9,7 +9,7 @@ Master weights and optimiser state are fp32, whatever the compute type. A step e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from workers.engines.optimizer import GuardedAdamW, OptimizerSettings
 from workers.engines.packed import prepare_packed
 from workers.engines.policy_gradient import ForwardSettings, accumulate_gradient, sample_logprobs
 from workers.engines.training import StepResult
-from workers.engines.training_state import put_model, read_model, read_training_state, save_model
+from workers.engines.training_state import put_model, read_model, read_training_state, snapshot_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,14 +116,21 @@ class TorchTraining:
                 seen.add(id(tensor))
                 yield name, tensor.detach().to("cpu")
 
-    def save(self, folder: Path) -> None:
-        """Write ``folder/model`` in Hugging Face format, and beside it what an exact resume needs. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_model(self._model, folder, self._tokenizer_from)
-        self._optimizer.save(folder)
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser
+        beside it; it raises OSError, and may run on another thread while this engine goes on."""
+        write_model = snapshot_model(self._model, self._tokenizer_from)
+        write_optimizer = self._optimizer.snapshot()
+
+        def write(folder: Path) -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_model(folder)
+            write_optimizer(folder)
+
+        return write
 
     def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote: the next step is the one that would have been. Raises DataError naming the file,
+        """Take back what a snapshot wrote: the next step is the one that would have been. Raises DataError naming the file,
         with nothing changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)

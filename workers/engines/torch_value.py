@@ -12,7 +12,7 @@ step smaller when few responses finish: here there are only finished ones). Mast
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from workers.engines.models import load_value_model, resolve_device, value_head
 from workers.engines.optimizer import GuardedAdamW, OptimizerSettings
 from workers.engines.packed import PackedTokens, hidden_packed, prepare_packed
 from workers.engines.scoring import ScoringRequest
-from workers.engines.training_state import put_model, read_model, read_training_state, save_model
+from workers.engines.training_state import put_model, read_model, read_training_state, snapshot_model
 from workers.engines.value import ValueSample, ValueStepResult
 
 if TYPE_CHECKING:
@@ -134,14 +134,21 @@ class TorchValue:
             num_tokens=sum(int(sample.tokens.size) for sample in samples),
         )
 
-    def save(self, folder: Path) -> None:
-        """Write ``folder/model`` in Hugging Face format, and beside it what an exact resume needs. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_model(self._model, folder, self._tokenizer_from)
-        self._optimizer.save(folder)
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser
+        beside it; it raises OSError, and may run on another thread while this engine goes on."""
+        write_model = snapshot_model(self._model, self._tokenizer_from)
+        write_optimizer = self._optimizer.snapshot()
+
+        def write(folder: Path) -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_model(folder)
+            write_optimizer(folder)
+
+        return write
 
     def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote: the next step is the one that would have been. Raises DataError naming the file,
+        """Take back what a snapshot wrote: the next step is the one that would have been. Raises DataError naming the file,
         with nothing changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)

@@ -6,7 +6,7 @@ from the learner's one compute thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -52,11 +52,12 @@ class TrainingBackend(Protocol):
         """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors (emulated ones: arrays)."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write the model in Hugging Face format under ``folder/model`` and optimiser, schedule and RNG state beside it
-        (safetensors and JSON, nothing pickled). The caller fsyncs and renames."""
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder from the copy: Hugging Face
+        format under ``folder/model``, optimiser, schedule and RNG state beside it (safetensors and JSON, nothing pickled). It
+        may run on another thread while training goes on, and raises OSError. The caller fsyncs and renames."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote. Raises DataError naming the file that is missing or damaged."""
+        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or damaged."""
         ...

@@ -6,14 +6,15 @@
     optimizer.safetensors     <state>/<parameter name> for every parameter that was ever stepped, and rng/<device>
     training.json             number of steps taken
 
-*Waits for* the disk. A load reads and checks everything before anything is changed.
+*Waits for* the disk. A snapshot is a copy in memory, which another thread may write while training goes on. A load reads and
+checks everything before anything is changed.
 """
 
 from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -50,29 +51,45 @@ class TrainingState(msgspec.Struct, frozen=True):
     """Optimiser steps applied; places the learning-rate schedule."""
 
 
-def save_model(model: PreTrainedModel, folder: Path, tokenizer_from: Path | None) -> None:
-    """Write the model in Hugging Face format, with the tokenizer files of ``tokenizer_from``. Raises OSError."""
-    disable_progress_bar()
-    with _storage_errors(folder / MODEL_FOLDER):
-        model.save_pretrained(folder / MODEL_FOLDER)
-    for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
-        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TOKENIZER_FILES):
-            shutil.copyfile(path, folder / MODEL_FOLDER / path.name)
+def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
+    """Copy the weights to the host's memory; return what writes the copy in Hugging Face format, with the tokenizer files of
+    ``tokenizer_from``. That raises OSError, and may run on any thread."""
+    copies: dict[int, torch.Tensor] = {}  # tied weights stay tied: one copy
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in copies:
+            copies[id(tensor)] = _copy(tensor)
+        weights[name] = copies[id(tensor)]
+
+    def write(folder: Path) -> None:
+        disable_progress_bar()
+        with _storage_errors(folder / MODEL_FOLDER):
+            model.save_pretrained(folder / MODEL_FOLDER, state_dict=weights)
+        for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
+            if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TOKENIZER_FILES):
+                shutil.copyfile(path, folder / MODEL_FOLDER / path.name)
+
+    return write
 
 
-def save_optimizer(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int, folder: Path
-) -> None:
-    """Write the optimiser's state by parameter name, the random streams, and the number of steps. Raises OSError."""
+def snapshot_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int
+) -> Callable[[Path], None]:
+    """Copy the optimiser's state by parameter name, the random streams, and the number of steps; return what writes the copy.
+    That raises OSError, and may run on any thread."""
     tensors = {
-        f"{key}/{name}": value.detach().to("cpu").contiguous()
+        f"{key}/{name}": _copy(value)
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
     tensors |= {f"{_RNG}/{device}": state for device, state in _rng_states().items()}
-    with _storage_errors(folder / OPTIMIZER_FILE):
-        save_file(tensors, folder / OPTIMIZER_FILE)
-    (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(TrainingState(format=_FORMAT, num_steps=num_steps)))
+
+    def write(folder: Path) -> None:
+        with _storage_errors(folder / OPTIMIZER_FILE):
+            save_file(tensors, folder / OPTIMIZER_FILE)
+        (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(TrainingState(format=_FORMAT, num_steps=num_steps)))
+
+    return write
 
 
 def read_training_state(folder: Path) -> TrainingState:
@@ -181,6 +198,11 @@ def restore_rng(states: Mapping[str, torch.Tensor]) -> None:
             torch.set_rng_state(state)
         elif (index := int(device.removeprefix("cuda:"))) < torch.cuda.device_count():
             torch.cuda.set_rng_state(state, index)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host that nothing else writes to."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _rng_states() -> dict[str, torch.Tensor]:

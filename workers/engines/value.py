@@ -6,7 +6,7 @@ Blocking; driven from the worker's one compute thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,11 +69,12 @@ class ValueEngine(Protocol):
         over the number of responses of the whole batch, so micro-batching changes nothing."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write the model in Hugging Face format under ``folder/model`` and the optimiser beside it (safetensors and JSON,
-        nothing pickled). The caller fsyncs and renames."""
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder from the copy: Hugging Face
+        format under ``folder/model``, optimiser, schedule and RNG state beside it (safetensors and JSON, nothing pickled). It
+        may run on another thread while training goes on, and raises OSError. The caller fsyncs and renames."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote. Raises DataError naming the file that is missing or damaged."""
+        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or damaged."""
         ...

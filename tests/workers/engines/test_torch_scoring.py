@@ -76,7 +76,7 @@ def test_learner_and_reference_built_from_one_configuration_agree(tmp_path: Path
     scored = reference.logprobs([ScoringRequest(s.tokens, s.response_length) for s in samples])
     for left, right in zip(learner.response_logprobs(samples), scored, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-6)
-    learner.save(tmp_path / "checkpoint")
+    learner.snapshot()(tmp_path / "checkpoint")
     assert (tmp_path / "checkpoint" / "model" / "tokenizer.json").read_text() == "{}"
 
 

@@ -202,7 +202,7 @@ def test_a_resumed_value_model_goes_on_bit_for_bit(start: Path, tmp_path: Path) 
     engine = engine_of(value_model(start, seed=5), settings)
     for seed in range(3):
         engine.step(samples_of(seed=seed))
-    engine.save(tmp_path)
+    engine.snapshot()(tmp_path)
     resumed = engine_of(value_model(start), settings)
     resumed.load(tmp_path)
     assert same(weights_of(engine), weights_of(resumed))

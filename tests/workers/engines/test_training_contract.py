@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -283,14 +284,14 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(make: Make) -> None:
 def test_a_step_that_is_not_finite_changes_nothing(make: Make, tmp_path: Path, poison: float) -> None:
     backend = make(tiny_model(), Settings(warmup_steps=5))
     backend.step(make_samples(), Objective())
-    backend.save(tmp_path / "before")
+    backend.snapshot()(tmp_path / "before")
     bad = make_samples(seed=1)
     bad[3].advantages[0] = poison
     assert bad[3].loss_mask[0]
     result = backend.step(bad, Objective())
     assert not result.applied
     assert not (np.isfinite(result.loss) and np.isfinite(result.grad_norm))
-    backend.save(tmp_path / "after")
+    backend.snapshot()(tmp_path / "after")
     assert digests(tmp_path / "before") == digests(tmp_path / "after")
     follower = make(tiny_model(seed=9), Settings(warmup_steps=5))
     follower.load(tmp_path / "before")
@@ -355,7 +356,7 @@ def test_tensors_are_the_hugging_face_weights_tied_ones_once(make: Make, tied: b
 def test_a_checkpoint_is_a_model_that_transformers_loads(make: Make, tmp_path: Path) -> None:
     backend = make(tiny_model(), Settings())
     backend.step(make_samples(), Objective())
-    backend.save(tmp_path)
+    backend.snapshot()(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config._attn_implementation == "sdpa", "our attention is not written into the model's configuration"
     for name, tensor in backend.tensors():
@@ -369,7 +370,7 @@ def test_a_resumed_run_goes_on_bitwise_as_if_never_stopped(make: Make, tmp_path:
     through = make(tiny_model(tie_word_embeddings=tied), settings)
     for seed in range(3):
         through.step(make_samples(seed=seed), Objective())
-    through.save(tmp_path)
+    through.snapshot()(tmp_path)
     resumed = make(tiny_model(seed=77, tie_word_embeddings=tied), settings)
     resumed.step(make_samples(seed=40), Objective())
     torch.manual_seed(1234)
@@ -382,7 +383,7 @@ def test_a_resumed_run_goes_on_bitwise_as_if_never_stopped(make: Make, tmp_path:
 
 def test_random_streams_go_on_where_they_were(make: Make, tmp_path: Path) -> None:
     backend = make(tiny_model(), Settings())
-    backend.save(tmp_path)
+    backend.snapshot()(tmp_path)
     expected = torch.rand(4)
     torch.manual_seed(1234)
     backend.load(tmp_path)
@@ -407,7 +408,7 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(
     before = snapshot(backend)
     for number, name in enumerate(names):
         folder = tmp_path / str(number)
-        backend.save(folder)
+        backend.snapshot()(folder)
         damage(folder / name)
         if name.endswith("generation_config.json"):
             continue  # what transformers does without
@@ -417,12 +418,12 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(
 
 
 def digests_of_saved(backend: TrainingBackend, folder: Path) -> dict[str, str]:
-    backend.save(folder)
+    backend.snapshot()(folder)
     return digests(folder)
 
 
 def test_a_checkpoint_of_another_model_is_refused(make: Make, tmp_path: Path) -> None:
-    make(tiny_model(num_hidden_layers=3), Settings()).save(tmp_path)
+    make(tiny_model(num_hidden_layers=3), Settings()).snapshot()(tmp_path)
     backend = make(tiny_model(), Settings())
     with pytest.raises(DataError, match="resume with the model"):
         backend.load(tmp_path)
@@ -437,3 +438,20 @@ def test_bf16_compute_keeps_fp32_weights_and_agrees_roughly(make: Make) -> None:
     assert 1e-4 < gap.mean() < 0.1
     assert backend.step(samples, Objective()).applied
     assert {tensor.dtype for _, tensor in backend.tensors()} == {torch.float32}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_snapshot_holds_the_moment_it_was_taken_at_however_long_its_writing_takes(
+    make: Make, tmp_path: Path, tied: bool
+) -> None:
+    backend = make(tiny_model(tie_word_embeddings=tied), Settings())
+    backend.step(make_samples(), Objective())
+    backend.snapshot()(tmp_path / "at once")
+    write = backend.snapshot()
+    torch.rand(3)
+    backend.step(make_samples(seed=1), Objective())
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write, tmp_path / "late")
+        backend.step(make_samples(seed=2), Objective())
+        writing.result(timeout=60)
+    assert digests(tmp_path / "at once") == digests(tmp_path / "late")

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.errors import DataError, StorageFailed
-from workers.checkpoint import latest_checkpoint, read_checkpoint, write_checkpoint
+from pipeline.checkpoints import CheckpointFolder, choose_checkpoint, latest_checkpoint, read_checkpoint
+from protocol.errors import ConfigError, DataError, Fenced, StorageFailed
 
 
 def saving(text: str) -> Callable[[Path], None]:
@@ -27,7 +28,20 @@ def saving(text: str) -> Callable[[Path], None]:
 
 
 def versions(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+    return sorted(path.name for path in root.iterdir() if not path.name.startswith(".writing-"))
+
+
+def held(root: Path, *, owner: str = "learner#1", keep: int = 2) -> CheckpointFolder:
+    folder = CheckpointFolder(root, owner=owner, keep=keep)
+    folder.take_over()
+    return folder
+
+
+def write_checkpoint(
+    root: Path, version: int, save: Callable[[Path], None], state: dict[str, Any], *, keep: int = 2
+) -> Path:
+    """By an incarnation that takes the folder over for this one."""
+    return held(root, keep=keep).write(version, save, state)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -128,12 +142,68 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     assert str(damaged) in logs[0]["reason"]
 
 
-def test_when_all_are_damaged_there_is_none(tmp_path: Path) -> None:
-    for version in (1, 2):
-        flip_a_bit(write_checkpoint(tmp_path, version, saving("x"), {}))
-    with capture_logs() as logs:
-        assert latest_checkpoint(tmp_path) is None
+def test_when_all_are_damaged_nothing_is_begun_anew(tmp_path: Path) -> None:
+    folder = held(tmp_path)
+    for path in [folder.write(version, saving("x"), {}) for version in (1, 2)]:
+        flip_a_bit(path)
+    with capture_logs() as logs, pytest.raises(DataError, match="none of the 2 checkpoints"):
+        held(tmp_path, owner="learner#2")
     assert len(logs) == 2
+    assert versions(tmp_path) == ["000001.version-1", "000002.version-2"], "nothing was moved"
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_never_pushes_an_intact_one_out(tmp_path: Path) -> None:
+    folder = held(tmp_path)
+    for version in (1, 2):
+        path = folder.write(version, saving(str(version)), {})
+    flip_a_bit(path)
+    successor = CheckpointFolder(tmp_path, owner="learner#2", keep=2)
+    found = successor.take_over()
+    assert found is not None and found.version == 1
+    assert versions(tmp_path) == ["000001.version-1", "damaged-000002.version-2"]
+    successor.write(3, saving("three"), {})
+    assert versions(tmp_path) == ["000001.version-1", "000003.version-3", "damaged-000002.version-2"]
+
+
+def test_what_a_frozen_writer_finishes_after_its_successor_took_over_has_no_effect(tmp_path: Path) -> None:
+    folder = held(tmp_path)
+    before = folder.write(1, saving("one"), {})
+    successor = CheckpointFolder(tmp_path, owner="learner#2", keep=2)
+
+    def freeze(partial: Path) -> None:
+        saving("two")(partial)
+        found = successor.take_over()  # while this writer is in the middle
+        assert found is not None and found.path == before
+
+    with pytest.raises(Fenced, match="learner#1 was not written"):
+        folder.write(2, freeze, {})
+    with pytest.raises(Fenced, match="learner#1 was not written"):
+        folder.write(3, saving("three"), {})
+    assert versions(tmp_path) == [before.name]
+    assert successor.write(2, saving("two again"), {}).name == "000002.version-2"
+
+
+def test_a_checkpoint_can_be_chosen_and_the_later_ones_are_set_aside(tmp_path: Path) -> None:
+    folder = held(tmp_path, keep=3)
+    for version in (10, 20, 30):
+        folder.write(version, saving(str(version)), {"version": version})
+    with pytest.raises(ConfigError, match="no checkpoint of version 15, only of 10, 20, 30"):
+        choose_checkpoint(tmp_path, 15)
+    assert choose_checkpoint(tmp_path, 20).name == "000002.version-20"
+    assert versions(tmp_path) == ["000001.version-10", "000002.version-20", "set-aside-000003.version-30"]
+    found = latest_checkpoint(tmp_path)
+    assert found is not None and found.state == {"version": 20}
+    assert held(tmp_path, owner="learner#2", keep=3).write(31, saving("31"), {}).name == "000004.version-31"
+
+
+def test_a_damaged_checkpoint_cannot_be_chosen(tmp_path: Path) -> None:
+    folder = held(tmp_path)
+    for version in (10, 20):
+        folder.write(version, saving("x"), {})
+    flip_a_bit(tmp_path / "000001.version-10")
+    with pytest.raises(DataError, match="digest"):
+        choose_checkpoint(tmp_path, 10)
+    assert versions(tmp_path) == ["000001.version-10", "000002.version-20"]
 
 
 def test_a_manifest_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
@@ -174,13 +244,15 @@ def test_a_save_that_raises_leaves_no_trace_and_its_own_error(tmp_path: Path) ->
 KILLED_WRITER = """
 import os, signal, sys
 from pathlib import Path
-from workers.checkpoint import write_checkpoint
+from pipeline.checkpoints import CheckpointFolder
 
 def save(folder):
     (folder / "half").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 
-write_checkpoint(Path(sys.argv[1]), 2, save, {})
+folder = CheckpointFolder(Path(sys.argv[1]), owner="learner#1", keep=2)
+folder.take_over()
+folder.write(2, save, {})
 """
 
 
@@ -188,7 +260,7 @@ def test_a_writer_killed_in_the_middle_costs_nothing(tmp_path: Path) -> None:
     before = write_checkpoint(tmp_path, 1, saving("one"), {})
     done = subprocess.run([sys.executable, "-c", KILLED_WRITER, str(tmp_path)], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    assert any(name.startswith(".writing-") for name in versions(tmp_path)), "the writer died before it wrote anything"
+    assert list(tmp_path.glob(".writing-*/*/half")), "the writer died before it wrote anything"
     found = latest_checkpoint(tmp_path)
     assert found is not None and found.path == before
     after = write_checkpoint(tmp_path, 3, saving("three"), {})

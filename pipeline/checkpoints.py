@@ -1,0 +1,294 @@
+"""Checkpoints: whole or not there, checked before they are believed, and written by one incarnation at a time.
+
+*Consumes* a function that fills a folder (a backend's snapshot) and the worker's state. *Produces* folders of which the newest
+intact one is the truth after a crash. *Waits for* the disk.
+
+    checkpoints/
+      000007.version-60/          the seventh written; names order by time of writing, since a resumed run may go back
+        model/  optimizer...      what the snapshot wrote; model/ is an ordinary Hugging Face model
+        state.json                what the worker must know besides: policy version, updates, claims whose effect is inside
+        manifest.json             size and digest of every file above
+      .writing-learner#3/000008/  being written by that incarnation, or cut off
+      damaged-000006.version-50/  refused at a restart, kept for a person to look at; never read again
+      set-aside-000005.version-40/  newer than the one that `headrace up --resume RUN --from-version N` chose
+
+A folder is filled under a hidden name, flushed file by file, sealed by its manifest and only then renamed, which is atomic;
+the older ones go after that. So whatever instant the power fails at, the newest folder with a true manifest is complete.
+
+An incarnation that takes over first moves every other writer's hidden folder away. What a writer before it, frozen or cut off
+from the ledger, had renamed by then is a checkpoint like any other; what it had not has no path any more, and its rename
+fails. So a checkpoint never appears behind the back of a learner that has gone on from an older one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from pipeline.weights import digest_file
+from protocol.errors import ConfigError, DataError, Fenced, StorageFailed
+
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+
+_FORMAT = 1
+_NAME = re.compile(r"(?P<kept>damaged-|set-aside-)?(?P<sequence>\d{6,})\.version-(?P<version>\d+)")
+_WRITING = ".writing-"
+_REMOVING = ".removing-"
+_DAMAGED = "damaged-"
+_SET_ASIDE = "set-aside-"
+
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint whose files are what was written."""
+
+    path: Path
+    version: int
+    """Version of the model inside."""
+    state: dict[str, Any]
+    """What was handed to :meth:`CheckpointFolder.write`."""
+
+
+class _FileSeal(msgspec.Struct, frozen=True):
+    """What a file must be."""
+
+    bytes: int
+    digest: str
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds."""
+
+    format: int
+    version: int
+    files: dict[str, _FileSeal]
+
+
+class CheckpointFolder:
+    """A run's checkpoints, in the hands of one incarnation. Blocking; any thread, one call at a time.
+
+    Args:
+        root: The folder; made when absent.
+        owner: The incarnation, as in ``learner#3``.
+        keep: Checkpoints to keep, the newest included; at least 1.
+    """
+
+    def __init__(self, root: Path, *, owner: str, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; at least the checkpoint being written must be kept")
+        self._root = root
+        self._owner = owner
+        self._keep = keep
+        self._writing = root / f"{_WRITING}{owner}"
+
+    def take_over(self) -> Checkpoint | None:
+        """Become the only writer, and return the newest intact checkpoint; None when none was ever written.
+
+        Raises:
+            DataError: There are checkpoints and every one is damaged; nothing was moved.
+            StorageFailed: The disk refused.
+        """
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            for path in self._root.iterdir():
+                if path.name.startswith(_WRITING):
+                    # first out of its writer's reach, in one step; then away
+                    path.rename(path.with_name(f"{_REMOVING}{path.name}.{self._owner}"))
+            _flush(self._root)
+            self._writing.mkdir()
+            _sweep(self._root)
+            found, damaged = _newest(self._root)
+            for folder in damaged:
+                folder.rename(folder.with_name(f"{_DAMAGED}{folder.name}"))
+        except OSError as error:
+            raise StorageFailed(
+                f"{self._root} cannot be taken over by {self._owner}: {error}; free some space or mend the disk"
+            ) from error
+        return found
+
+    def write(self, version: int, save: Callable[[Path], None], state: dict[str, Any]) -> Path:
+        """Write a checkpoint durably, then remove all but the newest.
+
+        Args:
+            version: Version of what ``save`` writes.
+            save: Fills the empty folder that it is given.
+            state: JSON values to find again in :attr:`Checkpoint.state`.
+
+        Returns:
+            The folder, complete and on disk.
+
+        Raises:
+            Fenced: A newer incarnation has taken over; nothing was written.
+            StorageFailed: The disk refused (full, read-only, failing); the earlier checkpoints are as they were.
+        """
+        try:
+            sequence = max((number for number, _ in _named(self._root)), default=0) + 1
+            partial = self._writing / f"{sequence:06d}"
+            final = self._root / f"{sequence:06d}.version-{version}"
+            partial.mkdir()
+            try:
+                save(partial)
+                (partial / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+                _seal(partial, version)
+                partial.rename(final)
+                _flush(self._root)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        except OSError as error:
+            if not self._writing.is_dir():
+                raise Fenced(
+                    f"checkpoint of version {version} by {self._owner} was not written: a newer incarnation has taken "
+                    f"{self._root} over; stop at once"
+                ) from error
+            raise StorageFailed(
+                f"checkpoint of version {version} under {self._root} could not be written: {error}; the earlier checkpoints "
+                "are untouched: free some space or mend the disk, and the next one will be written"
+            ) from error
+        for _, folder in _complete(self._root)[: -self._keep]:
+            _remove(folder)
+        return final
+
+
+def latest_checkpoint(root: Path) -> Checkpoint | None:
+    """Return the newest checkpoint that is intact, or None when none was written. Changes nothing.
+
+    A damaged one is refused and named in a warning, and the one before it is tried. Raises DataError when all are damaged.
+    """
+    return _newest(root)[0]
+
+
+def choose_checkpoint(root: Path, version: int) -> Path:
+    """Make the checkpoint of ``version`` the newest: those after it are set aside, by another name. Nobody may write meanwhile.
+
+    Raises:
+        ConfigError: There is none of that version; those that are there are named.
+        DataError: It is damaged.
+    """
+    complete = _complete(root)
+    versions = {_version(folder): number for number, folder in complete}
+    if version not in versions:
+        raise ConfigError(
+            f"{root} holds no checkpoint of version {version}, only of {', '.join(map(str, sorted(versions))) or 'none'}: "
+            "give one of these (checkpoint.keep says how many are kept)"
+        )
+    chosen = next(folder for number, folder in complete if number == versions[version])
+    read_checkpoint(chosen)
+    for number, folder in reversed(complete):
+        if number > versions[version]:
+            folder.rename(folder.with_name(f"{_SET_ASIDE}{folder.name}"))
+    _flush(root)
+    return chosen
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Verify one checkpoint and return it. Raises DataError naming what is missing or damaged."""
+    manifest = _read(folder / MANIFEST_FILE, _Manifest)
+    if manifest.format != _FORMAT:
+        raise DataError(
+            f"{folder / MANIFEST_FILE} has format {manifest.format}, expected {_FORMAT}; "
+            "it was written by another release: resume with that one"
+        )
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise DataError(f"{path} is missing; take another checkpoint")
+        if (size := path.stat().st_size) != expected.bytes:
+            raise DataError(f"{path} has {size} bytes, expected {expected.bytes}; take another checkpoint")
+        if (digest := digest_file(path)) != expected.digest:
+            raise DataError(f"{path} has digest {digest}, expected {expected.digest}; take another checkpoint")
+    return Checkpoint(path=folder, version=manifest.version, state=_read(folder / STATE_FILE, dict[str, Any]))
+
+
+def _seal(folder: Path, version: int) -> None:
+    """Flush everything in ``folder`` to disk and write the manifest of it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    seals = {path.relative_to(folder).as_posix(): _FileSeal(path.stat().st_size, digest_file(path)) for path in files}
+    manifest = _Manifest(format=_FORMAT, version=version, files=seals)
+    (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    for path in (*files, folder / MANIFEST_FILE):
+        _flush(path)
+    for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        _flush(path)
+    _flush(folder)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
+    """Return the newest intact checkpoint, and the damaged ones after it. Raises DataError when there are only damaged ones."""
+    damaged: list[Path] = []
+    for _, folder in reversed(_complete(root)):
+        try:
+            return read_checkpoint(folder), damaged
+        except DataError as error:
+            _log.warning("checkpoint refused, taking the one before", checkpoint=str(folder), reason=str(error))
+            damaged.append(folder)
+    if damaged:
+        raise DataError(
+            f"none of the {len(damaged)} checkpoints under {root} is intact (the log names each reason): put one back from a "
+            "copy, or move the folder away to begin again from the start model"
+        )
+    return None, []
+
+
+def _complete(root: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints that may be resumed from with their sequence numbers, in the order of writing."""
+    return [(number, path) for number, path in _named(root) if path.name[0].isdigit()]
+
+
+def _named(root: Path) -> list[tuple[int, Path]]:
+    """Return all that were ever renamed, damaged and set aside ones included: a sequence number is never used twice."""
+    if not root.is_dir():
+        return []
+    matches = ((_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
+    return sorted((int(match["sequence"]), path) for match, path in matches if match)
+
+
+def _version(folder: Path) -> int:
+    match = _NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match["version"])
+
+
+def _sweep(root: Path) -> None:
+    """Remove what earlier processes left half written or half removed."""
+    for path in root.iterdir():
+        if path.name.startswith(_REMOVING):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint so that no instant shows half of it. A disk that refuses keeps it until the next sweep."""
+    hidden = folder.with_name(f"{_REMOVING}{folder.name}")
+    try:
+        folder.rename(hidden)
+    except OSError as error:
+        _log.warning("old checkpoint could not be removed", checkpoint=str(folder), reason=str(error))
+        return
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _read(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        raise DataError(f"{path} cannot be read: {error}; take another checkpoint") from error

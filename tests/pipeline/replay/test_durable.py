@@ -1,0 +1,39 @@
+"""Claims about ``make_durable``: what it answered for survives, and it says so when it cannot know."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from pipeline.replay.connect import connect
+from pipeline.replay.redis import RedisReplay
+from pipeline.runtime.server import EmbeddedServer
+from protocol.errors import Fenced
+from tests.pipeline.replay.builders import LEARNER, make_spec
+
+RUN = "durable"
+
+
+async def test_it_returns_only_when_the_file_on_the_disk_has_caught_up(tmp_path) -> None:
+    server = EmbeddedServer(tmp_path, max_memory_mb=64)
+    server.start()
+    replay = RedisReplay(connect(server.url), RUN)
+    try:
+        await replay.open(make_spec(run=RUN))
+        with redis.Redis.from_url(server.url) as client:
+            for _ in range(3):
+                await replay.advance(LEARNER, 1)
+                assert await replay.make_durable(LEARNER) is True
+                info = client.info("persistence")
+                assert info["aof_pending_bio_fsync"] == 0 or info["aof_buffer_length"] == 0
+            client.config_set("maxmemory", "1mb")
+            assert await replay.make_durable(LEARNER) is True, "a full server can still be made durable"
+            client.hset(f"{{{RUN}}}:epochs", LEARNER.worker, LEARNER.epoch + 1)
+            with pytest.raises(Fenced):
+                await replay.make_durable(LEARNER)
+            client.config_set("appendonly", "no")
+            client.hset(f"{{{RUN}}}:epochs", LEARNER.worker, LEARNER.epoch)
+            assert await replay.make_durable(LEARNER) is False, "without a file nothing is durable"
+    finally:
+        await replay.aclose()
+        server.stop()
