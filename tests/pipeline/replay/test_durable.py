@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import redis
 
@@ -14,7 +16,7 @@ from tests.pipeline.replay.builders import LEARNER, make_spec
 RUN = "durable"
 
 
-async def test_it_returns_only_when_the_file_on_the_disk_has_caught_up(tmp_path) -> None:
+async def test_it_returns_only_when_the_file_on_the_disk_has_caught_up(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path, max_memory_mb=64)
     server.start()
     replay = RedisReplay(connect(server.url), RUN)
@@ -28,6 +30,7 @@ async def test_it_returns_only_when_the_file_on_the_disk_has_caught_up(tmp_path)
                 assert info["aof_pending_bio_fsync"] == 0 or info["aof_buffer_length"] == 0
             client.config_set("maxmemory", "1mb")
             assert await replay.make_durable(LEARNER) is True, "a full server can still be made durable"
+            client.config_set("maxmemory", "64mb")
             client.hset(f"{{{RUN}}}:epochs", LEARNER.worker, LEARNER.epoch + 1)
             with pytest.raises(Fenced):
                 await replay.make_durable(LEARNER)
