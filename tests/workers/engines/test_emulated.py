@@ -152,7 +152,7 @@ def test_weights_depend_on_every_batch_and_its_order_and_survive_a_checkpoint(tm
     ]
     assert len({tensor(state) for state in states}) == len(states)
     assert tensor(trained(one, two)) == tensor(states[2])
-    states[1].save(tmp_path)
+    states[1].snapshot()(tmp_path)
     resumed = EmulatedTraining(num_weights=16)
     resumed.load(tmp_path)
     resumed.step(two, Objective())
@@ -193,7 +193,7 @@ def test_a_value_step_opens_the_gate_and_is_remembered(tmp_path: Path) -> None:
     sample = ValueSample("t.0.0", np.arange(9, dtype=np.int32), 4, np.zeros(5, np.float32), 1.0)
     engine = EmulatedValue()
     assert engine.step([sample]).explained_variance == 1.0
-    engine.save(tmp_path)
+    engine.snapshot()(tmp_path)
     other = EmulatedValue()
     other.load(tmp_path)
     assert other.state == engine.state != EmulatedValue().state

@@ -7,7 +7,7 @@ A checkpoint holds ``emulated.json`` and no model: there is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,12 +74,12 @@ class EmulatedTraining:
         """Yield the one tensor."""
         yield TENSOR, make_tensor(self._state.digest, self._num_weights)
 
-    def save(self, folder: Path) -> None:
-        """Write ``emulated.json``. Raises OSError."""
-        self._state.save(folder)
+    def snapshot(self) -> Callable[[Path], None]:
+        """Return what writes ``emulated.json`` as of now; it raises OSError."""
+        return self._state.save
 
     def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote. Raises DataError naming the file, with nothing changed."""
+        """Take back what a snapshot wrote. Raises DataError naming the file, with nothing changed."""
         self._state = LearnedState.load(folder)
 
 

@@ -8,7 +8,7 @@ Each step says that it explains all of its targets, so that the policy's gate op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,10 +71,10 @@ class EmulatedValue:
             num_tokens=num_tokens,
         )
 
-    def save(self, folder: Path) -> None:
-        """Write ``emulated.json``. Raises OSError."""
-        self._state.save(folder)
+    def snapshot(self) -> Callable[[Path], None]:
+        """Return what writes ``emulated.json`` as of now; it raises OSError."""
+        return self._state.save
 
     def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote. Raises DataError naming the file, with nothing changed."""
+        """Take back what a snapshot wrote. Raises DataError naming the file, with nothing changed."""
         self._state = LearnedState.load(folder)
