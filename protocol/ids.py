@@ -6,7 +6,8 @@ Ids are short, sortable by eye and the same everywhere: in messages, in ledger k
     t.12.3.0    its first chunk
     e4.7.0      evaluation number 4, prompt 7, sample 0
 
-A group's number is its place in the order of admission, and so also its place in the stream of prompts.
+A group's number is its place in the order of admission; also in the stream of prompts, until a dead letter's prompt is
+admitted again (``Lease.prompt``).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Incarnation(msgspec.Struct, frozen=True):
 
 
 class TrajectoryId(msgspec.Struct, frozen=True, order=True):
-    """A trajectory: lane, group (place in the prompt stream) and member (0 .. group size - 1)."""
+    """A trajectory: lane, group (place in the order of admission) and member (0 .. group size - 1)."""
 
     lane: str
     group: int

@@ -145,6 +145,10 @@ class Generator(Actor):
             self.ctx.who, max_trajectories=wanted, policy_version=self._engine.policy_version
         )
         for lease in grant.leases:
+            if lease.trajectory in self._held:
+                # Opened by a person, and ours again before its window was written. That window is still the next one, or will
+                # be found not to be when it is written.
+                continue
             if not await self._can_begin(lease):
                 await self.ctx.replay.give_back(self.ctx.who, (lease.trajectory,))
                 continue
@@ -169,8 +173,7 @@ class Generator(Actor):
         if last is not None:
             tokens = np.concatenate([last.context_tokens, last.tokens])
             return _Held(lease, last.prompt, tokens, lease.next_index)
-        group = lease.trajectory.group
-        prompt = self._source.at(group) if lease.evaluation is None else self._source.evaluation_at(group)
+        prompt = self._source.at(lease.prompt) if lease.evaluation is None else self._source.evaluation_at(lease.prompt)
         return _Held(lease, prompt, np.empty(0, np.int32), lease.next_index)
 
     def _submit(self, held: _Held) -> None:

@@ -64,7 +64,7 @@ class MemoryReplay:
 
     def __init__(self, epoch_of: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
         self._epoch_of = epoch_of
-        self._clock = clock
+        self.clock = clock
         self._opened: LedgerState | None = None
         self._claim_numbers = itertools.count()
 
@@ -106,7 +106,7 @@ class MemoryReplay:
             stored = s.chunks.get(ChunkId(trajectory, record.next - 1))
             last = from_blob(record.last if stored is None else stored.blob, TrajectoryChunk)
         evaluation = s.evaluations[int(trajectory.lane[1:])].request if trajectory.is_evaluation else None
-        return Lease(trajectory, record.next, last, evaluation)
+        return Lease(trajectory, record.next, s.prompt_of(trajectory), last, evaluation)
 
     async def renew(self, who: Incarnation) -> None:
         """Move the end of the lease on all that ``who`` holds."""
@@ -247,7 +247,8 @@ class MemoryReplay:
             s.due[field][chunk] = now
             return False
         text = error.encode("utf-8", "replace").decode("utf-8")
-        s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), text, c.attempts[field], now))
+        prompt = s.prompt_of(chunk.trajectory)
+        s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), text, c.attempts[field], now, prompt))
         del s.dead[_MAX_DEAD_LETTERS:]
         if chunk.trajectory.is_evaluation:
             s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
@@ -259,7 +260,7 @@ class MemoryReplay:
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
         """Return the newest dead letters first."""
-        return self._state.dead[:limit]
+        return self.state.dead[:limit]
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class MemoryReplay:
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
         """Read all that a claim still holds. Raises LedgerError when it was settled, returned or cancelled meanwhile."""
-        s = self._state
+        s = self.state
         record = s.claims.get(claim.claim_id)
         if record is None:
             raise claim_gone(claim)
@@ -404,7 +405,7 @@ class MemoryReplay:
 
     async def evaluation(self, number: int) -> EvaluationState | None:
         """Return how far an evaluation is; None when it was never requested."""
-        record = self._state.evaluations.get(number)
+        record = self.state.evaluations.get(number)
         if record is None:
             return None
         samples = tuple(sorted(record.samples, key=lambda sample: (sample.prompt, sample.sample)))
@@ -414,20 +415,20 @@ class MemoryReplay:
 
     async def totals(self) -> Totals:
         """Return the counters."""
-        return totals_of(self._state)
+        return totals_of(self.state)
 
     async def audit(self) -> Audit:
         """Count both sides of the conservation law at one moment."""
-        return audit_of(self._state)
+        return audit_of(self.state)
 
     async def queues(self) -> list[QueueStat]:
         """Return every ledger queue's depth, limit, oldest age and consumer."""
-        return queues_of(self._state, self._clock())
+        return queues_of(self.state, self.clock())
 
     async def peek(self, key: str) -> list[bytes]:
         """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
         chunk = parse_chunk(key)
-        record = None if chunk is None else self._state.chunks.get(chunk)
+        record = None if chunk is None else self.state.chunks.get(chunk)
         if record is None:
             return []
         return [record.blob, *(record.scores[field] for field in Field if field in record.scores)]
@@ -438,7 +439,8 @@ class MemoryReplay:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     @property
-    def _state(self) -> LedgerState:
+    def state(self) -> LedgerState:
+        """All that is kept, for ``pipeline.replay.memory_admin``."""
         if self._opened is None:
             raise LedgerError("the ledger was not opened; call open(spec) first")
         return self._opened
@@ -447,7 +449,7 @@ class MemoryReplay:
         newest = self._epoch_of(who.worker)
         if newest > who.epoch:
             raise Fenced(f"{who} is not the newest incarnation of {who.worker}: epoch {newest} exists; stop at once")
-        return self._state, self._clock()
+        return self.state, self.clock()
 
     def _touch(self, s: LedgerState, who: Incarnation, now: float) -> None:
         s.holders[str(who)] = now + s.spec.lease_s

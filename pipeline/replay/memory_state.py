@@ -45,6 +45,8 @@ class LedgerState:
         self.chunks: dict[ChunkId, ChunkRecord] = {}
         self.open: OrderedSet[TrajectoryId] = OrderedSet()
         self.parked: OrderedSet[TrajectoryId] = OrderedSet()
+        self.again: OrderedSet[int] = OrderedSet()
+        self.num_again = 0
         self.evaluation_open: OrderedSet[tuple[int, TrajectoryId]] = OrderedSet()
         self.running: OrderedSet[UnitName] = OrderedSet()
         self.running_age: dict[UnitName, int] = {}
@@ -107,8 +109,13 @@ class LedgerState:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every prompt is admitted."""
-        return self.spec.num_prompts is not None and self.admitted["groups"] >= self.spec.num_prompts
+        """Whether every prompt is admitted, and none waits to be admitted again."""
+        num_fresh = self.admitted["groups"] - self.num_again
+        return self.spec.num_prompts is not None and num_fresh >= self.spec.num_prompts and not len(self.again)
+
+    def prompt_of(self, trajectory: TrajectoryId) -> int:
+        """Return the place of a trajectory's prompt in its stream."""
+        return trajectory.group if trajectory.is_evaluation else self.groups[trajectory.group].prompt
 
     # -- holding -----------------------------------------------------------------------------------------------------
 

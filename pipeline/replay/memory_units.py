@@ -53,7 +53,11 @@ def _admit_group(s: LedgerState, now: float) -> Refusal | None:
     if why is not None:
         return why
     number = s.admitted["groups"]
-    s.groups[number] = GroupRecord(live=size)
+    again = s.again.first
+    s.groups[number] = GroupRecord(live=size, prompt=number - s.num_again if again is None else again)
+    if again is not None:
+        s.again.discard(again)
+        s.num_again += 1
     for trajectory in s.members(number):
         s.trajectories[trajectory] = TrajectoryRecord(since_s=now)
         s.open.add(trajectory)

@@ -76,6 +76,7 @@ def queues_of(s: LedgerState, now: float) -> list[QueueStat]:
         queue_stat("open", len(s.open), None, since(s.open.first)),
         queue_stat("parked", len(s.parked), None, since(s.parked.first)),
         queue_stat("leased", sum(map(len, s.held.values())), None, None),
+        queue_stat("again", len(s.again), None, None),
     ]
     for field in Field:
         if field is Field.REWARD or field in s.spec.fields:

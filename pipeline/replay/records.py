@@ -39,6 +39,8 @@ class GroupRecord(UnitRecord):
 
     live: int = 0
     """Members that are not settled."""
+    prompt: int = 0
+    """Place of its prompt in the stream."""
     finals: int = 0
     """Members whose final chunk is written."""
     accuracies: list[float] = field(default_factory=list[float])

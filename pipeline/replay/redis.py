@@ -122,10 +122,11 @@ class RedisReplay:
             Lease(
                 TrajectoryId.parse(name.decode()),
                 index,
+                prompt,
                 from_blob(last, TrajectoryChunk) if last else None,
                 _request_decoder.decode(request) if request else None,
             )
-            for name, index, last, request in reply[1:]
+            for name, index, prompt, last, request in reply[1:]
         )
         return LeaseGrant(leases, Refusal(reply[0].decode()) if reply[0] else None)
 
@@ -338,6 +339,10 @@ class RedisReplay:
         [stored] = await self._pipelined("peek", [("HMGET", keys.chunk(self._run, key), "blob", *Field)])
         return [blob for blob in stored if blob is not None]
 
+    async def ask(self, script: str, *args: object) -> Any:
+        """Run a script that needs no incarnation, for ``pipeline.replay.redis_admin``."""
+        return await self._call(script, None, *args)
+
     async def aclose(self) -> None:
         """Close the client. Repeated calls do nothing."""
         await self._client.aclose()
@@ -423,7 +428,7 @@ def _sample(name: bytes, text: bytes) -> EvaluationSample:
 
 
 def _dead_letter(packed: bytes) -> DeadLetter:
-    chunk, role, worker, error, attempts, at_s = msgspec.msgpack.decode(
-        packed, type=tuple[str, str, str, str, int, str]
+    chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(
+        packed, type=tuple[str, str, str, str, int, str, int]
     )
-    return DeadLetter(chunk, role, worker, error, attempts, float(at_s))
+    return DeadLetter(chunk, role, worker, error, attempts, float(at_s), prompt)

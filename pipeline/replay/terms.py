@@ -158,6 +158,9 @@ class Lease:
     trajectory: TrajectoryId
     next_index: int
     """Index of the chunk to write next."""
+    prompt: int
+    """Its prompt's place in the stream (in the evaluation lane, in the evaluation set). Not always the group's number: a dead
+    letter's prompt may be admitted again."""
     last_chunk: TrajectoryChunk | None
     """The newest chunk in the ledger, from which to go on; None when the trajectory has not begun."""
     evaluation: EvaluationRequest | None = None
@@ -320,6 +323,8 @@ class DeadLetter:
     """The last traceback."""
     num_attempts: int
     at_s: float
+    prompt: int
+    """Its prompt's place in the stream, by which it can be admitted again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,3 +344,4 @@ class Totals:
     num_tokens_trained: int
     is_closed: bool
     is_exhausted: bool
+    """Every prompt is admitted, and none waits to be admitted again."""

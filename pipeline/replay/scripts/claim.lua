@@ -30,9 +30,9 @@ local function refuse(wait)
 end
 
 if num_ready < needed then
-  local c = call('HMGET', COUNTERS, 'closed', 'groups:admitted')
-  local ended = c[1] or (S.num_prompts and integer(c[2]) >= S.num_prompts)
-  local moving = call('ZCARD', P .. 'running') > 0 or (not c[1] and call('ZCARD', P .. 'parked') > 0)
+  local closed = counter('closed') == 1
+  local ended = closed or is_exhausted()
+  local moving = call('ZCARD', P .. 'running') > 0 or (not closed and call('ZCARD', P .. 'parked') > 0)
   return refuse((ended and not moving) and 'starved' or 'not_enough')
 end
 if S.late == 'wait' and call('ZCOUNT', P .. 'running_age', edge, edge) > 0 then return refuse('late_work') end

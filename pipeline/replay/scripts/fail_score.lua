@@ -14,15 +14,15 @@ if attempts < S.max_attempts then
   call('ZADD', P .. 'due:' .. field, now, cid)
   return 0
 end
-call('LPUSH', P .. 'dead', cmsgpack.pack({ cid, field, WHO, ARGV[6], attempts, string.format('%.17g', now) }))
+local lane, group = parts(tid)
+local prompt = is_evaluation(tid) and group or prompt_of(group)
+call('LPUSH', P .. 'dead', cmsgpack.pack({ cid, field, WHO, ARGV[6], attempts, string.format('%.17g', now), prompt }))
 call('LTRIM', P .. 'dead', 0, 999)
 if is_evaluation(tid) then
-  local lane = parts(tid)
   call('HINCRBY', P .. 'evaluation:' .. string.sub(lane, 2), 'failed', 1)
   end_evaluation(tid, index)
   return 1
 end
-local _, group = parts(tid)
 if S.unit == 'group' then
   end_unit(string.format('%d', group), 'dead_letter')
 elseif S.unit == 'trajectory' then

@@ -1,10 +1,10 @@
 -- lease.lua: give an incarnation trajectories to extend: evaluation first, then what nobody holds, then new groups.
 --
--- Reads and writes  spec counters epochs holders held:* grant:<who> open parked evaluation_open evaluation:<n> groups group:<n>
---                   trajectory:* chunk:* running running_age
+-- Reads and writes  spec counters epochs holders held:* grant:<who> open parked again evaluation_open evaluation:<n> groups
+--                   group:<n> trajectory:* chunk:* running running_age
 -- ARGV[4]  how many at most        ARGV[5]  token of this request; a repeat of the last token gets the last answer again
 -- ARGV[6]  version that the caller samples with, '' for the published one; one that is behind is given evaluation only
--- Returns  { refusal or '', { trajectory, next index, last chunk or '', evaluation request or '' }, ... }
+-- Returns  { refusal or '', { trajectory, next index, prompt, last chunk or '', evaluation request or '' }, ... }
 
 local wanted, token = tonumber(ARGV[4]), ARGV[5]
 local is_behind = ARGV[6] ~= '' and tonumber(ARGV[6]) < counter('version')
@@ -16,11 +16,14 @@ local function row(tid)
   if next_index > 0 then
     blob = call('HGET', chunk_key(chunk_id(tid, next_index - 1)), 'blob') or call('HGET', key, 'last')
   end
+  local lane, group = parts(tid)
+  local prompt = group
   if is_evaluation(tid) then
-    local lane = parts(tid)
     request = call('HGET', P .. 'evaluation:' .. string.sub(lane, 2), 'request')
+  else
+    prompt = prompt_of(group)
   end
-  return { tid, next_index, blob, request }
+  return { tid, next_index, prompt, blob, request }
 end
 
 local last = call('HMGET', grant_key, 'token', 'trajectories', 'refusal')
@@ -52,10 +55,15 @@ end
 local function admit_group()
   local number = counter('groups:admitted')
   local why = refusal(S.group_size)
-  if why ~= 'closed' and S.num_prompts and number >= S.num_prompts then why = 'exhausted' end
+  if why ~= 'closed' and is_exhausted() then why = 'exhausted' end
   if why then return why end
   local name = string.format('%d', number)
-  call('HSET', group_key(name), 'live', S.group_size)
+  local again = call('ZRANGE', P .. 'again', 0, 0)[1]
+  call('HSET', group_key(name), 'live', S.group_size, 'prompt', again or number - counter('groups:again'))
+  if again then
+    call('ZREM', P .. 'again', again)
+    count('groups:again', 1)
+  end
   call('ZADD', P .. 'groups', number, name)
   if S.unit == 'group' then run_unit(name, number) end
   for member = 0, S.group_size - 1 do

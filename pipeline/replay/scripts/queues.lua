@@ -1,6 +1,6 @@
 -- queues.lua: measure every ledger queue.
 --
--- Reads    counters open parked holders held:* due:* ready claims finished finished_claims evaluation_open dead, and the
+-- Reads    counters open parked again holders held:* due:* ready claims finished finished_claims evaluation_open dead, and the
 --          first entry of each
 -- Returns  { name, depth, limit or -1, age of the oldest as text or '' } for each queue
 
@@ -20,7 +20,7 @@ for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do held = held + 
 
 local reply = {
   { 'credit', counter('used'), limit, '' }, trajectories('evaluation_open'), trajectories('open'), trajectories('parked'),
-  { 'leased', held, -1, '' },
+  { 'leased', held, -1, '' }, { 'again', call('ZCARD', P .. 'again'), -1, '' },
 }
 for _, field in ipairs(FIELDS) do
   if field == 'reward' or string.find(S.fields, field, 1, true) then

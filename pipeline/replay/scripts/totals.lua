@@ -17,5 +17,5 @@ local version, groups = integer(c[1]), integer(c[3])
 return {
   version, integer(c[2]), (S.eta + version + 1) * S.batch + S.surplus, call('ZCARD', P .. 'ready'),
   call('ZCARD', P .. 'running') * WEIGHT, groups, integer(c[4]), integer(c[5]), c[6] and 1 or 0,
-  (S.num_prompts and groups >= S.num_prompts) and 1 or 0, dropped,
+  is_exhausted() and 1 or 0, dropped,
 }

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 )
 
 from pipeline.replay import keys
+from pipeline.replay.admin import Wish
 from pipeline.replay.buffer import (
     Audit,
     Claim,
@@ -36,7 +37,9 @@ from pipeline.replay.buffer import (
     WriteStatus,
 )
 from pipeline.replay.memory import MemoryReplay
+from pipeline.replay.memory_admin import MemoryAdmin
 from pipeline.replay.redis import RedisReplay
+from pipeline.replay.redis_admin import RedisAdmin
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field
 from tests.pipeline.replay.builders import make_chunk, make_spec, reference, reward, value
@@ -61,6 +64,8 @@ class BothLedgers(RuleBasedStateMachine):
         self.run(self.client.flushall())
         self.memory = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
         self.redis = RedisReplay(self.client, "test", now=lambda: self.now)
+        self.run(self.client.hset(keys.epochs("test"), mapping=self.epochs))
+        self.admins = MemoryAdmin(self.memory, lambda worker: self.epochs.get(worker, 0)), RedisAdmin(self.redis)
         self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
         self.written: list = []
         self.claims: list[tuple[Claim, Claim]] = []
@@ -88,6 +93,11 @@ class BothLedgers(RuleBasedStateMachine):
         assert comparable(ours) == comparable(theirs), method
         return ours
 
+    def asked(self, method: str, *args):
+        ours, theirs = (self.run(getattr(admin, method)(*args)) for admin in self.admins)
+        assert repr(ours) == repr(theirs), method
+        return ours
+
     def who(self, worker: str) -> Incarnation:
         return Incarnation(Role.GENERATOR, worker, self.epochs[worker])
 
@@ -104,9 +114,20 @@ class BothLedgers(RuleBasedStateMachine):
         has_critic=st.sampled_from([True, True, False]),
         prompt_filter=st.booleans(),
         group_size=st.sampled_from([2, 3]),
+        has_dead_letter=st.booleans(),
     )
     def open(
-        self, eta, signal_filter, oversampling, fields, warm_up, has_critic, prompt_filter, group_size, **rest
+        self,
+        eta,
+        signal_filter,
+        oversampling,
+        fields,
+        warm_up,
+        has_critic,
+        prompt_filter,
+        group_size,
+        has_dead_letter,
+        **rest,
     ) -> None:
         if self.unit is Unit.GROUP:
             group_size = 2
@@ -129,6 +150,10 @@ class BothLedgers(RuleBasedStateMachine):
         )
         self.filters = spec.prompt_filter
         self.both("open", spec)
+        if has_dead_letter:
+            self.make_headway("generator-0", final=True, scored=False)
+            self.give_up()
+            self.retry_letters(None)
         self.warm_up(warm_up)
 
     def warm_up(self, steps) -> None:
@@ -299,8 +324,10 @@ class BothLedgers(RuleBasedStateMachine):
         version = max(0, self.version - behind)
         ours = self.run(self.memory.claim(self.learner, policy_version=version))
         theirs = self.run(self.redis.claim(self.learner, policy_version=version))
+        waits = self.asked("waits")
         if not isinstance(ours, Claim):
             assert ours == theirs
+            assert (waits.num_ready, waits.num_needed) == (ours.num_ready, ours.num_needed)
             return
         assert (ours.units, ours.policy_version) == (theirs.units, theirs.policy_version)
         self.claims.append((ours, theirs))
@@ -391,6 +418,34 @@ class BothLedgers(RuleBasedStateMachine):
         self.both("request_evaluation", self.learner, request)
         self.num_evaluations += 1
 
+    # -- a person --------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS), how=st.integers(0, 2))
+    def requeue(self, data, worker, how) -> None:
+        if how == 0:
+            self.asked("requeue", Wish(worker=worker))
+        elif how == 1:
+            self.asked("requeue", Wish(field=data.draw(st.sampled_from(Field))))
+        elif known := sorted({chunk.trajectory for _, chunk in self.written[-12:]}):
+            self.asked("requeue", Wish(trajectories=tuple(data.draw(st.lists(st.sampled_from(known), unique=True)))))
+
+    @rule()
+    def give_up(self) -> None:
+        """Fail on the first chunk that lacks a field as often as allowed."""
+        for field in Field:
+            for chunk in sorted(self.memory.state.due[field])[:1]:
+                for _ in range(2):
+                    self.both("fail_score", SCORER, chunk, field, "boom")
+
+    @rule(data=st.data())
+    def retry(self, data) -> None:
+        letters = [letter.chunk for letter in self.run(self.memory.dead_letters())]
+        some = st.lists(st.sampled_from(letters), max_size=2).map(tuple) if letters else st.just(())
+        self.retry_letters(data.draw(st.none() | some))
+
+    def retry_letters(self, chosen) -> None:
+        reached["retried"] += len(self.asked("retry", chosen).prompts)
+
     # -- at every step ---------------------------------------------------------------------------------------------
 
     @invariant()
@@ -408,7 +463,7 @@ class BothLedgers(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_kept_for_the_critic_that_it_can_never_claim(self) -> None:
-        state = self.memory._state
+        state = self.memory.state
         lane = state.finished
         claimed = {name for names in lane.claims.values() for name in names}
         incomplete = set(lane.records) - set(lane.waiting) - claimed
@@ -452,5 +507,6 @@ def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_ste
     assert reached["claimed"] >= EXAMPLES // 4
     assert reached["settled"] >= EXAMPLES // 10
     assert reached["learned"] >= EXAMPLES // 10
+    assert reached["retried"] >= EXAMPLES // 10
     if unit is Unit.CHUNK:
         assert reached["filtered"] >= EXAMPLES // 10

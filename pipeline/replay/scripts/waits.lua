@@ -1,0 +1,82 @@
+-- waits.lua: what the next update waits for: units that have credit and are not ready, with what they lack and who has them.
+--
+-- Reads    spec counters running running_age ready parked claims claim:* holders held:* due:* group:* trajectory:* chunk:*
+-- ARGV[4]  how many units at most
+-- Returns  { { unit, group size, eta, late, version, needed, ready, running, parked, claimed, evaluation open, evaluation
+--              unscored, value training },
+--            { { unit, oldest version or '', complete trajectories,
+--                { { trajectory, place, holder or '', chunks, tokens, since, { { field, chunks, first chunk, age, overdue,
+--                    failures }, ... } }, ... } }, ... },
+--            { { holder, trajectories, of them evaluation, seconds left }, ... } }
+
+local function text(number) return string.format('%.17g', number) end
+
+local function lacks_of(tid, first, last)
+  local rows = {}
+  for _, field in ipairs(FIELDS) do
+    local row
+    for index = first, last do
+      local cid = chunk_id(tid, index)
+      local due = call('ZSCORE', P .. 'due:' .. field, cid)
+      if due and row then
+        row[2] = row[2] + 1
+      elseif due then
+        local c = call('HMGET', chunk_key(cid), 'written_s', 'attempts:' .. field)
+        row = { field, 1, cid, text(now - tonumber(c[1])), text(now - tonumber(due)), integer(c[2]) }
+      end
+    end
+    if row then rows[#rows + 1] = row end
+  end
+  return rows
+end
+
+-- Return a trajectory that its unit waits for; nil when it is complete. `only`: its chunk that is the unit.
+local function trajectory_row(tid, only)
+  local t = call('HMGET', trajectory_key(tid), 'next', 'final', 'holder', 'tokens', 'since')
+  local next_index = tonumber(t[1])
+  local is_sampled = t[2] or (only and only < next_index)
+  local lacks = lacks_of(tid, only or 0, only or next_index - 1)
+  if is_sampled and #lacks == 0 then return nil end
+  local place = (is_sampled and 'finished') or (t[3] and 'leased') or 'open'
+  return { tid, place, t[3] or '', next_index, integer(t[4]), text(now - tonumber(t[5])), lacks }
+end
+
+local function unit_row(name)
+  local rows, complete = {}, 0
+  local function add(tid, only)
+    local row = trajectory_row(tid, only)
+    if row then rows[#rows + 1] = row else complete = complete + 1 end
+  end
+  if S.unit == 'group' then
+    for member = 0, S.group_size - 1 do add('t.' .. name .. '.' .. string.format('%d', member)) end
+  elseif S.unit == 'trajectory' then
+    add(name)
+  else
+    add(chunk_parts(name))
+  end
+  return { name, call('ZSCORE', P .. 'running_age', name) or '', complete, rows }
+end
+
+local needed, ready = S.batch / WEIGHT, call('ZCARD', P .. 'ready')
+local index = (ready >= needed and S.late == 'wait') and 'running_age' or 'running'
+local units = {}
+for _, name in ipairs(call('ZRANGE', P .. index, 0, tonumber(ARGV[4]) - 1)) do units[#units + 1] = unit_row(name) end
+
+local holders = {}
+for _, who in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
+  local held, evaluation = call('SMEMBERS', P .. 'held:' .. who), 0
+  for _, tid in ipairs(held) do if is_evaluation(tid) then evaluation = evaluation + 1 end end
+  if #held > 0 then
+    holders[#holders + 1] = { who, #held, evaluation, text(tonumber(call('ZSCORE', P .. 'holders', who)) - now) }
+  end
+end
+
+local claimed, unscored = 0, 0
+for _, id in ipairs(call('HKEYS', P .. 'claims')) do claimed = claimed + call('ZCARD', P .. 'claim:' .. id) end
+for _, cid in ipairs(call('ZRANGE', P .. 'due:reward', 0, -1)) do if is_evaluation(cid) then unscored = unscored + 1 end end
+
+return {
+  { S.unit, S.group_size, S.eta, S.late, counter('version'), needed, ready, call('ZCARD', P .. 'running'),
+    call('ZCARD', P .. 'parked'), claimed, call('ZCARD', P .. 'evaluation_open'), unscored, S.value_training and 1 or 0 },
+  units, holders,
+}
