@@ -108,9 +108,9 @@ def write_response(counter: Sequence[int]) -> str:
     return f"{steps}={counter[-1]}"
 
 
-def draw_num_terms(rng: random.Random, min_terms: int) -> int:
+def draw_num_terms(rng: random.Random, min_terms: int, tail_exponent: float = TAIL_EXPONENT) -> int:
     """Draw a chain's length from the Pareto law that begins at ``min_terms``, cut at MAX_TERMS."""
-    return min(MAX_TERMS, int(min_terms * (1.0 - rng.random()) ** (-1.0 / TAIL_EXPONENT)))
+    return min(MAX_TERMS, int(min_terms * (1.0 - rng.random()) ** (-1.0 / tail_exponent)))
 
 
 def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
@@ -122,8 +122,8 @@ def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
             return problem
 
 
-def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Problem]:
-    """Yield ``num_prompts`` different problems of one side.
+def generate(split: Split, num_prompts: int, seed: int, *, tail_exponent: float = TAIL_EXPONENT) -> Iterator[Problem]:
+    """Yield ``num_prompts`` different problems of one side. A smaller exponent makes long chains, the harder ones, frequent.
 
     Raises:
         ValueError: more prompts were asked for than the side has of the short lengths.
@@ -131,7 +131,7 @@ def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Problem]:
     rng = random.Random(f"{split}:{seed}")
     seen: set[Problem] = set()
     for _ in range(num_prompts):
-        num_terms = draw_num_terms(rng, MIN_TERMS)
+        num_terms = draw_num_terms(rng, MIN_TERMS, tail_exponent)
         for _ in range(_MAX_REDRAWS):
             problem = draw(rng, split, num_terms)
             if problem not in seen:
@@ -145,11 +145,11 @@ def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Problem]:
         yield problem
 
 
-def write_file(path: Path, split: Split, num_prompts: int, seed: int) -> None:
+def write_file(path: Path, split: Split, num_prompts: int, seed: int, *, tail_exponent: float = TAIL_EXPONENT) -> None:
     """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and num_borrows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for problem in generate(split, num_prompts, seed):
+        for problem in generate(split, num_prompts, seed, tail_exponent=tail_exponent):
             row = {
                 "prompt": problem.prompt,
                 "answer": problem.answer,
@@ -171,11 +171,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--train", type=int, default=4096, help="training prompts (default: %(default)s)")
     parser.add_argument("--heldout", type=int, default=256, help="held-out prompts (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of both files (default: %(default)s)")
+    parser.add_argument(
+        "--tail-exponent",
+        type=float,
+        default=TAIL_EXPONENT,
+        help="of the Pareto law of lengths; smaller is heavier and harder (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
+    if options.tail_exponent <= 0.0:
+        parser.error(f"--tail-exponent is {options.tail_exponent:g}; the law needs one above 0")
     for split, num_prompts in ((Split.TRAIN, options.train), (Split.HELD_OUT, options.heldout)):
         path = options.out / f"{split}.jsonl"
         try:
-            write_file(path, split, num_prompts, options.seed)
+            write_file(path, split, num_prompts, options.seed, tail_exponent=options.tail_exponent)
         except ValueError as error:
             parser.error(str(error))
         print(f"{path}: {num_prompts} prompts")

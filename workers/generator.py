@@ -8,8 +8,8 @@ Two loops share the process. The *decode* loop leases, feeds the engine and take
 the compute thread. The *writers* carry finished windows to the ledger and the wire while the engine goes on, and hand back
 those that may be extended. Between them are two bounded queues.
 
-Counters in the heartbeat: ``sampled_tokens``, ``prefill_tokens``, ``decode_steps``, ``live``, ``chunks``, ``duplicates``,
-``undelivered`` (left to the ledger's overdue index), ``weight_swaps``.
+Counters in the heartbeat: ``sampled_tokens``, ``prefill_tokens``, ``decode_steps``, ``decode_s`` (seconds in the engine),
+``live``, ``chunks``, ``duplicates``, ``undelivered`` (left to the ledger's overdue index), ``weight_swaps``.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Generator(Actor):
         self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
         self._store_trouble = ""
+        self._decode_s = 0.0
         self._next_weights_look = 0.0
         self._next_renewal = 0.0
         self._outboxes = [Outbox(self.ctx, Role.REWARD)]
@@ -107,7 +108,10 @@ class Generator(Actor):
                 await self.ctx.clock.sleep(_IDLE_S)
                 continue
             self.ctx.waiting_for(WaitingFor.COMPUTE)
-            for window in await self.ctx.compute(self._engine.advance, self.ctx.config.generation.steps_per_turn):
+            started = time.perf_counter()
+            windows = await self.ctx.compute(self._engine.advance, self.ctx.config.generation.steps_per_turn)
+            self._decode_s += time.perf_counter() - started
+            for window in windows:
                 await self._pass_on(window)
             self._count()
             self.ctx.progress()
@@ -208,6 +212,7 @@ class Generator(Actor):
             prefill_tokens=stats.num_prefill_tokens,
             decode_steps=stats.num_decode_steps,
             live=stats.num_live,
+            decode_s=self._decode_s,
         )
 
     # -- weights -------------------------------------------------------------------------------------------------------

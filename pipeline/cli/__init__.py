@@ -26,6 +26,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "score": ("pipeline.rewards.cli", "Score a file of responses offline, to check a verifier before training."),
     "report": ("pipeline.cli.look", "Write the page of a run again, from its history and its ledger."),
     "config": ("pipeline.cli.config", "Check or show the configuration that files and --set make."),
+    "bench": ("pipeline.cli.bench", "Compare things in one run, on this machine."),
 }
 
 _EPILOG = """\b

@@ -197,7 +197,7 @@ class GenerationSection(Section):
 class EmulationSection(Section):
     """Engines that compute nothing and take the time that they are told (sleeping, so that dozens fit on a core): for drills
     and benchmarks of the pipeline, never for training. Chosen by generation.engine and by the backend of learner, reference
-    and value.
+    and value. With engine = local, decode_base_s and decode_slot_s hold the real engine back to the pace of an emulated device.
 
     Responses are drawn beforehand by (run.seed, trajectory): random tokens, and a length by the law below, cut at
     generation.max_response_tokens. No torch is loaded. Tokenizer and positions are those of model.path.
@@ -258,6 +258,10 @@ class ValueSection(Section):
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     clip_low: float = Field(default=0.5, gt=0.0, description="Value may fall by this from the stored one. T-PPO: 0.5.")
     clip_high: float = Field(default=0.6, gt=0.0, description="Value may rise by this from the stored one. T-PPO: 0.6.")
+    gae_lambda: Fraction = Field(
+        default=1.0,
+        description="Of the critic's targets. 1: Monte-Carlo (VAPO, T-PPO); 0.95: coupled, as in plain PPO.",
+    )
     batch_trajectories: Positive = Field(default=512, description="Finished trajectories of one value step.")
     micro_batch_tokens: Positive = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"

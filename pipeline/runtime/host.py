@@ -143,7 +143,8 @@ class Host:
         finally:
             # From here on nothing is left to stop: a request that comes now must not turn a good end into a death by signal.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name)
+        counters = dict(self._context.counters) if self._context else {}
+        self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name, counters=counters)
         return self._lifecycle.code
 
     # -- life ----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,13 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
     """Make the run's generation engine on the start model; it serves from its first published weights on."""
-    return build_engine(config, config.model.path)
+    engine = build_engine(config, config.model.path)
+    pace = config.emulation
+    if config.generation.engine != "emulated" and (pace.decode_base_s or pace.decode_slot_s):
+        from workers.engines.paced import PacedEngine
+
+        return PacedEngine(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
+    return engine
 
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:

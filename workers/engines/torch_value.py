@@ -3,7 +3,7 @@
 *Consumes* token sequences to value, and finished responses to learn from. *Produces* values of the states before each response
 token, optimiser steps and checkpoints. *Waits for* nothing.
 
-    G_t = gamma^(T - t) R                                              Monte-Carlo targets, lambda_critic = 1
+    G_t = gamma^(T - t) R                                              Monte-Carlo targets (lambda_critic = 1, the default)
     loss = 1/n sum_i 1/T_i sum_t max((V - G)^2, (clip(V, V_old - c_low, V_old + c_high) - G)^2) / 2
 
 over the n finished responses of the whole batch (VAPO and T-PPO; T-PPO's port divides by unfinished rows too, which makes the
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.value_loss import clipped_value_loss
-from pipeline.algorithms.value_targets import explained_variance, monte_carlo_targets
+from pipeline.algorithms.value_targets import explained_variance, lambda_targets, monte_carlo_targets
 from pipeline.batching import plan_micro_batches
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
@@ -47,6 +47,8 @@ class ValueSettings:
     """Prompt and response tokens of one forward; a longer sequence is a forward of its own."""
     gamma: float = 1.0
     """Discount a token."""
+    gae_lambda: float = 1.0
+    """Of the targets; 1 is Monte-Carlo."""
     clip_low: float = 0.5
     """A value counts as fallen by at most this from the stored one. T-PPO: 0.5."""
     clip_high: float = 0.6
@@ -125,10 +127,10 @@ class TorchValue:
         return ValueStepResult(
             applied=step.applied,
             loss=totals.loss,
-            explained_variance=explained_variance(totals.values, totals.targets, totals.weights),
+            explained_variance=explained_variance(totals.values, totals.returns, totals.weights),
             clip_fraction=totals.clip_fraction,
             value_mean=float(totals.weights @ totals.values),
-            target_mean=float(totals.weights @ totals.targets),
+            target_mean=float(totals.weights @ totals.returns),
             grad_norm=step.grad_norm,
             learning_rate=step.learning_rate,
             num_tokens=sum(int(sample.tokens.size) for sample in samples),
@@ -162,7 +164,10 @@ class TorchValue:
         """Add the gradient of the whole batch's loss to the parameters' ``grad``."""
         settings = self._settings
         lengths = [sample.response_length for sample in samples]
-        targets = [monte_carlo_targets(s.reward, s.response_length, gamma=settings.gamma) for s in samples]
+        returns = [monte_carlo_targets(s.reward, s.response_length, gamma=settings.gamma) for s in samples]
+        targets = [
+            lambda_targets(s.reward, s.old_values, gamma=settings.gamma, lam=settings.gae_lambda) for s in samples
+        ]
         values: list[np.ndarray] = [np.empty(0)] * len(samples)
         loss = torch.zeros((), dtype=torch.float64, device=self._model.device)
         clipped = torch.zeros_like(loss)
@@ -192,7 +197,7 @@ class TorchValue:
             loss=float(loss),
             clip_fraction=float(clipped),
             values=np.concatenate(values),
-            targets=np.concatenate(targets),
+            returns=np.concatenate(returns),
             weights=np.concatenate([_token_weights(length, len(samples)) for length in lengths]),
         )
 
@@ -228,8 +233,8 @@ class _Totals:
     clip_fraction: float
     values: np.ndarray
     """float64 [T]"""
-    targets: np.ndarray
-    """float64 [T]"""
+    returns: np.ndarray
+    """float64 [T]: Monte-Carlo, whatever the targets of the loss are"""
     weights: np.ndarray
     """float64 [T]; they sum to 1."""
 
@@ -250,6 +255,7 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
         ValueSettings(
             micro_batch_tokens=value.micro_batch_tokens,
             gamma=config.algorithm.gamma,
+            gae_lambda=value.gae_lambda,
             clip_low=value.clip_low,
             clip_high=value.clip_high,
             autocast=torch.bfloat16 if value.dtype == "bfloat16" else None,

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.algorithms.advantage import reward_to_go
-from pipeline.algorithms.value_targets import explained_variance, monte_carlo_targets
+from pipeline.algorithms.gae import gae
+from pipeline.algorithms.value_targets import explained_variance, lambda_targets, monte_carlo_targets
 
 NUMBERS = st.floats(-5.0, 5.0)
 
@@ -45,3 +46,25 @@ def test_a_token_of_twice_the_weight_counts_as_two() -> None:
     values, targets = np.array([0.1, 0.9, 0.4]), np.array([0.0, 1.0, 1.0])
     doubled = explained_variance(values[[0, 1, 1, 2]], targets[[0, 1, 1, 2]], np.ones(4))
     assert explained_variance(values, targets, np.array([1.0, 2.0, 1.0])) == pytest.approx(doubled)
+
+
+@given(
+    reward=NUMBERS,
+    values=st.lists(NUMBERS, min_size=1, max_size=30),
+    gamma=st.floats(0.0, 1.0),
+    lam=st.floats(0.0, 1.0),
+)
+def test_lambda_targets_are_advantage_plus_value(reward: float, values: list[float], gamma: float, lam: float) -> None:
+    given_values = np.array(values)
+    rewards = np.zeros((1, len(values)))
+    rewards[0, -1] = reward
+    mask = np.ones((1, len(values)), dtype=bool)
+    advantages = gae(rewards, given_values[None], mask, gamma=gamma, lam=lam)[0]
+    got = lambda_targets(reward, given_values, gamma=gamma, lam=lam)
+    np.testing.assert_allclose(got, advantages + given_values, rtol=1e-9, atol=1e-9)
+
+
+def test_at_lambda_one_a_bad_critic_cannot_spoil_its_own_targets() -> None:
+    bad = np.array([100.0, -100.0, 7.0])
+    np.testing.assert_array_equal(lambda_targets(1.0, bad, gamma=1.0, lam=1.0), np.ones(3))
+    assert lambda_targets(1.0, bad, gamma=1.0, lam=0.5)[0] < 0.0

@@ -1,0 +1,73 @@
+"""Train the variants of a table and write its page.
+
+    python -m ops.bench.ablation dapo-ladder --seeds 5
+
+*Consumes* nothing but this project. *Produces* ``ops/results/<table>.md`` and ``.json``, and below ``--work`` every run. *Waits
+for* the runs, one after another: seed by seed, variants in turn, so that a machine that changes does so for all of them. An
+outcome that is already below ``--work`` is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ops import demo_task
+from ops.bench.ablation.page import as_json, as_markdown
+from ops.bench.ablation.runs import carry_out, outcome_path, outcomes
+from ops.bench.ablation.tables import TABLES, Table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one table."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench ablation",
+        description="Repeat a table of the papers in small, with real fleets on this machine.",
+        epilog="example: headrace bench ablation tppo-vs-ppo --seeds 5",
+    )
+    parser.add_argument("table", choices=sorted(TABLES))
+    parser.add_argument("--seeds", type=int, default=5, help="of headline rows: 0, 1 ... (default: %(default)s)")
+    parser.add_argument("--other-seeds", type=int, default=3, help="of other rows (default: %(default)s)")
+    parser.add_argument("--held-out", type=int, default=512, help="prompts examined (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=Path("bench-results/ablation"), help="runs (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("ops/results"), help="pages (default: %(default)s)")
+    parser.add_argument("--only", help="rows whose name holds this text")
+    options = parser.parse_args(arguments)
+    table = TABLES[options.table]
+    folder = options.work / table.name
+    data = _prepare_data(table, folder, options.held_out)
+    for seed in range(max(options.seeds, options.other_seeds)):
+        for variant in table.variants:
+            if options.only and options.only not in variant.name:
+                continue
+            if seed >= (options.seeds if variant.is_headline else options.other_seeds):
+                continue
+            if outcome_path(folder, variant, seed).exists():
+                continue
+            outcome = carry_out(variant, seed, folder, data, num_held_out=options.held_out)
+            print(
+                f"{variant.name}, seed {seed}: {100 * outcome.curve[0].accuracy:.1f} -> "
+                f"{100 * outcome.final_accuracy():.1f} %, {outcome.train_s:.0f} s",
+                flush=True,
+            )
+    made = list(outcomes(folder, table.variants, max(options.seeds, options.other_seeds)))
+    command = f"headrace bench ablation {table.name} --seeds {options.seeds} --other-seeds {options.other_seeds}"
+    options.out.mkdir(parents=True, exist_ok=True)
+    page = as_markdown(table, made, command)
+    (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")
+    results = json.dumps(as_json(table, made, command), indent=1)
+    (options.work / f"{table.name}.json").write_text(results + "\n", encoding="utf-8")
+    print(page)
+
+
+def _prepare_data(table: Table, folder: Path, num_held_out: int) -> Path:
+    data = (folder / "data").resolve()
+    for split, count in ((demo_task.Split.TRAIN, 16_384), (demo_task.Split.HELD_OUT, num_held_out)):
+        demo_task.write_file(data / f"{split}.jsonl", split, count, 0, tail_exponent=table.tail_exponent)
+    return data
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""A comparison as a page: what was compared, with which command and seeds, means, intervals, and every single figure.
+
+*Consumes* a table and its outcomes. *Produces* Markdown for people and JSON for programs. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ops.bench.ablation.summary import Figures, figures
+
+if TYPE_CHECKING:
+    from ops.bench.ablation.runs import Outcome
+    from ops.bench.ablation.tables import Table
+
+_PER_UPDATE = (
+    "Per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators over the whole run, "
+    "the critic's first phase included, divided by the updates."
+)
+_LIBRARIES = ("torch", "transformers", "redis", "pyzmq")
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    import os
+
+    return {
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+    }
+
+
+def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str, Any]:
+    """Return everything that the page tells, and every curve."""
+    return {
+        "table": table.name,
+        "command": command,
+        "machine": machine(),
+        "outcomes": [asdict(outcome) | {"mean_live": outcome.mean_live} for outcome in outcomes],
+    }
+
+
+def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str) -> str:
+    """Write the page."""
+    on = ", ".join(f"{name} {value}" for name, value in machine().items())
+    parts = [f"# {table.title}", table.about, f"    {command}", f"On {on}.", _accuracies(table, outcomes)]
+    if table.is_timed:
+        parts += [_race(table, outcomes), _phases(table, outcomes)]
+    else:
+        parts.append(_updates(table, outcomes))
+    parts.append(_differences(table))
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(table: Table, outcomes: Sequence[Outcome]) -> list[tuple[str, str, list[Outcome]]]:
+    found = [(v.name, v.paper, [o for o in outcomes if o.variant == v.name]) for v in table.variants]
+    return [row for row in found if row[2]]
+
+
+def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        "Held-out accuracy in per cent, greedy: of the last five versions, mean over seeds with the 95 % interval of the mean.",
+        "",
+        "| | seeds | accuracy | best version | entropy at the end | single seeds | paper |",
+        "|---|---:|---:|---:|---:|---|---|",
+    ]
+    for name, paper, of in _rows(table, outcomes):
+        end = figures([100 * o.final_accuracy() for o in of])
+        best = figures([100 * max(p.accuracy for p in o.curve) for o in of])
+        entropy = figures([o.entropy_last for o in of])
+        single = ", ".join(f"{value:.1f}" for value in end.values)
+        lines.append(
+            f"| {name} | {len(of)} | {_interval(end)} | {best.mean:.1f} | {entropy.mean:.3f} | {single} | {paper} |"
+        )
+    return "\n".join(lines)
+
+
+def _updates(table: Table, outcomes: Sequence[Outcome]) -> str:
+    """Tell after how many updates each variant reached each target."""
+    lines = [
+        "Updates until the mean of three versions in a row reaches an accuracy; medians over seeds.",
+        "",
+        "| | " + " | ".join(f"{100 * target:.0f} %" for target in table.targets) + " |",
+        "|---|" + "---:|" * len(table.targets),
+    ]
+    for name, _, of in _rows(table, outcomes):
+        points = [[p for o in of if (p := o.reached(target)) is not None] for target in table.targets]
+        cells = [
+            f"{median(p.update for p in found):.0f}" if len(found) == len(of) else f"{len(found)} of {len(of)} reach it"
+            for found in points
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _race(table: Table, outcomes: Sequence[Outcome]) -> str:
+    """Tell how soon each variant reached each target, and the ratio of the first two rows, seed by seed."""
+    rows = _rows(table, outcomes)
+    lines = [
+        "Seconds until the mean of three versions in a row reaches an accuracy, and updates by then; medians over seeds.",
+        "",
+        "| | " + " | ".join(f"{100 * target:.0f} %" for target in table.targets) + " |",
+        "|---|" + "---:|" * len(table.targets),
+    ]
+    for name, _, of in rows:
+        cells = [_reached(of, target) for target in table.targets]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    (_, _, slow), (_, _, fast) = rows[:2]
+    cells = [_speed_up(slow, fast, target) for target in table.targets]
+    lines.append("| **times sooner** (median; each seed) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _reached(of: Sequence[Outcome], target: float) -> str:
+    points = [point for o in of if (point := o.reached(target)) is not None]
+    if len(points) < len(of):
+        return f"{len(points)} of {len(of)} reach it"
+    return f"{median(p.at_s for p in points):.1f} s ({median(p.update for p in points):.0f})"
+
+
+def _speed_up(slow: Sequence[Outcome], fast: Sequence[Outcome], target: float) -> str:
+    by_seed = {o.seed: point.at_s for o in fast if (point := o.reached(target)) is not None}
+    ratios = [
+        point.at_s / by_seed[o.seed] for o in slow if (point := o.reached(target)) is not None and o.seed in by_seed
+    ]
+    if not ratios:
+        return "–"
+    return f"**{median(ratios):.2f}** ({', '.join(f'{ratio:.2f}' for ratio in ratios)})"
+
+
+def _phases(table: Table, outcomes: Sequence[Outcome]) -> str:
+    columns: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
+        ("s an update", lambda o: o.train_s / len(o.curve)),
+        ("learner waits", lambda o: o.phases_s["wait"] / len(o.curve)),
+        ("learner steps", lambda o: (o.phases_s["step"] + o.phases_s["logprob"]) / len(o.curve)),
+        ("decode steps", lambda o: o.decode_steps / len(o.curve)),
+        ("mean live batch", lambda o: o.mean_live),
+        ("prefill tokens", lambda o: o.prefill_tokens / len(o.curve)),
+        ("sampled tokens", lambda o: o.sampled_tokens / len(o.curve)),
+        ("trained tokens", lambda o: o.trained_tokens / len(o.curve)),
+        ("staleness", lambda o: o.staleness_mean),
+    )
+    lines = [
+        _PER_UPDATE,
+        "",
+        "| | " + " | ".join(name for name, _ in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for name, _, of in _rows(table, outcomes):
+        values = [median(figure(o) for o in of) for _, figure in columns]
+        lines.append(f"| {name} | " + " | ".join(_number(value) for value in values) + " |")
+    return "\n".join(lines)
+
+
+def _differences(table: Table) -> str:
+    """List what each row overrides, so that it can be repeated by hand."""
+    lines = ["Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"]
+    for variant in table.variants:
+        settings = dict(text.split("=", 1) for text in variant.overrides)  # of a key set twice, the last counts
+        overrides = " ".join(f"`{key}={value}`" for key, value in settings.items())
+        lines += ["", f"- **{variant.name}**: `{variant.config}`, {overrides}"]
+    return "\n".join(lines)
+
+
+def _interval(of: Figures) -> str:
+    half = of.half_width
+    return f"{of.mean:.1f}" if half is None else f"{of.mean:.1f} ± {half:.1f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"

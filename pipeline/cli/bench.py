@@ -1,0 +1,53 @@
+"""``headrace bench``: comparisons measured on this machine, each a module of ``ops.bench``.
+
+*Consumes* a name and the comparison's own arguments. *Produces* what that module prints and writes. *Waits for* it. Benchmarks
+come with the source tree, which also holds the configurations that they vary; an installed package alone has none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import click
+
+from protocol.errors import ConfigError
+
+_NAMES = {
+    "ablation": "The papers' tables in small: variants trained for real and compared.",
+    "codec": "A chunk to bytes and back, against the same chunk with plain lists.",
+    "engine": "The local engine against generate of transformers.",
+    "fleet_memory": "Resident memory of the demo's fleet.",
+    "learner": "The learner's packed step against a padded one.",
+    "startup": "The command line's start, against that of Python.",
+}
+
+_EPILOG = (
+    "\b\nComparisons:\n"
+    + "\n".join(f"  {name:<14}{summary}" for name, summary in _NAMES.items())
+    + ("\n\n\b\nExamples:\n  headrace bench engine --json bench-results/engine.json\n  headrace bench ablation --help")
+)
+
+
+@click.command(
+    epilog=_EPILOG,
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["-h"], "allow_interspersed_args": False},
+)
+@click.argument("name", required=False, type=click.Choice(list(_NAMES)), metavar="NAME")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def bench(ctx: click.Context, name: str | None, arguments: tuple[str, ...]) -> int:
+    """Compare things in one run, on this machine."""
+    if name is None:
+        click.echo(ctx.get_help())
+        return 0
+    module = f"ops.bench.{name}"
+    sys.path.insert(0, "")  # as python -m does: the source tree is the present folder
+    try:
+        is_there = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise ConfigError("benchmarks come with the source tree; call headrace bench in its top folder")
+    return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode

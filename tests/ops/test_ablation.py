@@ -1,0 +1,84 @@
+"""The tables of the ablation bench hold valid configurations, and its pages say what the outcomes say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ops.bench.ablation.page import as_markdown
+from ops.bench.ablation.runs import Outcome, Point, outcome_path, read_outcome
+from ops.bench.ablation.summary import figures
+from ops.bench.ablation.tables import TABLES, Table, Variant
+from pipeline.config.load import load_config
+from protocol.errors import DataError
+
+ROOT = Path(__file__).parents[2]
+VARIANTS = [(table, variant) for table in TABLES.values() for variant in table.variants]
+
+
+def outcome(variant: str, seed: int, accuracies: list[float], seconds: float) -> Outcome:
+    points = tuple(Point(n, n * seconds, accuracy) for n, accuracy in enumerate(accuracies, start=1))
+    return Outcome(
+        variant=variant,
+        seed=seed,
+        overrides=(),
+        curve=points,
+        train_s=len(points) * seconds,
+        phases_s={"wait": 1.0, "logprob": 0.0, "step": 1.0, "publish": 0.0, "decode": 2.0},
+        decode_steps=10,
+        sampled_tokens=400,
+        prefill_tokens=50,
+        trained_tokens=300,
+        staleness_mean=1.0,
+        entropy_last=0.2,
+    )
+
+
+@pytest.mark.parametrize(("table", "variant"), VARIANTS, ids=[f"{t.name}: {v.name}" for t, v in VARIANTS])
+def test_every_row_is_a_configuration_that_differs_from_the_other_rows(table: Table, variant: Variant) -> None:
+    config = load_config([ROOT / variant.config], variant.overrides)
+    others = [load_config([ROOT / v.config], v.overrides) for v in table.variants if v is not variant]
+    assert all(config != other for other in others)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=str)
+def test_rows_of_a_table_share_batch_and_task(table: Table) -> None:
+    configs = [load_config([ROOT / v.config], v.overrides) for v in table.variants]
+    assert len({c.algorithm.groups_per_update * c.algorithm.group_size for c in configs}) == 1
+    assert len({c.generation.max_response_tokens for c in configs}) == 1
+    assert len({(c.learner.learning_rate, c.generation.num_slots) for c in configs}) == 1
+
+
+def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average() -> None:
+    lucky = outcome("a", 0, [0.5, 0.95, 0.5, 0.8, 0.8, 0.8], 2.0)
+    assert lucky.reached(0.8) == Point(6, 12.0, 0.8)
+    assert lucky.reached(0.65) == Point(3, 6.0, 0.5)
+    assert lucky.reached(0.9) is None
+
+
+def test_the_page_tells_the_ratio_of_the_same_seed() -> None:
+    table = TABLES["tppo-vs-ppo"]
+    slow, fast = (variant.name for variant in table.variants)
+    rising = [0.5, 0.7, 0.9, 0.9, 0.9]
+    made = [outcome(slow, 0, rising, 6.0), outcome(fast, 0, rising, 2.0), outcome(slow, 1, rising, 8.0)]
+    page = as_markdown(table, [*made, outcome(fast, 1, rising, 2.0)], "the command")
+    assert "**3.50** (3.00, 4.00)" in page
+    assert "1 of 2 reach it" in as_markdown(table, [*made, outcome(fast, 1, [0.1] * 5, 2.0)], "the command")
+    assert "the command" in page
+
+
+def test_the_interval_is_students() -> None:
+    assert figures([1.0, 2.0, 3.0]).half_width == pytest.approx(2.484, abs=1e-3)
+    assert figures([1.0]).half_width is None
+    with pytest.raises(ValueError, match="no outcome"):
+        figures([])
+
+
+def test_an_outcome_that_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    path = outcome_path(tmp_path, replace(TABLES["dapo-ladder"].variants[1], name="+ Over-long"), 3)
+    assert path.name == "over-long.seed-3.json"
+    path.write_text('{"variant": 1}')
+    with pytest.raises(DataError, match="over-long"):
+        read_outcome(path)
