@@ -59,7 +59,7 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
             lengths=LengthLaw("constant", median_tokens=6.0, tail=1.0),
             tokens=TokenLaw.of(32, {1}),
             vocabulary=32,
-            positions=64,
+            positions=4096,
             num_weights=8,
         )
         engine.load_weights({TENSOR: make_tensor("00", 8)}, 0)
