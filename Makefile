@@ -4,12 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
 ALGO   ?= demo
+RUNS   ?= 20
+JOBS   ?= 2
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 
 # One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check format bench fuzz clean
+.PHONY: help demo test check format drill bench clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -45,18 +47,15 @@ format: $(VENV)/.dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+drill: $(VENV)/.dev ## fault drills: kill, freeze, cut and corrupt real fleets, and check what must hold (SEED=0; RUNS=20, JOBS=2)
+	$(BIN)/python -m ops.fault_drill --seed $(SEED) --runs $(RUNS) --jobs $(JOBS)
+
 bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and spread
 	$(BIN)/python -m ops.bench.codec --json bench-results/codec.json
 	$(BIN)/python -m ops.bench.startup --json bench-results/startup.json
 	$(BIN)/python -m ops.bench.engine --json bench-results/engine.json
 	$(BIN)/python -m ops.bench.learner --json bench-results/learner.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
-
-FUZZ_S ?= 600
-fuzz: $(VENV)/.dev ## hostile bytes for the decoder and every mailbox, ten minutes each (FUZZ_S=600); installs atheris into .venv
-	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
-	$(BIN)/python -m ops.fuzz decoder --seconds $(FUZZ_S)
-	$(BIN)/python -m ops.fuzz mailbox --seconds $(FUZZ_S)
 
 clean: ## remove the environment and caches, never runs
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

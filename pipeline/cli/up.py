@@ -16,7 +16,6 @@ import click
 
 from pipeline.cli.common import echo_json, find_run, json_option
 from protocol.errors import ConfigError
-from protocol.printable import printable
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -95,7 +94,7 @@ def carry_out(config: RunConfig, prepare: Callable[[], Path], *, is_live: bool) 
 
     checked = preflight(config)
     for finding in checked.findings:
-        click.echo(printable(finding), err=True)
+        click.echo(finding, err=True)
     run_dir = prepare()
     with run_lock(run_dir):
         view: View = (LiveView if is_live else PlainView)(config, run_dir)
@@ -137,10 +136,10 @@ def _tell(run_dir: Path, outcome: Outcome, *, as_json: bool) -> int:
             }
         )
     else:
-        click.echo(f"\n{outcome.status.state}: {printable(outcome.status.detail)}")
+        click.echo(f"\n{outcome.status.state}: {outcome.status.detail}")
         _tell_places(run_dir, summary)
     if failure is not None:
-        click.echo(f"\nlast lines of {failure.worker}:\n{printable(outcome.last_lines)}", err=True)
+        click.echo(f"\nlast lines of {failure.worker}:\n{outcome.last_lines}", err=True)
         click.echo(f"its log: {run_dir / 'logs' / f'{failure.worker}.jsonl'}", err=True)
     return outcome.exit_code
 

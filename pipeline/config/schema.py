@@ -218,6 +218,10 @@ class EmulationSection(Section):
     )
     step_s: float = Field(default=0.0, ge=0.0, description="An optimiser step of learner or value, besides its tokens.")
     training_token_s: float = Field(default=0.0, ge=0.0, description="A prompt or response token of such a step.")
+    journal: Path | None = Field(
+        default=None,
+        description="Folder in which every generator writes down what it samples, for drills that kill it.",
+    )
 
 
 class RewardSection(Section):

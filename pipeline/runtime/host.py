@@ -39,8 +39,7 @@ from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.retry import ride_out
 from pipeline.runtime.threads import limit_threads
 from protocol.errors import ConfigError, Fenced, LedgerError
-from protocol.ids import Incarnation, Role, is_worker_name
-from protocol.printable import printable
+from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
 
 if TYPE_CHECKING:
@@ -61,15 +60,10 @@ def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) ->
     run_dir = run_dir.absolute()
     limit_threads(1)  # before anything below loads a numeric library
     try:
-        if not is_worker_name(worker):
-            raise ConfigError(
-                f"--name {worker!r:.80} cannot name a worker; expected letters, digits, '.', '_' and '-', such as "
-                "generator-2"
-            )
         config = read_resolved(run_dir)
         url = read_ledger_url(run_dir)
     except ConfigError as error:
-        sys.stderr.write(f"{printable(worker)}: {error}\n")
+        sys.stderr.write(f"{worker}: {error}\n")
         return ExitCode.CONFIG
     actor_class = load()
     if "torch" not in sys.modules:

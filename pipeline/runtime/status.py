@@ -13,7 +13,6 @@ from enum import StrEnum
 from pipeline.replay.buffer import QueueStat
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from protocol.ids import Role
-from protocol.printable import printable_line
 
 SILENT_AFTER_S = 5.0
 """Heartbeats come every second; this many missed ones are worth a word."""
@@ -95,14 +94,14 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float) -> WorkerRo
     elif since_progress_s > stuck_after_s and beat.waiting_for is WaitingFor.COMPUTE:
         health = Health.STUCK
     return WorkerRow(
-        worker=printable_line(beat.who.worker),
+        worker=beat.who.worker,
         role=beat.who.role,
         epoch=beat.who.epoch,
         pid=beat.pid,
-        host=printable_line(beat.host),
+        host=beat.host,
         health=health,
         waiting_for=beat.waiting_for,
-        detail=printable_line(beat.detail),
+        detail=beat.detail,
         policy_version=beat.policy_version,
         progress=beat.progress,
         since_progress_s=since_progress_s,

@@ -21,7 +21,6 @@ from protocol.errors import DeadlineExceeded, WireError
 from protocol.inbound import Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
-from protocol.zeromq.door import Door
 from protocol.zeromq.sockets import AsyncSocket
 
 _log = structlog.get_logger("headrace.wire")
@@ -80,11 +79,8 @@ class ZmqRequester:
 class ZmqResponder:
     """Answers requesters. Made by ``ZmqTransport.responder``."""
 
-    def __init__(
-        self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int, door: Door | None = None
-    ) -> None:
+    def __init__(self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int) -> None:
         self._socket = socket
-        self._door = door
         self._endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
@@ -121,8 +117,8 @@ class ZmqResponder:
         return False
 
     def stats(self) -> list[LinkStats]:
-        """Return counters by requester; connections that were refused are a requester of their own."""
-        return self._inbound.stats() + (self._door.stats() if self._door else [])
+        """Return counters by requester."""
+        return self._inbound.stats()
 
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""

@@ -20,6 +20,7 @@ import numpy as np
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
+from workers.engines.emulated.journal import Journal
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.weights import check_tensors
@@ -72,6 +73,7 @@ class EmulatedEngine:
         positions: int | None = None,
         costs: EngineCosts | None = None,
         num_weights: int = 1,
+        journal: Journal | None = None,
     ) -> None:
         """Make an engine without weights.
 
@@ -83,6 +85,7 @@ class EmulatedEngine:
             positions: Longest context; None for no limit.
             costs: What work costs; nothing when absent.
             num_weights: Numbers in the weights that it takes.
+            journal: Is told what each turn has sampled, before anybody else is.
         """
         self._num_slots = num_slots
         self._lengths = lengths
@@ -91,6 +94,7 @@ class EmulatedEngine:
         self._positions = positions
         self._costs = costs or EngineCosts()
         self._num_weights = num_weights
+        self._journal = journal
         self._pace = Pace()
         self._policy_version = -1
         self._live: dict[TrajectoryId, _Slot] = {}
@@ -146,9 +150,13 @@ class EmulatedEngine:
             self._num_sampled_tokens += steps * len(self._live)
             for slot in self._live.values():
                 slot.place += steps
+                if self._journal is not None:
+                    self._journal.note(slot.request.trajectory, slot.place - steps, slot.place)
             finished += [self._end(slot) for slot in list(self._live.values()) if slot.place == slot.end]
             if finished and len(self._live) + len(self._waiting) < self._num_slots:
                 break
+        if self._journal is not None:
+            self._journal.flush()
         self._pace.spend(seconds)
         return finished
 

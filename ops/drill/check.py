@@ -1,0 +1,326 @@
+"""What must hold whatever fails: each invariant a function from what happened to what should not have.
+
+*Consumes* the events of one finished run, and its limits. *Produces* violations, and what kills have cost. *Waits for* nothing;
+pure functions. Each invariant has a test with a history that breaks it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ops.drill.events import (
+    Admitted,
+    Audited,
+    Beat,
+    Checkpointed,
+    Claimed,
+    Crashed,
+    Ended,
+    Epoch,
+    Event,
+    Finished,
+    Held,
+    Killed,
+    Published,
+    Sampled,
+    Stalled,
+    Stored,
+    Tally,
+    Updated,
+)
+from pipeline.replay.buffer import DropReason
+
+_FATES = {"trained"} | {f"dropped:{reason}" for reason in DropReason}
+_UNTRAINED_IN_CLAIM = {f"dropped:{DropReason.NON_FINITE}", f"dropped:{DropReason.VALUE_WARMUP}"}
+_MOST_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the run was configured with."""
+
+    eta: int
+    group_size: int
+    num_slots: int
+    window_tokens: int
+    max_rss_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not happen."""
+
+    invariant: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillCost:
+    """What the death of one generator cost."""
+
+    worker: str
+    pid: int
+    num_in_flight: int
+    """Trajectories that lost tokens."""
+    num_lost: int
+    """Tokens that were sampled and never stored by it."""
+    num_sampled_again: int
+    """Those of them that were sampled again."""
+
+
+Found = Iterator[str]
+
+
+def check(events: Sequence[Event], limits: Limits) -> list[Violation]:
+    """Return every violation, at most a few of each kind."""
+    violations: list[Violation] = []
+    for name, invariant in INVARIANTS.items():
+        details = list(invariant(events, limits))
+        violations += [Violation(name, detail) for detail in details[:_MOST_SHOWN]]
+        if len(details) > _MOST_SHOWN:
+            violations.append(Violation(name, f"... {len(details) - _MOST_SHOWN} more"))
+    return violations
+
+
+def one_end(events: Sequence[Event], limits: Limits) -> Found:
+    """Every trajectory that was admitted ends, once, for a known reason, and nothing is done to it afterwards."""
+    admitted: set[str] = set()
+    ended: dict[str, str] = {}
+    for event in events:
+        match event:
+            case Admitted(group):
+                admitted.update(f"t.{group}.{member}" for member in range(limits.group_size))
+            case Ended(name, fate):
+                if fate not in _FATES:
+                    yield f"{name} ended as {fate!r}"
+                if name in ended:
+                    yield f"{name} ended twice: {ended[name]}, then {fate}"
+                ended[name] = fate
+            case Stored() | Held() if event.trajectory in ended:
+                yield f"{event} after {event.trajectory} had ended as {ended[event.trajectory]}"
+            case _:
+                pass
+    trajectories = {name for name in ended if name.count(".") == 2}
+    for name in sorted(admitted - trajectories):
+        yield f"{name} was admitted and never ended"
+    for name in sorted(trajectories - admitted):
+        yield f"{name} ended and was never admitted"
+
+
+def one_commit(events: Sequence[Event], limits: Limits) -> Found:
+    """What the checkpoints hold is what the ledger counts as trained, each chunk in exactly one batch of one checkpoint."""
+    del limits
+    claims = {event.claim: event.units for event in events if isinstance(event, Claimed)}
+    committed: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for event in events:
+        if not isinstance(event, Checkpointed):
+            continue
+        for claim in event.claims:
+            if claim in seen:
+                yield f"claim {claim} is in checkpoints {seen[claim]} and {event.name}"
+            seen[claim] = event.name
+            if claim not in claims:
+                yield f"checkpoint {event.name} holds claim {claim}, which the ledger never gave"
+            for unit in claims.get(claim, ()):
+                if unit in committed and committed[unit] != claim:
+                    yield f"unit {unit} was trained in {committed[unit]} and in {claim}"
+                committed[unit] = claim
+    stored = {event.chunk for event in events if isinstance(event, Stored)}
+    fates = {event.name: event.fate for event in events if isinstance(event, Ended) and event.name in stored}
+    for chunk in sorted(stored):
+        fate = fates.get(chunk, "nothing")
+        unit = next((name for name in _units_of(chunk) if name in committed), None)
+        if fate == "trained" and unit is None:
+            yield f"chunk {chunk} counts as trained and is in no checkpoint"
+        if fate != "trained" and unit is not None and fate not in _UNTRAINED_IN_CLAIM:
+            yield f"chunk {chunk} is in the checkpoint of claim {committed[unit]} and ended as {fate}"
+
+
+def stored_once(events: Sequence[Event], limits: Limits) -> Found:
+    """Every chunk is stored once; those of a trajectory lie end to end; every token is the one that belongs there."""
+    del limits
+    reached: dict[str, int] = {}
+    seen: set[str] = set()
+    for event in events:
+        if not isinstance(event, Stored):
+            continue
+        if event.chunk in seen:
+            yield f"chunk {event.chunk} was stored twice"
+        seen.add(event.chunk)
+        if event.begin != reached.get(event.trajectory, 0):
+            yield f"{event.chunk} begins at {event.begin}, the trajectory had reached {reached.get(event.trajectory, 0)}"
+        reached[event.trajectory] = event.end
+        if event.is_true is False:
+            yield f"{event.chunk} by {event.who} holds other tokens than its trajectory's stream"
+
+
+def versions_grow(events: Sequence[Event], limits: Limits) -> Found:
+    """Announced policy versions only grow, and so do those of the history that is left."""
+    del limits
+    for kind in (Published, Updated):
+        newest = -1
+        for event in events:
+            if isinstance(event, kind):
+                if event.version <= newest:
+                    yield f"{event} after version {newest}"
+                newest = event.version
+
+
+def never_stale(events: Sequence[Event], limits: Limits) -> Found:
+    """No token of a batch is older than eta versions, and none is younger than what was published."""
+    newest = -1
+    for event in events:
+        match event:
+            case Published(version):
+                newest = version
+            case Stored() if event.newest > newest:
+                yield f"{event.chunk} holds tokens of version {event.newest}, the newest published was {newest}"
+            case Claimed() if event.version - event.oldest > limits.eta:
+                yield f"{event.claim} of version {event.version} holds a token of version {event.oldest}; eta {limits.eta}"
+            case Updated() if event.staleness > limits.eta:
+                yield f"update {event.update} trained a token {event.staleness} versions old; eta is {limits.eta}"
+            case _:
+                pass
+
+
+def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
+    """Nothing is written, held, claimed or said by an incarnation that is not its worker's newest."""
+    del limits
+    epochs: dict[str, int] = {}
+    for event in events:
+        match event:
+            case Epoch(worker, epoch):
+                if epoch <= epochs.get(worker, 0):
+                    yield f"epoch of {worker} went from {epochs[worker]} to {epoch}"
+                epochs[worker] = epoch
+            case Stored() | Held() | Beat():
+                yield from _fenced(event.who, event, epochs)
+            case Claimed():
+                yield from _fenced(event.claim.partition("/")[0], event, epochs)
+            case _:
+                pass
+
+
+def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
+    """No wait is endless, no worker ends by an error that nobody expected, and the run ends well."""
+    del limits
+    for event in events:
+        match event:
+            case Stalled(text):
+                yield text
+            case Crashed(worker, error):
+                yield f"{worker} crashed: {error}"
+            case Finished(exit_code) if exit_code != 0:
+                yield f"the run ended with exit code {exit_code}"
+            case _:
+                pass
+    if not any(isinstance(event, Finished) for event in events):
+        yield "the run did not end"
+
+
+def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
+    """Credit, slots and memory stay within their limits."""
+    for event in events:
+        match event:
+            case Tally() if event.used > event.limit:
+                yield f"credit {event.used} of {event.limit}"
+            case Beat() if event.num_live > limits.num_slots:
+                yield f"{event.who} has {event.num_live} live requests for {limits.num_slots} slots"
+            case Beat() if event.rss_bytes > limits.max_rss_bytes:
+                yield f"{event.who} holds {event.rss_bytes >> 20} MB, limit {limits.max_rss_bytes >> 20}"
+            case _:
+                pass
+
+
+def it_balances(events: Sequence[Event], limits: Limits) -> Found:
+    """Admitted = trained + dropped + in flight, after every single transition, and nothing is in flight at the end."""
+    del limits
+    for event in events:
+        match event:
+            case Tally() if event.groups_missing:
+                yield f"{event.groups_missing} groups are missing after a transition"
+            case Audited() if not event.balances:
+                yield f"the audit does not balance: {event.text}"
+            case _:
+                pass
+    last = next((event for event in reversed(events) if isinstance(event, Audited)), None)
+    if last is None:
+        yield "the ledger was never audited"
+    elif last.in_flight:
+        yield f"{last.in_flight} trajectories are in flight after the end: {last.text}"
+
+
+def kills_are_cheap(events: Sequence[Event], limits: Limits) -> Found:
+    """Of each trajectory at most one window is sampled again because a generator was killed."""
+    for (worker, pid, trajectory), (num_lost, _) in _losses(events).items():
+        if num_lost > limits.window_tokens:
+            yield f"{worker} ({pid}) lost {num_lost} tokens of {trajectory}; a window has {limits.window_tokens}"
+
+
+INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
+    "one end": one_end,
+    "one commit": one_commit,
+    "stored once": stored_once,
+    "versions grow": versions_grow,
+    "never stale": never_stale,
+    "fenced is powerless": fenced_is_powerless,
+    "everything moves": everything_moves,
+    "buffers are bounded": buffers_are_bounded,
+    "it balances": it_balances,
+    "kills are cheap": kills_are_cheap,
+}
+
+
+def kill_costs(events: Sequence[Event]) -> list[KillCost]:
+    """Return what each generator that was killed took with it; nothing for engines that keep no journal."""
+    costs: dict[tuple[str, int], list[int]] = {
+        (event.worker, event.pid): [0, 0, 0]
+        for event in events
+        if isinstance(event, Killed) and event.worker.startswith("generator")
+    }
+    for (worker, pid, _), (num_lost, num_again) in _losses(events).items():
+        sums = costs[worker, pid]
+        sums[0] += num_lost > 0
+        sums[1] += num_lost
+        sums[2] += num_again
+    return [KillCost(worker, pid, *sums) for (worker, pid), sums in costs.items()]
+
+
+def _losses(events: Iterable[Event]) -> dict[tuple[str, int, str], tuple[int, int]]:
+    """Return, by killed generator and trajectory, tokens that it sampled and did not store, and those sampled again."""
+    killed = {event.pid: event.worker for event in events if isinstance(event, Killed)}
+    pids = {event.who: event.pid for event in events if isinstance(event, Beat)}
+    sampled: dict[tuple[int, str], list[range]] = defaultdict(list)
+    stored: dict[tuple[int, str], set[int]] = defaultdict(set)
+    times: dict[str, Counter[int]] = defaultdict(Counter)
+    for event in events:
+        match event:
+            case Sampled(pid, trajectory, begin, end):
+                sampled[pid, trajectory].append(range(begin, end))
+                times[trajectory].update(range(begin, end))
+            case Stored() if event.who in pids:
+                stored[pids[event.who], event.trajectory].update(range(event.begin, event.end))
+            case _:
+                pass
+    losses: dict[tuple[str, int, str], tuple[int, int]] = {}
+    for (pid, trajectory), stretches in sampled.items():
+        if pid in killed:
+            lost = {place for stretch in stretches for place in stretch} - stored[pid, trajectory]
+            again = sum(times[trajectory][place] > 1 for place in lost)
+            losses[killed[pid], pid, trajectory] = (len(lost), again)
+    return losses
+
+
+def _units_of(chunk: str) -> tuple[str, str, str]:
+    """Return the names under which a chunk may be claimed: itself, its trajectory, its group."""
+    trajectory = chunk.rpartition(".")[0]
+    return chunk, trajectory, chunk.split(".")[1]
+
+
+def _fenced(who: str, event: Event, epochs: dict[str, int]) -> Found:
+    worker, _, epoch = who.partition("#")
+    if int(epoch) != epochs.get(worker):
+        yield f"{event} while the newest epoch of {worker} was {epochs.get(worker)}"

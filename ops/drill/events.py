@@ -1,0 +1,188 @@
+"""What can happen in a run, as far as a check needs to know: one small record each, in the order in which it took effect.
+
+*Consumes* nothing. *Produces* words. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# -- from the ledger's own file -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A group entered the ledger."""
+
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A chunk was written."""
+
+    chunk: str
+    trajectory: str
+    who: str
+    """Incarnation that the chunk names as its writer."""
+    begin: int
+    end: int
+    """Response positions: the first token's, and that after the last."""
+    oldest: int
+    newest: int
+    """Policy versions of its tokens."""
+    is_final: bool
+    is_true: bool | None
+    """Whether its tokens are those that the trajectory's stream holds there; None when nobody can know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A trajectory was leased."""
+
+    trajectory: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A trajectory or a chunk left the ledger."""
+
+    name: str
+    fate: str
+    """``trained``, or ``dropped:<reason>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The learner was given a batch."""
+
+    claim: str
+    version: int
+    """The learner's."""
+    units: tuple[str, ...]
+    oldest: int
+    """Version of the oldest token in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A claim was counted as trained."""
+
+    claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A worker's newest epoch changed: earlier incarnations are fenced from here on."""
+
+    worker: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat was written."""
+
+    who: str
+    pid: int
+    num_live: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A policy version was announced."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The ledger's counters after a transition that changed them."""
+
+    used: int
+    limit: int
+    """Credit."""
+    groups_missing: int
+    """Groups admitted, less trained, dropped and present ones."""
+
+
+# -- from elsewhere -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A checkpoint was found, in the order of writing."""
+
+    name: str
+    version: int
+    num_updates: int
+    claims: tuple[str, ...]
+    """Whose effect it holds since the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An emulated generator sampled a stretch of a response."""
+
+    pid: int
+    trajectory: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The drill killed a worker's process."""
+
+    worker: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """The learner told of an update."""
+
+    update: int
+    version: int
+    staleness: int
+    """Of its oldest token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The ledger counted both sides of the conservation law."""
+
+    balances: bool
+    in_flight: int
+    """Trajectories."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A worker ended by an error that nobody expected."""
+
+    worker: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Nothing moved for too long."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over."""
+
+    exit_code: int
+
+
+Event = (
+    Admitted | Stored | Held | Ended | Claimed | Settled | Epoch | Beat | Published | Tally
+    | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Finished
+)  # fmt: skip

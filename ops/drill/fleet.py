@@ -1,0 +1,247 @@
+"""The run under a drill: started, looked at through its ledger and its files, killed, started again.
+
+*Consumes* a folder and settings. *Produces* processes, and answers about them. *Waits for* no answer longer than a second: what
+does not answer is down, which in a drill is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ops.demo_task import Split, generate
+from ops.drill.verifier import NAME as VERIFIER
+from pipeline.history import HISTORY_NAME, HistoryTail, UpdateRow
+from pipeline.replay import keys
+from pipeline.runtime.ledger_file import read_address
+from pipeline.runtime.registry import Heartbeat
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "drill"
+_NUM_PROMPTS = 512
+_ANSWER_S = 1.0
+_COMMAND_S = 60.0
+
+
+class DrillFleet:
+    """One run, in a folder of its own."""
+
+    def __init__(self, folder: Path, settings: Sequence[str]) -> None:
+        """Write the prompts, the switch of the verifier and the clock; start nothing."""
+        self.folder = folder
+        self.run_dir = folder / RUN
+        self.switch = folder / "verifier-switch"
+        self.clock = folder / "clock"
+        self.journals = folder / "journals"
+        self._settings = list(settings)
+        self._history = HistoryTail(self.run_dir / HISTORY_NAME)
+        self._pids: dict[int, str] = {}
+        self._client: redis.Redis | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._environment = os.environ | {
+            "PYTHONPATH": f"{ROOT / 'ops' / 'drill' / 'clock'}{os.pathsep}{ROOT}",
+            "HEADRACE_DRILL_CLOCK": str(self.clock),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._environment.pop("REDIS_URL", None)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.clock.write_bytes(bytes(8))
+        self._write_prompts()
+
+    def _write_prompts(self) -> None:
+        with (self.folder / "prompts.jsonl").open("w") as file:
+            for problem in generate(Split.TRAIN, _NUM_PROMPTS, 0):
+                row = {"prompt": problem.prompt, "answer": problem.answer, "verifier": VERIFIER}
+                file.write(json.dumps(row | {"switch": str(self.switch)}) + "\n")
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def supervisor(self) -> subprocess.Popen[bytes]:
+        """The newest supervisor."""
+        return self._processes[-1]
+
+    @property
+    def output(self) -> Path:
+        """What the supervisors have written."""
+        return self.folder / "output.txt"
+
+    def start(self) -> None:
+        """Start the run."""
+        settings = [
+            f"run.dir={self.folder}",
+            f"data.train=['{self.folder / 'prompts.jsonl'}']",
+            f"emulation.journal={self.journals}",
+            *self._settings,
+        ]
+        self._up("configs/drill.toml", *(word for setting in settings for word in ("--set", setting)))
+
+    def resume(self) -> None:
+        """Start a supervisor for the run that is there."""
+        self._up("--resume", str(self.run_dir))
+
+    def _up(self, *arguments: str) -> None:
+        with self.output.open("ab") as file:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "pipeline.cli", "up", *arguments],
+                    cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment,
+                    start_new_session=True,
+                )
+            )  # fmt: skip
+
+    def start_worker(self, role: Role, name: str) -> subprocess.Popen[bytes]:
+        """Start a worker by hand, as a person may."""
+        command = [sys.executable, "-P", "-m", "workers", str(role), "--run-dir", str(self.run_dir), "--name", name]
+        with (self.folder / f"{name}.out").open("ab") as file:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment,
+                start_new_session=True,
+            )  # fmt: skip
+        self._processes.insert(0, process)
+        return process
+
+    def command(self, *arguments: str) -> Any:
+        """Run a ``headrace`` command with ``--json``; return what it printed, or None when it failed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
+            cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=_COMMAND_S,
+        )  # fmt: skip
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError:
+            return None
+
+    def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
+        """Signal one of the run's processes, if it is still that."""
+        if not self._is_ours(pid):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return str(self.folder).encode() in line
+
+    def kill_everything(self) -> list[tuple[str, int]]:
+        """SIGKILL supervisors, workers and the server, as a power cut does; return the workers."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        killed = [(worker, pid) for pid, worker in self._all_pids().items() if self.kill(pid)]
+        if (pid := self.server_pid()) is not None:
+            self.kill(pid)
+        for process in self._processes:
+            process.wait()
+        return killed
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        for pid in self._all_pids():
+            self.kill(pid, signal.SIGCONT)
+        self.kill_everything()
+        if self._client is not None:
+            self._client.close()
+
+    def _all_pids(self) -> dict[int, str]:
+        """Every worker's process that belongs to this run, also those without a heartbeat: by their command lines."""
+        self.beats()
+        found = dict(self._pids)
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"workers" in words and str(self.run_dir).encode() in words and b"--name" in words:
+                found[int(path.parent.name)] = words[words.index(b"--name") + 1].decode()
+        return found
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def ledger(self, *command: str | bytes) -> Any:
+        """Ask the ledger's server; None when it does not answer."""
+        try:
+            if self._client is None:
+                address = read_address(self.run_dir)
+                if address is None:
+                    return None
+                self._client = redis.Redis.from_url(
+                    address.url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S, retry=Retry(NoBackoff(), 0)
+                )
+            return self._client.execute_command(*command)
+        except (redis.RedisError, ConfigError, OSError):
+            return None
+
+    def server_pid(self) -> int | None:
+        """Return the ledger server's process id, as it says itself or as it was started."""
+        info = self.ledger("INFO", "server")
+        if isinstance(info, dict):
+            return int(info["process_id"])
+        address = read_address(self.run_dir)
+        return address.pid if address else None
+
+    def beats(self) -> dict[str, Heartbeat]:
+        """Return the last heartbeats by worker; empty when the ledger is away."""
+        blobs = self.ledger("HVALS", keys.heartbeats(RUN)) or []
+        found = {beat.who.worker: beat for beat in (msgspec.json.decode(blob, type=Heartbeat) for blob in blobs)}
+        self._pids.update({beat.pid: worker for worker, beat in found.items()})
+        return found
+
+    def workers(self, role: Role) -> list[Heartbeat]:
+        """Return the workers of a role whose process is there, by name."""
+        beats = (beat for _, beat in sorted(self.beats().items()))
+        return [beat for beat in beats if beat.who.role is role and self._is_ours(beat.pid)]
+
+    def updates(self) -> list[UpdateRow]:
+        """Return the updates in the learner's history."""
+        return [row for row in self._history.read() if isinstance(row, UpdateRow)]
+
+    def checkpoints(self) -> list[str]:
+        """Return the names of the learner's complete checkpoints, in the order of writing."""
+        folder = self.run_dir / "checkpoints"
+        return sorted(path.name for path in folder.glob("[0-9]*")) if folder.is_dir() else []
+
+    def is_over(self) -> bool:
+        """Whether the newest supervisor has ended."""
+        return self.supervisor.poll() is not None
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def until(condition: Any, timeout_s: float, *, poll_s: float = 0.02) -> Any:
+    """Return the condition's first true value, or its last false one at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(poll_s)
+    return value
+
+
+def each_turn(seconds: float, poll_s: float = 0.02) -> Iterator[None]:
+    """Yield again and again for so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(poll_s)

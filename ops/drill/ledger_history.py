@@ -1,0 +1,161 @@
+"""From the effects in the ledger's file to what happened.
+
+*Consumes* transactions. *Produces* events, in order. *Waits for* nothing. It follows the keys of ``pipeline.replay.keys`` and
+keeps only what it needs to name things: it does not repeat the ledger's reasoning, so it cannot repeat its mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ops.drill.append_only import Command
+from ops.drill.events import Admitted, Beat, Claimed, Ended, Epoch, Event, Held, Published, Settled, Stored, Tally
+from pipeline.runtime.registry import Heartbeat, WeightsAnnouncement
+from protocol.codec import from_blob
+from protocol.trajectory import TrajectoryChunk
+
+TruthOf = Callable[[TrajectoryChunk], bool | None]
+"""Whether a chunk holds the tokens that belong there; None when nobody can know."""
+
+
+@dataclass(slots=True)
+class _State:
+    spec: dict[str, str] = field(default_factory=dict[str, str])
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    groups: set[bytes] = field(default_factory=set[bytes])
+    claims: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    oldest: dict[str, int] = field(default_factory=dict[str, int])
+    """By chunk."""
+
+
+class LedgerHistory:
+    """Reads transactions of one run."""
+
+    def __init__(self, run: str, truth: TruthOf = lambda _: None) -> None:
+        self._prefix = f"{{{run}}}:".encode()
+        self._truth = truth
+        self._state = _State()
+
+    def read(self, transactions: Iterable[list[Command]]) -> Iterator[Event]:
+        """Yield the events of all transactions."""
+        for transaction in transactions:
+            yield from self._read(transaction)
+
+    def _read(self, transaction: list[Command]) -> Iterator[Event]:
+        has_counted = False
+        tokens_fate = ""
+        pending: list[str] = []
+        for command in transaction:
+            word = command[0].upper().decode()
+            if len(command) < 2 or not command[1].startswith(self._prefix):
+                continue
+            key, *arguments = command[1:]
+            name = key[len(self._prefix) :].decode()
+            kind, _, rest = name.partition(":")
+            if kind == "counters" and word in ("HINCRBY", "HSET"):
+                has_counted = True
+                counter, value = arguments[0].decode(), int(arguments[1])
+                if word == "HINCRBY":
+                    value += self._state.counters.get(counter, 0)
+                self._state.counters[counter] = value
+                currency, _, fate = counter.partition(":")
+                if currency == "tokens" and fate != "admitted":
+                    tokens_fate = fate
+                elif currency == "trajectories" and pending:
+                    yield Ended(pending.pop(), fate)
+                continue
+            if word in ("DEL", "UNLINK") and kind == "chunk":
+                if rest.startswith("t."):
+                    yield Ended(rest, tokens_fate)
+            elif word in ("DEL", "UNLINK") and kind == "trajectory":
+                if rest.startswith("t."):
+                    pending.append(rest)
+            else:
+                yield from self._effect(word, kind, rest, arguments)
+        for trajectory in pending:
+            yield Ended(trajectory, "without a reason")
+        if has_counted:
+            yield self._tally()
+
+    def _effect(self, word: str, kind: str, rest: str, arguments: list[bytes]) -> Iterator[Event]:
+        state = self._state
+        match word, kind:
+            case "HSET", "spec":
+                state.spec |= {k.decode(): v.decode() for k, v in _pairs(arguments)}
+            case (("HINCRBY" | "HSET"), "epochs"):
+                worker, value = arguments[0].decode(), int(arguments[1])
+                before = state.counters.get(f"epoch {worker}", 0) if word == "HINCRBY" else 0
+                state.counters[f"epoch {worker}"] = before + value
+                yield Epoch(worker, before + value)
+            case "HSET", "heartbeats":
+                beat = msgspec.json.decode(arguments[1], type=Heartbeat)
+                yield Beat(str(beat.who), beat.pid, int(beat.counters.get("live", 0)), beat.rss_bytes)
+            case "SET", "weights":
+                yield Published(msgspec.json.decode(arguments[0], type=WeightsAnnouncement).policy_version)
+            case "ZADD", "groups":
+                state.groups.add(arguments[1])
+                yield Admitted(int(arguments[1]))
+            case "ZREM", "groups":
+                state.groups.difference_update(arguments)
+            case "HSET", "chunk":
+                fields = dict(_pairs(arguments))
+                if b"blob" in fields and rest.startswith("t."):
+                    yield self._stored(rest, from_blob(fields[b"blob"], TrajectoryChunk))
+            case "HSET", "trajectory":
+                holder = dict(_pairs(arguments)).get(b"holder")
+                if holder is not None and rest.startswith("t."):
+                    yield Held(rest, holder.decode())
+            case "ZADD", "claim":
+                state.claims.setdefault(rest, {})[arguments[-1].decode()] = None
+            case "ZREM", "claim":
+                for unit in arguments:
+                    state.claims.get(rest, {}).pop(unit.decode(), None)
+            case "HSET", "claims":
+                claim = arguments[0].decode()
+                units = tuple(state.claims.get(claim, ()))
+                yield Claimed(claim, int(arguments[1]), units, min((self._age_of(unit) for unit in units), default=0))
+            case "HDEL", "claims":
+                for claim in arguments:
+                    yield Settled(claim.decode())
+            case "DEL", "claim":
+                state.claims.pop(rest, None)
+            case _:
+                return
+
+    def _stored(self, name: str, chunk: TrajectoryChunk) -> Stored:
+        versions = [segment.policy_version for segment in chunk.segments]
+        self._state.oldest[name] = min(versions)
+        begin = int(chunk.context_tokens.size)
+        return Stored(
+            chunk=name,
+            trajectory=str(chunk.trajectory),
+            who=chunk.worker,
+            begin=begin,
+            end=begin + chunk.num_tokens,
+            oldest=min(versions),
+            newest=max(versions),
+            is_final=chunk.finish_reason.is_final,
+            is_true=self._truth(chunk),
+        )
+
+    def _age_of(self, unit: str) -> int:
+        """Return the version of a unit's oldest token; a unit is a chunk, or the name that its chunks' ids begin with."""
+        if unit in self._state.oldest:
+            return self._state.oldest[unit]
+        start = f"{unit}." if unit.startswith("t.") else f"t.{unit}."
+        return min(version for name, version in self._state.oldest.items() if name.startswith(start))
+
+    def _tally(self) -> Tally:
+        spec, counters = self._state.spec, self._state.counters
+        batch, eta = int(spec.get("units_per_update", 0)), int(spec.get("eta", 0))
+        limit = (eta + counters.get("version", 0) + 1) * batch + int(spec.get("surplus", 0))
+        ended = sum(v for k, v in counters.items() if k == "groups:trained" or k.startswith("groups:dropped:"))
+        missing = counters.get("groups:admitted", 0) - ended - len(self._state.groups)
+        return Tally(counters.get("used", 0), limit, missing)
+
+
+def _pairs(arguments: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(arguments[::2], arguments[1::2], strict=False)

@@ -1,0 +1,183 @@
+"""One drill: a fleet, the faults of a seed, the check.
+
+*Consumes* a plan. *Produces* an outcome. *Waits for* the run, with a deadline for every step of it: the first updates, two
+updates after each round of faults, the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ops.drill.check import KillCost, Limits, Violation, check, kill_costs
+from ops.drill.events import Audited, Event, Finished, Stalled
+from ops.drill.faults import Site, Striking, interpose, small_disk
+from ops.drill.fleet import DrillFleet, each_turn
+from ops.drill.record import read_events
+from ops.drill.relay import Relays
+from ops.drill.schedule import WIRE, FaultKind, Plan
+from pipeline.config.load import RESOLVED_NAME, load_config, read_resolved
+
+_HANG_S = 120.0
+"""Without an update for so long, a run is stuck."""
+_LAST_UPDATES = 2
+_LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend=torch", "value.backend=torch")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a drill showed."""
+
+    seed: int
+    algorithm: str
+    kinds: tuple[str, ...]
+    violations: list[Violation] = field(default_factory=list)
+    resume_s: list[float] = field(default_factory=list)
+    """From the end of each round's faults to the second update after it."""
+    costs: list[KillCost] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+    num_updates: int = 0
+    wall_s: float = 0.0
+    num_relayed: int = 0
+    num_damaged: int = 0
+    folder: Path | None = None
+    """Kept when something was violated."""
+
+
+class _Watch:
+    """Looks at the run while the drill waits."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._next_interpose_s = 0.0
+        self.version = -1
+        """Newest policy version in the history; it never goes back, whatever is taken out of it."""
+        self.num_seen = 0
+        """Versions seen."""
+
+    def look(self) -> None:
+        """Take in what is new."""
+        for row in self._site.fleet.updates():
+            if row.policy_version > self.version:
+                self.version = row.policy_version
+                self.num_seen += 1
+        now = time.monotonic()
+        if self._site.relays is not None and now >= self._next_interpose_s:
+            self._next_interpose_s = now + 0.1
+            interpose(self._site)
+
+    def updates(self, num: int) -> bool:
+        """Wait for so many further updates, or the end of the run; False when they do not come."""
+        wanted = self.num_seen + num
+        return self._until(lambda: self.num_seen >= wanted)
+
+    def end(self) -> bool:
+        """Wait for the run's end, as long as it moves; False when it stops moving."""
+        return self._until(lambda: False)
+
+    def _until(self, condition: Callable[[], bool]) -> bool:
+        moved_s, seen = time.monotonic(), self.num_seen
+        while time.monotonic() < moved_s + _HANG_S:
+            for _ in each_turn(0.1):
+                self.look()
+                if condition() or self._site.fleet.is_over():
+                    return True
+            if self.num_seen != seen:
+                moved_s, seen = time.monotonic(), self.num_seen
+        return False
+
+
+def drill(plan: Plan, folder: Path, *, engine: str = "emulated", keep: bool = False) -> Outcome:
+    """Run a drill in ``folder``, which is removed afterwards unless something was violated or ``keep`` is set."""
+    started = time.monotonic()
+    kinds = tuple(str(kind) for kind in plan.kinds)
+    outcome = Outcome(plan.seed, plan.algorithm, kinds)
+    step_s = load_config([Path("configs/drill.toml")]).emulation.step_s
+    settings = [
+        f"run.num_updates={plan.num_updates(step_s)}",
+        f"run.seed={plan.seed}",
+        f"algorithm.name={plan.algorithm}",
+        f"algorithm.dynamic_sampling={'true' if plan.algorithm == 'dapo' else 'false'}",
+        *(_LOCAL if engine == "local" else ()),
+    ]
+    fleet = DrillFleet(folder, settings)
+    site = Site(fleet)
+    if plan.kinds & WIRE:
+        site.relays = Relays(folder / "relays", plan.seed)
+    with contextlib.ExitStack() as stack:
+        if FaultKind.DISK_FULL in plan.kinds:
+            site.has_disk = stack.enter_context(small_disk(fleet.run_dir / "checkpoints"))
+        try:
+            _carry_out(plan, site, outcome)
+            if fleet.is_over():
+                site.events.append(_audit(fleet))
+                site.events.append(Finished(fleet.supervisor.returncode))
+        finally:
+            fleet.close()
+            if site.relays is not None:
+                outcome.num_relayed, outcome.num_damaged = site.relays.num_passed, site.relays.num_damaged
+                site.relays.close()
+    outcome.notes, outcome.wall_s = site.notes, time.monotonic() - started
+    if not (fleet.run_dir / RESOLVED_NAME).is_file():
+        outcome.violations = [Violation("everything moves", f"the run was not started: see {fleet.output}")]
+        outcome.folder = folder
+        return outcome
+    config = read_resolved(fleet.run_dir)
+    limits = Limits(
+        eta=config.staleness.eta,
+        group_size=config.algorithm.group_size,
+        num_slots=config.generation.num_slots,
+        window_tokens=config.generation.window_tokens,
+    )
+    events: list[Event] = [*read_events(fleet), *site.events]
+    outcome.violations = check(events, limits)
+    outcome.costs = kill_costs(events) if engine == "emulated" else []
+    outcome.num_updates = len(fleet.updates())
+    if outcome.violations or keep:
+        outcome.folder = folder
+    else:
+        fleet.remove()
+    return outcome
+
+
+def _carry_out(plan: Plan, site: Site, outcome: Outcome) -> None:
+    """Start the run, inject its faults, and wait for its end."""
+    fleet, watch = site.fleet, _Watch(site)
+    fleet.start()
+    for number, faults in enumerate(plan.rounds):
+        if not watch.updates(2):
+            site.events.append(Stalled(f"no update for {_HANG_S:g} s before round {number} of the faults"))
+            return
+        if fleet.is_over():
+            site.notes.append(f"the run was over before round {number} of the faults")
+            return
+        striking = [Striking(fault, site) for fault in faults]
+        began = time.monotonic()
+        for one in sorted(striking, key=lambda one: one.fault.duration_s):
+            for _ in each_turn(max(0.0, one.fault.duration_s - (time.monotonic() - began))):
+                watch.look()
+            one.end()
+        outcome.targets += [
+            f"{one.fault.kind} ({one.target})" if one.target else str(one.fault.kind) for one in striking
+        ]
+        watch.look()
+        ended = time.monotonic()
+        if not watch.updates(_LAST_UPDATES):
+            names = ", ".join(str(fault.kind) for fault in faults)
+            site.events.append(Stalled(f"no update for {_HANG_S:g} s after {names}"))
+            return
+        outcome.resume_s.append(time.monotonic() - ended)
+    if not watch.end():
+        site.events.append(Stalled(f"the run did not end: no update for {_HANG_S:g} s"))
+
+
+def _audit(fleet: DrillFleet) -> Audited:
+    found = fleet.command("audit", str(fleet.run_dir))
+    if found is None:
+        return Audited(balances=False, in_flight=0, text="the audit gave no answer")
+    in_flight = sum(found["trajectories"]["in_flight"].values())
+    return Audited(found["balances"], in_flight, f"{found['trajectories']}")

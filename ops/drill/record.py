@@ -1,0 +1,89 @@
+"""What happened in a drill, read afterwards from what the run cannot take back.
+
+*Consumes* the run's folder once nothing runs in it any more. *Produces* events: those of the ledger's file in order, then those
+of checkpoints, journals, history and logs. *Waits for* the disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ops.drill.append_only import read_transactions
+from ops.drill.events import Checkpointed, Crashed, Event, Sampled, Updated
+from ops.drill.fleet import RUN, DrillFleet
+from ops.drill.ledger_history import LedgerHistory
+from pipeline.config.load import read_resolved
+from pipeline.data.tokenizer import load_text_tokenizer
+from protocol.errors import DataError
+from protocol.trajectory import TrajectoryChunk
+from workers.checkpoint import read_checkpoint
+from workers.engines.emulated.build import length_law
+from workers.engines.emulated.journal import read_journal
+from workers.engines.emulated.law import TokenLaw
+
+_CRASH = "worker_failed"
+_ERROR_CHARS = 600
+
+
+def read_events(fleet: DrillFleet) -> Iterator[Event]:
+    """Yield what the files of a run tell."""
+    config = read_resolved(fleet.run_dir)
+    truth = _truth(fleet.run_dir) if config.generation.engine == "emulated" else (lambda _: None)
+    yield from LedgerHistory(RUN, truth).read(read_transactions(fleet.run_dir / "ledger"))
+    yield from _checkpoints(fleet.run_dir / "checkpoints")
+    for row in fleet.updates():
+        yield Updated(row.update, row.policy_version, row.staleness_max)
+    for path in sorted(fleet.journals.glob("*.journal")):
+        for trajectory, begin, end in read_journal(path):
+            yield Sampled(int(path.stem), str(trajectory), begin, end)
+    yield from _crashes(fleet.run_dir / "logs")
+
+
+def _truth(run_dir: Path) -> Callable[[TrajectoryChunk], bool]:
+    """Return the judge of an emulated run: every token of every response is known beforehand."""
+    config = read_resolved(run_dir)
+    tokenizer = load_text_tokenizer(config.model.path)
+    stops = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set[int]()
+    words = TokenLaw.of(tokenizer.num_tokens, {*config.generation.stop_token_ids, *stops})
+    lengths, seed = length_law(config.emulation), config.run.seed
+
+    def is_true(chunk: TrajectoryChunk) -> bool:
+        response = np.concatenate([chunk.context_tokens, chunk.tokens])
+        length = lengths.draw(seed, chunk.trajectory)
+        expected = words.tokens(seed, chunk.trajectory, 0, response.size, length=length)
+        is_over = response.size in (length, config.generation.max_response_tokens)
+        return np.array_equal(response, expected) and chunk.finish_reason.is_final == is_over
+
+    return is_true
+
+
+def _checkpoints(folder: Path) -> Iterator[Event]:
+    for path in sorted(folder.glob("[0-9]*")):
+        try:
+            checkpoint = read_checkpoint(path)
+        except DataError:
+            continue  # refused by whoever resumes, too
+        state = checkpoint.state
+        yield Checkpointed(path.name, checkpoint.version, int(state["num_updates"]), tuple(state["claims"]))
+
+
+def _crashes(logs: Path) -> Iterator[Event]:
+    """Find workers that ended by an error that they had no word for."""
+    for path in sorted(logs.glob("*.jsonl")):
+        for line in path.read_text(errors="replace").splitlines():
+            if _CRASH not in line:
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if row.get("event") == _CRASH:
+                yield Crashed(path.stem, str(row.get("exception", row))[-_ERROR_CHARS:])
+    for path in sorted(logs.glob("*.out")):
+        text = path.read_text(errors="replace")
+        if "Traceback" in text:
+            yield Crashed(path.stem, text[-_ERROR_CHARS:])

@@ -1,0 +1,153 @@
+"""Which faults a drill injects, when and how long: a pure function of its seed.
+
+*Consumes* a seed. *Produces* a plan. *Waits for* nothing.
+
+Faults come in rounds, one or two at a time; a round begins when the run has taken two updates since the last one. So a drill
+is repeated by its seed as far as processes can be: the same faults of the same targets, in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    """What goes wrong."""
+
+    KILL_GENERATOR = "kill generator"
+    """SIGKILL while it holds trajectories"""
+    KILL_REWARD = "kill reward"
+    """SIGKILL while responses wait for it"""
+    KILL_REFERENCE = "kill reference"
+    KILL_VALUE = "kill value"
+    KILL_LEARNER_CLAIMED = "kill learner: claimed"
+    """SIGKILL between a claim and its step"""
+    KILL_LEARNER_PUBLISHED = "kill learner: published"
+    """... between a published version and its checkpoint"""
+    KILL_LEARNER_WRITING = "kill learner: writing"
+    """... in the middle of writing a checkpoint"""
+    KILL_LEARNER_WRITTEN = "kill learner: written"
+    """... between a checkpoint and its settlement"""
+    KILL_SUPERVISOR = "kill supervisor"
+    """SIGKILL; another is started at once"""
+    POWER_CUT = "power cut"
+    """SIGKILL of everything, the ledger's server too; then ``--resume``"""
+    FREEZE_GENERATOR = "freeze generator"
+    """SIGSTOP, later SIGCONT"""
+    FREEZE_SCORER = "freeze scorer"
+    FREEZE_LEARNER = "freeze learner"
+    LONG_FREEZE = "long freeze"
+    """of a generator, until after it has been replaced: what it then still does must have no effect"""
+    SLOW_WORKER = "slow worker"
+    """stopped four fifths of the time"""
+    KILL_SERVER = "kill ledger server"
+    FREEZE_SERVER = "freeze ledger server"
+    CORRUPT = "corrupt"
+    """bytes changed in passing"""
+    TRUNCATE = "truncate"
+    DUPLICATE = "duplicate"
+    REORDER = "reorder"
+    REPLAY = "replay"
+    """old messages once more"""
+    GARBAGE = "garbage"
+    """bytes that are no message, and bytes that are no ZeroMQ"""
+    PARTITION = "partition"
+    """no connection between generators and a scorer"""
+    ONE_WAY = "one-way partition"
+    """everything is taken, nothing arrives"""
+    STALL = "stalled link"
+    """nothing is taken: back-pressure"""
+    DISK_FULL = "disk full"
+    """for checkpoints"""
+    REWARD_ERRORS = "reward errors"
+    """the verifier raises, hangs or ends its process"""
+    CLOCK_JUMP = "clock jump"
+    """the wall clock of the run's processes jumps by up to a day, and back"""
+    JOIN_AND_LEAVE = "join and leave"
+    """a generator that nobody's configuration names comes, and is told to go"""
+
+
+WIRE = frozenset(
+    {
+        FaultKind.CORRUPT,
+        FaultKind.TRUNCATE,
+        FaultKind.DUPLICATE,
+        FaultKind.REORDER,
+        FaultKind.REPLAY,
+        FaultKind.GARBAGE,
+        FaultKind.PARTITION,
+        FaultKind.ONE_WAY,
+        FaultKind.STALL,
+    }
+)
+"""Faults on a link, which need a relay on it."""
+
+_AT_ONCE = frozenset(kind for kind in FaultKind if kind.value.startswith("kill") or kind is FaultKind.POWER_CUT)
+"""Faults without duration."""
+_ALONE = frozenset({FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE})
+"""Faults that nothing is combined with: they would end the other one, or last longer than it makes sense."""
+_SHORTEST_S, _LONGEST_S = 0.5, 2.5
+_LONG_FREEZE_S = 14.0
+_UPDATES_A_ROUND = 6
+_UPDATES_AROUND = 6
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault."""
+
+    kind: FaultKind
+    duration_s: float
+    """0 for those that happen at once."""
+    seed: int
+    """For choices that are made when it happens: which worker, which byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one drill does."""
+
+    seed: int
+    algorithm: str
+    rounds: tuple[tuple[PlannedFault, ...], ...]
+
+    @property
+    def kinds(self) -> frozenset[FaultKind]:
+        """Kinds of fault in it."""
+        return frozenset(fault.kind for faults in self.rounds for fault in faults)
+
+    def num_updates(self, step_s: float) -> int:
+        """Return how many updates the run must take, so that it is not over before the faults are."""
+        lasting = sum(max((fault.duration_s for fault in faults), default=0.0) for faults in self.rounds)
+        return _UPDATES_AROUND + _UPDATES_A_ROUND * len(self.rounds) + math.ceil(lasting / step_s)
+
+
+def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
+    """Return the plan of a seed. Seeds in a row go through ``kinds`` in turn, so that len(kinds) of them have every kind."""
+    rng = random.Random(seed)
+    first = kinds[seed % len(kinds)]
+    common = [kind for kind in kinds if kind is not FaultKind.LONG_FREEZE] or list(kinds)
+    rounds: list[tuple[PlannedFault, ...]] = []
+    for number in range(rng.randint(1, 3)):
+        chosen = [first if number == 0 else rng.choice(common)]
+        if chosen[0] not in _ALONE and rng.random() < 0.4:
+            other = rng.choice(common)
+            if other not in _ALONE and other is not chosen[0]:
+                chosen.append(other)
+        rounds.append(tuple(_fault(kind, rng) for kind in chosen))
+    needs_critic = any(fault.kind is FaultKind.KILL_VALUE for faults in rounds for fault in faults)
+    algorithms = ["tppo", "vapo"] if needs_critic else ["dapo", "dapo", "tppo"]
+    return Plan(seed, rng.choice(algorithms), tuple(rounds))
+
+
+def _fault(kind: FaultKind, rng: random.Random) -> PlannedFault:
+    duration_s = rng.uniform(_SHORTEST_S, _LONGEST_S)
+    if kind in _AT_ONCE:
+        duration_s = 0.0
+    if kind is FaultKind.LONG_FREEZE:
+        duration_s = _LONG_FREEZE_S
+    return PlannedFault(kind, round(duration_s, 2), rng.randrange(1 << 32))

@@ -1,0 +1,113 @@
+"""Fault drills: does everything hold whatever fails?
+
+*Consumes* seeds. *Produces* a line for each drill and a table by kind of fault; the folder of a drill in which something was
+violated is kept. *Waits for* the drills. What a drill is: ``ops.drill``.
+
+    python -m ops.fault_drill --seed 7             # one drill again
+    python -m ops.fault_drill --runs 200 --jobs 2  # seeds 0 to 199
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from ops.drill.fleet import ROOT
+from ops.drill.one import Outcome, drill
+from ops.drill.schedule import FaultKind, plan
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run drills; return 1 when something was violated."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.fault_drill",
+        description="Run real fleets, inject faults by a seeded schedule, and check what must hold whatever fails.",
+        epilog="example: python -m ops.fault_drill --runs 20 --jobs 2",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first drill's (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=1, help="drills, with the seeds that follow (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="drills at once (default: %(default)s)")
+    parser.add_argument("--engine", choices=["emulated", "local"], default="emulated", help="(default: %(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="KIND", help=f"kinds of fault: {', '.join(FaultKind)}")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of sound drills too")
+    parser.add_argument("--json", type=Path, help="append each outcome to this file, one JSON object a line")
+    options = parser.parse_args(arguments)
+    kinds = [FaultKind(kind) for kind in options.only] if options.only else list(FaultKind)
+    os.chdir(ROOT)
+    outcomes: list[Outcome] = []
+    seeds = range(options.seed, options.seed + options.runs)
+    for outcome in _drills(seeds, kinds, options):
+        outcomes.append(outcome)
+        print(line(outcome), flush=True)
+        if options.json:
+            with options.json.open("a") as file:
+                file.write(json.dumps(asdict(outcome), default=str) + "\n")
+    print("\n" + table(outcomes))
+    return int(any(outcome.violations for outcome in outcomes))
+
+
+def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.Namespace) -> Iterator[Outcome]:
+    def one(seed: int) -> Outcome:
+        # a short path: sockets lie in it
+        folder = Path(tempfile.mkdtemp(prefix=f"drill-{seed}-"))
+        return drill(plan(seed, kinds), folder, engine=options.engine, keep=options.keep)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        yield from pool.map(one, seeds)
+
+
+def line(outcome: Outcome) -> str:
+    """Tell one drill's outcome; several lines when something was violated."""
+    resumed = ", ".join(f"{seconds:.1f}" for seconds in outcome.resume_s)
+    text = (
+        f"seed {outcome.seed}: {'VIOLATED' if outcome.violations else 'ok'}; {outcome.algorithm}, "
+        f"{', '.join(outcome.targets) or 'no fault'}; {outcome.num_updates} updates in {outcome.wall_s:.0f} s, "
+        f"resumed after {resumed or '-'} s"
+    )
+    if outcome.num_relayed:
+        text += f"; {outcome.num_damaged} of {outcome.num_relayed} messages damaged"
+    for cost in outcome.costs:
+        text += f"; {cost.worker} took {cost.num_lost} tokens of {cost.num_in_flight} trajectories with it"
+        text += f" ({cost.num_sampled_again} sampled again)"
+    for note in outcome.notes:
+        text += f"\n    note: {note}"
+    for violation in outcome.violations:
+        text += f"\n    {violation.invariant}: {violation.detail}"
+    if outcome.folder is not None:
+        text += f"\n    folder: {outcome.folder}; again: python -m ops.fault_drill --seed {outcome.seed}"
+    return text
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Summarise by kind of fault: a drill counts under every kind that it had."""
+    rows = [("fault", "drills", "violated", "resumed, median s", "longest s", "sampled again")]
+    for kind in (*FaultKind, None):
+        chosen = [outcome for outcome in outcomes if kind is None or str(kind) in outcome.kinds]
+        if not chosen:
+            continue
+        resumed = [seconds for outcome in chosen for seconds in outcome.resume_s]
+        again = sum(cost.num_sampled_again for outcome in chosen for cost in outcome.costs)
+        rows.append(
+            (
+                str(kind) if kind else "all",
+                str(len(chosen)),
+                str(sum(bool(outcome.violations) for outcome in chosen)),
+                f"{statistics.median(resumed):.1f}" if resumed else "-",
+                f"{max(resumed):.1f}" if resumed else "-",
+                str(again),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Claims about the check itself: a sound history passes, and for every invariant a history that breaks it is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from ops.drill.check import INVARIANTS, KillCost, Limits, check, kill_costs
+from ops.drill.events import (
+    Admitted,
+    Audited,
+    Beat,
+    Checkpointed,
+    Claimed,
+    Crashed,
+    Ended,
+    Epoch,
+    Event,
+    Finished,
+    Held,
+    Killed,
+    Published,
+    Sampled,
+    Settled,
+    Stalled,
+    Stored,
+    Tally,
+    Updated,
+)
+
+LIMITS = Limits(eta=1, group_size=2, num_slots=4, window_tokens=8)
+G, H = "generator-0#1", "generator-0#2"
+
+
+def stored(name: str, begin: int, end: int, *, who: str = G, version: int = 0, final: bool = False) -> Stored:
+    trajectory = name.rpartition(".")[0]
+    return Stored(name, trajectory, who, begin, end, version, version, is_final=final, is_true=True)
+
+
+SOUND: tuple[Event, ...] = (
+    Epoch("learner", 1),
+    Epoch("generator-0", 1),
+    Beat(G, 11, 0, 1 << 20),
+    Published(0),
+    Admitted(0),
+    Admitted(1),
+    Tally(4, 8, 0),
+    *(Held(f"t.{group}.{member}", G) for group in (0, 1) for member in (0, 1)),
+    stored("t.0.0.0", 0, 8),
+    stored("t.0.1.0", 0, 5, final=True),
+    stored("t.1.0.0", 0, 6, final=True),
+    stored("t.1.1.0", 0, 7, final=True),
+    *(Ended(name, "dropped:no_signal") for name in ("t.1.0.0", "t.1.0", "t.1.1.0", "t.1.1")),
+    Epoch("generator-0", 2),
+    Beat(H, 12, 1, 1 << 20),
+    Held("t.0.0", H),
+    stored("t.0.0.1", 8, 11, who=H, final=True),
+    Claimed("learner#1/a", 1, ("0",), 0),
+    Published(1),
+    Settled("learner#1/a"),
+    *(Ended(name, "trained") for name in ("t.0.0.0", "t.0.0.1", "t.0.0", "t.0.1.0", "t.0.1")),
+    Tally(4, 12, 0),
+    Checkpointed("000001.version-1", 1, 1, ("learner#1/a",)),
+    Updated(1, 1, 1),
+    Killed("generator-0", 11),
+    Sampled(11, "t.0.0", 0, 8),
+    Sampled(11, "t.0.0", 8, 10),
+    Sampled(12, "t.0.0", 8, 11),
+    Audited(balances=True, in_flight=0, text=""),
+    Finished(0),
+)
+
+
+def before(kind: type, *events: Event) -> Callable[[Sequence[Event]], list[Event]]:
+    """Put events before the last of a kind."""
+
+    def tamper(sound: Sequence[Event]) -> list[Event]:
+        at = max(i for i, event in enumerate(sound) if isinstance(event, kind))
+        return [*sound[:at], *events, *sound[at:]]
+
+    return tamper
+
+
+def without(unwanted: Callable[[Event], bool]) -> Callable[[Sequence[Event]], list[Event]]:
+    return lambda sound: [event for event in sound if not unwanted(event)]
+
+
+def changed(kind: type, *, last: bool = True, **fields: object) -> Callable[[Sequence[Event]], list[Event]]:
+    """Change fields of the last (or first) event of a kind."""
+
+    def tamper(sound: Sequence[Event]) -> list[Event]:
+        found = [i for i, event in enumerate(sound) if isinstance(event, kind)]
+        at = found[-1 if last else 0]
+        return [*sound[:at], replace(sound[at], **fields), *sound[at + 1 :]]  # type: ignore[type-var]
+
+    return tamper
+
+
+TAMPERED: list[tuple[str, Callable[[Sequence[Event]], list[Event]], str]] = [
+    ("one end", without(lambda e: e == Ended("t.0.1", "trained")), "t.0.1 was admitted and never ended"),
+    ("one end", before(Audited, Ended("t.0.0", "dropped:stale")), "ended twice: trained, then dropped:stale"),
+    ("one end", before(Audited, Ended("t.9.0", "trained")), "never admitted"),
+    ("one end", before(Audited, Held("t.0.0", H)), "had ended as trained"),
+    ("one end", before(Audited, stored("t.1.1.1", 7, 9, who=H)), "had ended as dropped:no_signal"),
+    ("one end", changed(Ended, fate="without a reason"), "ended as 'without a reason'"),
+    ("one commit", without(lambda e: isinstance(e, Checkpointed)), "is in no checkpoint"),
+    ("one commit", before(Audited, Checkpointed("2", 2, 2, ("learner#1/a",))), "is in checkpoints"),
+    ("one commit", before(Audited, Checkpointed("2", 2, 2, ("learner#1/z",))), "which the ledger never gave"),
+    (
+        "one commit",
+        before(Audited, Claimed("learner#1/b", 1, ("0",), 0), Checkpointed("2", 2, 2, ("learner#1/b",))),
+        "unit 0 was trained in learner#1/a and in learner#1/b",
+    ),
+    (
+        "one commit",
+        before(Audited, Claimed("learner#1/b", 1, ("1",), 0), Checkpointed("2", 2, 2, ("learner#1/b",))),
+        "ended as dropped:no_signal",
+    ),
+    ("stored once", before(Claimed, stored("t.0.0.1", 11, 12, who=H)), "was stored twice"),
+    ("stored once", changed(Stored, begin=9), "begins at 9, the trajectory had reached 8"),
+    ("stored once", changed(Stored, begin=7), "begins at 7, the trajectory had reached 8"),
+    ("stored once", changed(Stored, is_true=False), "other tokens"),
+    ("versions grow", before(Updated, Published(1)), "after version 1"),
+    ("versions grow", before(Audited, Updated(2, 1, 0)), "after version 1"),
+    ("never stale", changed(Claimed, version=2), "eta 1"),
+    ("never stale", changed(Updated, staleness=2), "2 versions old"),
+    ("never stale", changed(Stored, newest=1), "the newest published was 0"),
+    ("fenced is powerless", changed(Stored, who=G), "newest epoch of generator-0 was 2"),
+    ("fenced is powerless", before(Claimed, Held("t.0.1", G)), "newest epoch of generator-0 was 2"),
+    ("fenced is powerless", before(Claimed, Beat(G, 11, 0, 0)), "newest epoch of generator-0 was 2"),
+    ("fenced is powerless", before(Claimed, Epoch("learner", 2)), "newest epoch of learner was 2"),
+    ("fenced is powerless", before(Claimed, Epoch("generator-0", 1)), "went from 2 to 1"),
+    ("everything moves", before(Finished, Stalled("no update for 60 s")), "no update for 60 s"),
+    ("everything moves", before(Finished, Crashed("learner", "KeyError")), "KeyError"),
+    ("everything moves", changed(Finished, exit_code=3), "exit code 3"),
+    ("everything moves", without(lambda e: isinstance(e, Finished)), "did not end"),
+    ("buffers are bounded", changed(Tally, used=13), "credit 13 of 12"),
+    ("buffers are bounded", changed(Beat, num_live=5), "5 live requests for 4 slots"),
+    ("buffers are bounded", changed(Beat, rss_bytes=2 << 30), "2048 MB"),
+    ("it balances", changed(Tally, groups_missing=1), "1 groups are missing"),
+    ("it balances", changed(Audited, balances=False, text="groups 1"), "does not balance: groups 1"),
+    ("it balances", changed(Audited, in_flight=3), "3 trajectories are in flight"),
+    ("it balances", without(lambda e: isinstance(e, Audited)), "never audited"),
+    ("kills are cheap", before(Audited, Sampled(11, "t.0.0", 10, 17)), "lost 9 tokens of t.0.0; a window has 8"),
+]
+
+
+def test_a_sound_history_has_no_violation() -> None:
+    assert check(SOUND, LIMITS) == []
+
+
+@pytest.mark.parametrize(("invariant", "tamper", "complaint"), TAMPERED, ids=[f"{n}: {c}" for n, _, c in TAMPERED])
+def test_a_history_that_breaks_an_invariant_is_caught(
+    invariant: str, tamper: Callable[[Sequence[Event]], list[Event]], complaint: str
+) -> None:
+    found = check(tamper(SOUND), LIMITS)
+    assert any(v.invariant == invariant and complaint in v.detail for v in found), found
+
+
+def test_every_invariant_has_a_history_that_breaks_it() -> None:
+    assert {name for name, _, _ in TAMPERED} == set(INVARIANTS)
+
+
+def test_many_violations_of_a_kind_are_counted_not_listed() -> None:
+    found = check([*SOUND, *(Stalled(f"wait {n}") for n in range(50))], LIMITS)
+    assert [v.detail for v in found][-1] == "... 45 more"
+
+
+def test_a_kill_costs_what_its_generator_had_sampled_and_not_stored() -> None:
+    assert kill_costs(SOUND) == [KillCost("generator-0", 11, num_in_flight=1, num_lost=2, num_sampled_again=2)]
+    assert kill_costs(without(lambda e: isinstance(e, Killed))(SOUND)) == []

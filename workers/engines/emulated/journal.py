@@ -1,0 +1,40 @@
+"""What an emulated generator has sampled, written down where a kill does not reach it: a drill counts by it what the kill cost.
+
+*Consumes* stretches of responses. *Produces* lines ``trajectory begin end`` in a file of the process's own, the last of which
+may be cut short. *Waits for* the disk's cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol.ids import TrajectoryId
+
+
+class Journal:
+    """Appends what was sampled."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._lines: list[str] = []
+
+    def note(self, trajectory: TrajectoryId, begin: int, end: int) -> None:
+        """Take note of the tokens at response positions ``begin`` to ``end`` - 1."""
+        self._lines.append(f"{trajectory} {begin} {end}\n")
+
+    def flush(self) -> None:
+        """Write what was noted, in one piece."""
+        if self._lines:
+            os.write(self._file, "".join(self._lines).encode())
+            self._lines.clear()
+
+
+def read_journal(path: Path) -> Iterator[tuple[TrajectoryId, int, int]]:
+    """Yield trajectory, first position and the position after the last, in the order of sampling."""
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            name, begin, end = line.split()
+            yield TrajectoryId.parse(name), int(begin), int(end)
