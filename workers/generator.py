@@ -76,6 +76,8 @@ class Generator(Actor):
         await self.ctx.replay.open(ledger_spec(config, self._source))
         self._engine: GenerationEngine = await self.ctx.compute(build_generation_engine, config)
         self._held: dict[TrajectoryId, _Held] = {}
+        self._unwritten: set[TrajectoryId] = set()
+        """Submitted to the engine, and no writer has taken the window yet."""
         self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
         self._store_trouble = ""
@@ -149,9 +151,7 @@ class Generator(Actor):
             self.ctx.who, max_trajectories=wanted, policy_version=self._engine.policy_version
         )
         for lease in grant.leases:
-            if lease.trajectory in self._held:
-                # Opened by a person, and ours again before its window was written. That window is still the next one, or will
-                # be found not to be when it is written.
+            if not await self._is_new(lease):
                 continue
             if not await self._can_begin(lease):
                 await self.ctx.replay.give_back(self.ctx.who, (lease.trajectory,))
@@ -163,6 +163,19 @@ class Generator(Actor):
             self._next_weights_look = 0.0
         if grant.refusal is not None and not self._held:
             self.ctx.waiting_for(WaitingFor.CREDIT, _REFUSALS[grant.refusal])
+
+    async def _is_new(self, lease: Lease) -> bool:
+        """Return whether nothing of a leased trajectory is under way here. A trajectory that was opened by hand may come back
+        before its window is written: if that window is still the next one it stays, else the trajectory is opened again."""
+        held = self._held.get(lease.trajectory)
+        if held is None:
+            return True
+        if lease.next_index == held.next_index:
+            return False
+        if lease.trajectory not in self._unwritten:
+            return True  # its window is stored, and is being sent: this is the next one
+        await self.ctx.replay.give_back(self.ctx.who, (lease.trajectory,))
+        return False
 
     async def _can_begin(self, lease: Lease) -> bool:
         """An evaluation begins under its version or a later one; one that cannot yet is opened again, not waited for."""
@@ -181,6 +194,7 @@ class Generator(Actor):
         return _Held(lease, prompt, np.empty(0, np.int32), lease.next_index)
 
     def _submit(self, held: _Held) -> None:
+        self._unwritten.add(held.lease.trajectory)
         generation = self.ctx.config.generation
         evaluation = held.lease.evaluation
         if evaluation is None:
@@ -290,6 +304,7 @@ class Generator(Actor):
 
     async def _write(self, window: Window) -> None:
         held = self._held[window.trajectory]
+        self._unwritten.discard(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
             await self._let_go(window.trajectory)
             return

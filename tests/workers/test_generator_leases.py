@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.replay.admin import Place, Wish
 from pipeline.replay.buffer import Unit
+from pipeline.replay.memory import MemoryReplay
+from pipeline.replay.memory_admin import MemoryAdmin
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.messages import Message
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
-from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.replay.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.engines.generation import Window
 from workers.generator import Generator, _Held
@@ -38,6 +41,7 @@ class _SlowOutbox:
         grant = await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=1)
         (lease,) = grant.leases
         assert lease.next_index == 1, "the parked trajectory comes back before new prompts"
+        assert await self._generator._is_new(lease)
         self._generator._held[lease.trajectory] = self._generator._hold(lease)
         return True
 
@@ -64,7 +68,7 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
         (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
         generator = Generator(ctx)
         generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
-        generator._store_trouble = ""
+        generator._store_trouble, generator._unwritten = "", set()
         generator._outboxes = [_SlowOutbox(generator)] if leased_meanwhile else []  # pyright: ignore[reportAttributeAccessIssue]
 
         await generator._write(window(lease.trajectory))
@@ -75,6 +79,37 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
             assert held.response_tokens.tolist() == [7, 8], "it goes on after the chunk that was stored"
         else:
             assert held is None, "without credit for its next window it is nobody's"
+        ctx.close()
+
+
+@pytest.mark.parametrize("moved_on", [False, True])
+async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_begun_twice(
+    tmp_path: Path, moved_on: bool
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock, registry = ManualClock(), MemoryRegistry(ManualClock())
+        ctx = await context_of(
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
+        )
+        replay, other = ctx.replay, Incarnation(Role.GENERATOR, "generator-1", 1)
+        assert isinstance(replay, MemoryReplay)
+        admin = MemoryAdmin(replay, lambda _: 1)
+        await replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
+        (lease,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
+        generator = Generator(ctx)
+        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
+        generator._unwritten = {lease.trajectory}  # the engine samples it
+        await admin.requeue(Wish(worker="generator-0"))
+        if moved_on:
+            await replay.lease(other, max_trajectories=1)
+            await replay.write_chunk(other, make_chunk(lease.trajectory, final=False))
+            await replay.give_back(other)
+
+        (again,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
+        assert not await generator._is_new(again)
+        assert list(generator._held) == [lease.trajectory]
+        (waited,) = (await admin.waits()).units[0].trajectories
+        assert waited.place is (Place.OPEN if moved_on else Place.LEASED), "what moved on elsewhere is for others"
         ctx.close()
 
 
