@@ -16,11 +16,11 @@ from ops.drill.append_only import read_transactions
 from ops.drill.events import Checkpointed, Crashed, Event, Sampled, Updated
 from ops.drill.fleet import RUN, DrillFleet
 from ops.drill.ledger_history import LedgerHistory
+from pipeline.checkpoints import read_checkpoint
 from pipeline.config.load import read_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
 from protocol.errors import DataError
 from protocol.trajectory import TrajectoryChunk
-from workers.checkpoint import read_checkpoint
 from workers.engines.emulated.build import length_law
 from workers.engines.emulated.journal import read_journal
 from workers.engines.emulated.law import TokenLaw
