@@ -13,14 +13,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ops.bench.fleet_run import last_counters, train
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.errors import DataError
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
 _FLEET = Path("configs/fleets/demo.toml")
-_POLL_S = 0.1
-_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +135,12 @@ def _train(variant: Variant, overrides: Sequence[str], config: RunConfig, taken:
     for left in (taken, config.run_dir):  # by a comparison that was interrupted
         shutil.rmtree(left, ignore_errors=True)
     taken.mkdir(parents=True)
-    log = config.run_dir.with_suffix(".out")
-    command = [sys.executable, "-m", "pipeline.cli", "up", str(variant.config), "--fleet", str(_FLEET), "--plain"]
-    command += [word for override in overrides for word in ("--set", override)]
-    with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + _LIMIT_S
-        try:
-            while process.poll() is None:
-                _link(config.run_dir / "weights", taken)
-                if time.monotonic() > deadline:
-                    raise DataError(f"the run did not end within {_LIMIT_S:.0f} s; see {config.run_dir} and {log}")
-                time.sleep(_POLL_S)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(60.0)
-    if process.returncode:
-        raise DataError(f"the run ended with code {process.returncode}; see {log} and {config.run_dir}")
+    train(
+        [variant.config, _FLEET],
+        overrides,
+        config.run_dir,
+        on_poll=lambda: _link(config.run_dir / "weights", taken),
+    )
 
 
 def _link(source: Path, taken: Path) -> None:
@@ -181,10 +165,10 @@ def _examine(variant: Variant, seed: int, config: RunConfig, taken: Path, *, num
         if not weights.exists():
             raise DataError(f"version {row.policy_version} of {config.run_dir} was published, but not found in {taken}")
         curve.append(Point(row.update, row.at_s - began_s, examiner.accuracy(weights)))
-    counters = list(_last_counters(config.run_dir / "logs"))
+    counters = list(last_counters(config.run_dir, "generator"))
 
     def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for role, values in counters if role == "generator")
+        return sum(values.get(name, 0.0) for values in counters)
 
     entropies = [row.metrics["entropy"] for row in rows[-5:] if "entropy" in row.metrics]
     return Outcome(
@@ -207,15 +191,6 @@ def _examine(variant: Variant, seed: int, config: RunConfig, taken: Path, *, num
         staleness_mean=sum(row.staleness_mean for row in rows) / len(rows),
         entropy_last=sum(entropies) / len(entropies) if entropies else float("nan"),
     )
-
-
-def _last_counters(logs: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield role and counters of every worker at its end."""
-    for path in sorted(logs.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            event: dict[str, Any] = json.loads(line)
-            if event.get("event") == "worker_ended" and "counters" in event:
-                yield event["role"], event["counters"]
 
 
 def outcomes(folder: Path, variants: Sequence[Variant], seeds: int) -> Iterator[Outcome]:
