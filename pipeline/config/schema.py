@@ -222,6 +222,7 @@ class EmulationSection(Section):
         default=None,
         description="Folder in which every generator writes down what it samples, for drills that kill it.",
     )
+    value_cost: float = Field(default=1.0, ge=0.0, description="What a value model's step costs over the policy's.")
 
 
 class RewardSection(Section):

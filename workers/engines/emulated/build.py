@@ -64,7 +64,9 @@ def build_emulated_value(config: RunConfig) -> EmulatedValue:
     """Make the value worker's engine."""
     settings = config.emulation
     return EmulatedValue(
-        token_s=settings.scoring_token_s, step_s=settings.step_s, training_token_s=settings.training_token_s
+        token_s=settings.scoring_token_s,
+        step_s=settings.value_cost * settings.step_s,
+        training_token_s=settings.value_cost * settings.training_token_s,
     )
 
 

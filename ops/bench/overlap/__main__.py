@@ -1,0 +1,67 @@
+"""Run every scenario and print one table.
+
+    python -m ops.bench.overlap --json bench-results/overlap.json
+
+*Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the runs, scenario by scenario in each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ops.bench.ablation.page import machine
+from ops.bench.overlap.measure import Measured, measure, summarize
+from ops.bench.overlap.scenarios import SCENARIOS
+from ops.bench.table import show, write_json
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench overlap", description="Schedules of the same draws, with emulated engines."
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="each with a seed of its own (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=24, help="of a scenario (default: %(default)s)")
+    parser.add_argument("--only", help="scenarios whose name holds this text")
+    parser.add_argument("--work", type=Path, default=Path("bench-results/overlap"), help="runs (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    options = parser.parse_args(arguments)
+    scenarios = [scenario for scenario in SCENARIOS if not options.only or options.only in scenario.name]
+    runs: dict[str, list[Measured]] = {scenario.name: [] for scenario in scenarios}
+    for seed in range(options.rounds):
+        for scenario in scenarios:
+            runs[scenario.name].append(measure(scenario, options.work, seed=seed, num_updates=options.updates))
+            print(f"{scenario.name}, seed {seed}: {runs[scenario.name][-1].update_s:.2f} s an update", flush=True)
+    middle = [summarize(of) for of in runs.values()]
+    base = middle[0]
+    show(
+        "the same draws, scheduled five ways",
+        ("", "s/update", "ideal", "share", "speed-up", "ideal's", "tokens/s", "gen. use", "learn. use", "staleness"),
+        [
+            (
+                run.scenario,
+                run.update_s,
+                run.ideal_update_s,
+                run.share_of_ideal,
+                run.tokens_per_s / base.tokens_per_s,
+                (run.tokens_per_s * run.update_s / run.ideal_update_s)
+                / (base.tokens_per_s * base.update_s / base.ideal_update_s),
+                run.tokens_per_s,
+                run.generator_utilisation,
+                run.learner_utilisation,
+                f"{run.staleness_max} of {run.eta}",
+            )
+            for run in middle
+        ],
+    )
+    if options.json:
+        command = f"headrace bench overlap --rounds {options.rounds} --updates {options.updates}"
+        results = {name: [asdict(run) for run in of] for name, of in runs.items()}
+        write_json(options.json, {"command": command, "machine": machine(), "runs": results})
+
+
+if __name__ == "__main__":
+    main()

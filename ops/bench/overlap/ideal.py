@@ -1,0 +1,81 @@
+"""The time that an update would take if nothing but the emulated work took any: computed from the law and the costs alone.
+
+*Consumes* costs, response lengths and a scenario. *Produces* seconds an update. *Waits for* nothing.
+
+Without a barrier the bound is the slower of two things that never wait: generators whose slots are always full, and a learner
+that always has a batch. With a barrier an update is its rollout, on slots that empty as responses end, and then its step; one
+step off, the slower of these two.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the emulated fleet costs."""
+
+    num_generators: int
+    num_slots: int
+    """A generator's."""
+    decode_base_s: float
+    decode_slot_s: float
+
+    def saturated_s(self, num_tokens: float) -> float:
+        """Seconds to decode so many tokens with every slot full."""
+        step_s = self.decode_base_s + self.decode_slot_s * self.num_slots
+        return num_tokens / (self.num_generators * self.num_slots) * step_s
+
+    def rollout_s(self, lengths: Sequence[int]) -> float:
+        """Seconds until the last of these responses ends when nothing else is decoded: responses are spread evenly over the
+        generators, each goes into the slot that falls free first, and a step costs what its live sequences cost."""
+        return max(self._one(lengths[first :: self.num_generators]) for first in range(self.num_generators))
+
+    def _one(self, lengths: Sequence[int]) -> float:
+        ends: list[int] = []
+        intervals: list[tuple[int, int]] = []
+        for length in lengths:
+            begin = heapq.heappop(ends) if len(ends) >= self.num_slots else 0
+            heapq.heappush(ends, begin + length)
+            intervals.append((begin, begin + length))
+        longest = max((end for _, end in intervals), default=0)
+        return longest * self.decode_base_s + sum(lengths) * self.decode_slot_s
+
+
+def batches(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Yield the whole batches of responses in order of admission."""
+    for begin in range(0, len(lengths) - size + 1, size):
+        yield lengths[begin : begin + size]
+
+
+def ideal_update_s(
+    costs: Costs,
+    lengths: Sequence[int],
+    batch: int,
+    *,
+    learn_s: float,
+    has_barrier: bool,
+    is_one_off: bool,
+    sampled_per_trained: float = 1.0,
+) -> float:
+    """Return the bound of a scenario.
+
+    Args:
+        costs: Of the generators.
+        lengths: Response lengths in order of admission, in tokens.
+        batch: Responses an update trains on.
+        learn_s: What the learner computes for an update.
+        has_barrier: See ``Scenario``.
+        is_one_off: See ``Scenario``.
+        sampled_per_trained: Responses sampled for one that is trained on; more than 1 where groups are filtered.
+    """
+    rollouts = [costs.rollout_s(part) for part in batches(lengths, batch)]
+    if has_barrier:
+        return mean(rollouts) + learn_s
+    if is_one_off:
+        return mean(max(rollout, learn_s) for rollout in rollouts)
+    return max(costs.saturated_s(mean(lengths) * batch * sampled_per_trained), learn_s)

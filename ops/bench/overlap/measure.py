@@ -1,0 +1,157 @@
+"""One scenario run for real, and what came of it.
+
+*Consumes* a scenario. *Produces* a ``Measured``. *Waits for* ``headrace up``.
+
+Rates are those of the steady state: the first updates, when every queue is empty, are left out. Utilisations are those of the
+whole run, from the first wait of the learner to its last update.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import TYPE_CHECKING
+
+from ops.bench.fleet_run import last_counters, train
+from ops.bench.overlap.ideal import Costs, ideal_update_s
+from ops.bench.overlap.scenarios import CONFIG, Scenario
+from ops.demo_task import Split, write_file
+from pipeline.config.load import load_config, resolve_paths
+from pipeline.history import HISTORY_NAME, UpdateRow, read_history
+from protocol.ids import TrajectoryId
+from workers.engines.emulated.build import length_law
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+_WARMUP_UPDATES = 4
+_NUM_PROMPTS = 8192
+_POSITIONS = 4096
+_NUM_DRAWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run of a scenario gave."""
+
+    scenario: str
+    num_updates: int
+    update_s: float
+    """Mean seconds an update, warm-up left out."""
+    tokens_per_s: float
+    """Response tokens trained on."""
+    ideal_update_s: float
+    """Bound of this scenario for batches of the size that was trained on."""
+    generator_utilisation: float
+    """Tokens sampled over what slots that are always full would have sampled."""
+    learner_utilisation: float
+    """Share of the time in steps."""
+    staleness_max: int
+    eta: int
+    mean_length: float
+    """Of trained responses (for windows: trained tokens a response that began), in tokens."""
+    mean_length_drawn: float
+    """Of the law, cut at the cap."""
+
+    @property
+    def share_of_ideal(self) -> float:
+        """The bound's time over the time taken."""
+        return self.ideal_update_s / self.update_s
+
+
+def measure(scenario: Scenario, work: Path, *, seed: int, num_updates: int) -> Measured:
+    """Run a scenario. Raises DataError when the run fails."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in scenario.name)[:40].strip("-")
+    overrides = [
+        *scenario.overrides,
+        f"model.path={prepare_model(work / 'model')}",
+        f'data.train=["{prepare_data(work / "data")}"]',
+        f"run.name={name}-{seed}",
+        f"run.dir={work}",
+        f"run.seed={seed}",
+        f"run.num_updates={num_updates}",
+    ]
+    config = resolve_paths(load_config([CONFIG], overrides))
+    shutil.rmtree(config.run_dir, ignore_errors=True)
+    train([CONFIG], overrides, config.run_dir)
+    return _read(scenario, config)
+
+
+def _read(scenario: Scenario, config: RunConfig) -> Measured:
+    rows = [row for row in read_history(config.run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
+    first = rows[0]
+    whole_s = rows[-1].at_s - (first.at_s - first.wait_s - first.logprob_s - first.step_s - first.publish_s)
+    steady = rows[_WARMUP_UPDATES:]
+    steady_s = steady[-1].at_s - rows[_WARMUP_UPDATES - 1].at_s
+    tokens = sum(row.num_response_tokens for row in steady)
+    counters = list(last_counters(config.run_dir, "generator"))
+    sampled = sum(values.get("sampled_tokens", 0.0) for values in counters)
+    settings = config.emulation
+    costs = Costs(config.fleet.generator, config.generation.num_slots, settings.decode_base_s, settings.decode_slot_s)
+    lengths = draws(config)
+    batch_tokens = mean(row.num_response_tokens for row in steady)
+    batch = round(batch_tokens / mean(lengths))
+    report = json.loads((config.run_dir / "report.json").read_text(encoding="utf-8"))
+    return Measured(
+        scenario=scenario.name,
+        num_updates=len(rows),
+        update_s=steady_s / len(steady),
+        tokens_per_s=tokens / steady_s,
+        ideal_update_s=ideal_update_s(
+            costs,
+            lengths,
+            batch,
+            learn_s=settings.step_s,
+            has_barrier=scenario.has_barrier,
+            is_one_off=scenario.is_one_off,
+            sampled_per_trained=sampled / max(1.0, sum(row.num_response_tokens for row in rows))
+            if config.algorithm.dynamic_sampling
+            else 1.0,
+        ),
+        generator_utilisation=costs.saturated_s(sampled) / whole_s,
+        learner_utilisation=sum(row.step_s for row in rows) / whole_s,
+        staleness_max=int(report["max_staleness"]),
+        eta=config.staleness.eta,
+        mean_length=mean(row.response_length for row in steady),
+        mean_length_drawn=mean(lengths),
+    )
+
+
+def draws(config: RunConfig) -> list[int]:
+    """Return the response lengths of the first trajectories in order of admission, cut at the cap."""
+    law, algorithm = length_law(config.emulation), config.algorithm
+    return [
+        min(config.generation.max_response_tokens, law.draw(config.run.seed, TrajectoryId("t", group, member)))
+        for group in range(_NUM_DRAWS // algorithm.group_size)
+        for member in range(algorithm.group_size)
+    ]
+
+
+def prepare_model(folder: Path) -> Path:
+    """Copy the demo's tokenizer and configuration, with room for long responses; there are no weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Path("ops/tiny_model")
+    for path in source.iterdir():
+        if path.suffix == ".json" and path.name != "config.json":
+            shutil.copy(path, folder / path.name)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config["max_position_embeddings"] = _POSITIONS
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(source / "model.safetensors", folder / "model.safetensors")
+    return folder.resolve()
+
+
+def prepare_data(folder: Path) -> Path:
+    """Write prompts and return their file."""
+    path = folder / "train.jsonl"
+    write_file(path, Split.TRAIN, _NUM_PROMPTS, 0)
+    return path.resolve()
+
+
+def summarize(runs: list[Measured]) -> Measured:
+    """Return the run of median speed."""
+    middle = median(run.update_s for run in runs)
+    return min(runs, key=lambda run: abs(run.update_s - middle))
