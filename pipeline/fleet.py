@@ -144,9 +144,11 @@ class FleetPlan:
         """Take over a process that an earlier supervisor started. It is drained if it is surplus."""
         self._workers[name] = Worker(name, role, Phase.RUNNING)
 
-    def condemn(self, name: str) -> None:
-        """Take note that a worker was found frozen or stuck and is being killed: its exit is none of its own."""
-        self._workers[name].is_condemned = True
+    def condemn(self, name: str) -> bool:
+        """Take note that a worker was found frozen or stuck, whose exit is then none of its own; False when that is known."""
+        worker = self._workers[name]
+        is_news, worker.is_condemned = not worker.is_condemned, True
+        return is_news
 
     def recycle(self, now_s: float) -> list[Action]:
         """Drain every worker that runs; those that are still wanted are started again when they have gone."""

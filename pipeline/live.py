@@ -33,7 +33,7 @@ from pipeline.tables import fleet_table, groups_line, tokens_line
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
-    from pipeline.supervisor import Picture
+    from pipeline.surroundings import Picture
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TREND_UPDATES = 32

@@ -1,7 +1,8 @@
-"""Worker processes: started, signalled, reaped; what they print is kept.
+"""Worker processes: started or adopted, signalled, reaped; what they print is kept.
 
-*Consumes* commands. *Produces* processes in sessions of their own (a terminal's Ctrl-C reaches the supervisor alone), and
-``<run_dir>/logs/<worker>.out``. *Waits for* nothing: exits are polled.
+*Consumes* commands. *Produces* processes in sessions of their own (a terminal's Ctrl-C reaches the supervisor alone),
+``<run_dir>/logs/<worker>.out``, and a record of each, by which a later supervisor finds it. *Waits for* nothing: exits are
+polled.
 """
 
 from __future__ import annotations
@@ -10,12 +11,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from pipeline.adopted import AdoptedProcess
 from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.process_records import (
+    ProcessIdentity,
+    Started,
+    forget_started,
+    identify,
+    read_life,
+    read_started,
+    write_started,
+)
 from protocol.ids import Role
 
 Command = Callable[[Role, Path, str], list[str]]
@@ -40,9 +52,25 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """A worker's process of an earlier supervisor that still runs."""
+
+    worker: str
+    role: Role
+    identity: ProcessIdentity
+    epoch: int
+    """As it says itself; 0 while it is not registered."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.identity.pid
+
+
+@dataclass(frozen=True, slots=True)
 class _Child:
     role: Role
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | AdoptedProcess
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
@@ -82,7 +110,33 @@ class Processes:
             self._unstarted.append(Exit(name, role, 0, ExitCode.FAILURE))
             return
         self._children[name] = _Child(role, process)
+        self._put_on_record(name, role, process.pid)
         log.info("worker_started", worker=name, pid=process.pid)
+
+    def find(self) -> list[Found]:
+        """Return the workers' processes on record that run on this host and are not held here."""
+        found: list[Found] = []
+        for worker, record in read_started(self._run_dir).items():
+            identity = record.identity
+            if worker in self._children or identify(identity.pid) != identity:
+                continue
+            life = read_life(self._run_dir, worker, identity)
+            found.append(Found(worker, Role(record.role), identity, life.epoch if life else 0))
+        return found
+
+    def adopt(self, found: Found) -> bool:
+        """Hold a process of an earlier supervisor from now on; False when it has just ended."""
+        process = self._hold(found)
+        if process is not None:
+            self._children[found.worker] = _Child(found.role, process)
+        return process is not None
+
+    def end(self, found: Found) -> None:
+        """Kill a process that is not held here, and wait until it is gone."""
+        if process := self._hold(found):
+            process.kill()
+            process.wait()
+        forget_started(self._run_dir, found.worker)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a worker that is still there."""
@@ -96,6 +150,7 @@ class Processes:
             code = child.process.poll()
             if code is not None:
                 del self._children[name]
+                forget_started(self._run_dir, name)
                 ended.append(Exit(name, child.role, child.process.pid, code))
         return ended
 
@@ -107,9 +162,28 @@ class Processes:
     def close(self) -> None:
         """Kill what is left and wait until it is gone."""
         self.kill_all()
-        for child in self._children.values():
+        for name, child in self._children.items():
             child.process.wait()
+            forget_started(self._run_dir, name)
         self._children.clear()
+
+    def _hold(self, found: Found) -> AdoptedProcess | None:
+        def exit_code() -> int | None:
+            life = read_life(self._run_dir, found.worker, found.identity)
+            return None if life is None else life.exit_code
+
+        with suppress(ProcessLookupError):
+            return AdoptedProcess(found.identity, exit_code)
+        return None
+
+    def _put_on_record(self, name: str, role: Role, pid: int) -> None:
+        """Without a record (the disk is full) a later supervisor starts its own, which fences this one."""
+        identity = identify(pid)
+        try:
+            if identity is not None:
+                write_started(self._run_dir, name, Started(identity, str(role)))
+        except OSError as error:
+            log.warning("process_not_on_record", worker=name, pid=pid, reason=str(error))
 
     def output_path(self, worker: str) -> Path:
         """Return where a worker's terminal output goes."""

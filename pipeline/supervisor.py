@@ -6,7 +6,7 @@
 What to do is decided by ``pipeline.fleet`` and ``pipeline.watchdog``, which own nothing; ``pipeline.processes`` starts, signals
 and reaps; this module joins them and keeps the embedded ledger server alive. A worker that is frozen or stuck is fenced first
 and killed then, so that whatever it still writes has no effect. Workers that a supervisor before this one left behind are
-fenced as well, and end by themselves.
+adopted (``pipeline.takeover``); when they were started with other settings they are drained first and started anew.
 
 The first Ctrl-C (or SIGTERM) drains the fleet; a second one ends it at once. Neither needs the ledger to answer.
 """
@@ -14,12 +14,10 @@ The first Ctrl-C (or SIGTERM) drains the fleet; a second one ends it at once. Ne
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,11 +25,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pipeline.algorithms.catalogue import declaration
-from pipeline.config.load import write_resolved
+from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
 from pipeline.processes import Command, Exit, Processes, worker_command
-from pipeline.replay.buffer import LedgerSpec, Totals
+from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from pipeline.report import write_report
@@ -41,6 +39,8 @@ from pipeline.runtime.exit_codes import ExitCode, as_own
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, open_ledger, read_ledger_url
+from pipeline.surroundings import Picture, Surroundings
+from pipeline.takeover import take_over
 from pipeline.watchdog import Patience, Watchdog
 from pipeline.weights import remove_weights
 from protocol.errors import ConfigError, LedgerError
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from pipeline.runtime.metrics import MetricsServer
 
 _TICK_S = 0.2
-_SERVER_CHECK_S = 1.0
 _ANSWER_S = 2.0
 """The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
 _DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
@@ -67,17 +66,6 @@ class Outcome:
     failure: FleetFailure | None = None
     last_lines: str = ""
     """Of the worker that the fleet failed by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """What the supervisor shows whoever watches."""
-
-    status: RunStatus
-    heartbeats: Sequence[Heartbeat]
-    totals: Totals
-    absent: tuple[str, ...] = ()
-    """Workers that are wanted and are being started again."""
 
 
 def desired_counts(config: RunConfig) -> dict[Role, int]:
@@ -116,7 +104,7 @@ class Supervisor:
                 drain_timeout_s=settings.drain_timeout_s,
             )
         )
-        self._watchdog = Watchdog(Patience(settings.stuck_after_s, settings.start_timeout_s))
+        self._watchdog = Watchdog(_patience(config))
         self._num_signals = 0
         self._is_starved = False
         self._learner_drain_code = int(ExitCode.OK)
@@ -136,12 +124,16 @@ class Supervisor:
             replay = RedisReplay(client, self._config.run.name)
             try:
                 await replay.open(self._spec)
-                self._write_config()
-                await self._fence_leftovers(registry)
-                await registry.set_fleet(Fleet(desired_counts(self._config)))
-                await registry.set_run_status(RunStatus(RunState.RUNNING))
-                loop = _Loop(registry, replay, server, metrics, watch, watch_every_s)
-                status = await self._supervise(loop)
+            except BaseException:  # what an earlier supervisor left running is not touched
+                await registry.aclose()
+                if server is not None and not server.is_adopted:
+                    await asyncio.to_thread(server.stop)
+                raise
+            try:
+                await self._begin(registry)
+                deadline_s = self._config.ledger.scoring_deadline_s
+                around = Surroundings(registry, replay, server, metrics, watch, watch_every_s, deadline_s)
+                status = await self._supervise(around)
                 await self._conclude(registry, replay, status)
             finally:
                 await asyncio.to_thread(self._processes.close)
@@ -187,13 +179,27 @@ class Supervisor:
         except OSError as error:
             raise ConfigError(f"{self._run_dir} cannot be written to: {error.strerror}; nothing was started") from error
 
-    async def _fence_leftovers(self, registry: Registry) -> None:
-        """Fence this host's workers of a supervisor that died; each hears of it within a second and ends."""
-        ours = re.compile(rf"{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")
-        for beat in await registry.heartbeats():
-            if beat.host == socket.gethostname() and ours.fullmatch(beat.who.worker):
-                await registry.fence(beat.who.worker)
-                log.info("leftover_fenced", worker=beat.who.worker, pid=beat.pid)
+    async def _begin(self, registry: Registry) -> None:
+        """Adopt what an earlier supervisor left running, and say what is wanted."""
+        earlier = self._earlier_config()
+        adopted = await take_over(self._processes, self._plan, registry)
+        self._write_config()
+        wanted = Fleet(desired_counts(self._config))
+        if adopted and earlier is not None:
+            if not _works_the_same(earlier, self._config):
+                log.warning("workers_recycled", why="they were started with other settings", workers=adopted)
+                self._carry_out(self._plan.recycle(time.monotonic()))
+            elif earlier.fleet == self._config.fleet:  # as `headrace scale` left it
+                wanted = await registry.fleet() or wanted
+        await registry.set_fleet(wanted)
+        await registry.set_run_status(RunStatus(RunState.RUNNING))
+
+    def _earlier_config(self) -> RunConfig | None:
+        """Return the settings that processes which are there were started with; None when nobody knows."""
+        try:
+            return read_resolved(self._run_dir)
+        except ConfigError:
+            return None
 
     async def _conclude(self, registry: Registry, replay: RedisReplay, status: RunStatus) -> None:
         """Leave the last state and the report behind; a ledger that is away takes neither."""
@@ -214,21 +220,21 @@ class Supervisor:
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
-    async def _supervise(self, loop: _Loop) -> RunStatus:
+    async def _supervise(self, around: Surroundings) -> RunStatus:
         status = RunStatus(RunState.RUNNING)
         while True:
             now = time.monotonic()
             ended = self._processes.reap()
             for exit_ in ended:
                 self._note(exit_, now)
-            await loop.keep_server(now)
+            await around.keep_server(now)
             try:
-                beats = await loop.registry.heartbeats()
+                beats = await around.registry.heartbeats()
                 if status.state is RunState.RUNNING:
-                    status = await self._steer(loop.registry, now)
-                await self._bury(loop.registry, ended, beats)
-                await self._replace(loop.registry, beats, now)
-                await loop.show(status, beats, self._plan, now)
+                    status = await self._steer(around.registry, now)
+                await self._bury(around.registry, ended, beats)
+                await self._replace(around.registry, beats, now, await around.overdue(now))
+                await around.show(status, beats, self._plan, now)
             except (
                 LedgerError
             ):  # away: it is being started again, and the workers ride it out as well; or it was emptied
@@ -277,13 +283,15 @@ class Supervisor:
             if exit_.code not in _DIED_WELL and (exit_.worker, exit_.pid) in ghosts:
                 await registry.fence(exit_.worker)
 
-    async def _replace(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
+    async def _replace(
+        self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: dict[Role, float]
+    ) -> None:
         """Fence and kill workers that are frozen or stuck."""
-        for worker, reason in self._watchdog.look(beats, self._processes.pids, now).items():
-            log.error("worker_replaced", worker=worker, reason=reason)
+        for worker, reason in self._watchdog.look(beats, self._processes.pids, now, overdue_s).items():
             await registry.fence(worker)
-            self._plan.condemn(worker)
             self._processes.signal(worker, signal.SIGKILL)
+            if self._plan.condemn(worker):
+                log.error("worker_replaced", worker=worker, reason=reason)
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -332,50 +340,28 @@ class Supervisor:
         return Outcome(ExitCode.OK, status)
 
 
+def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
+    """Whether workers of one configuration may serve under the other: how many there are, and who watches them, may differ."""
+    same = {"fleet": other.fleet, "supervisor": other.supervisor}
+    return one.model_copy(update=same) == other
+
+
+def _patience(config: RunConfig) -> Patience:
+    settings = config.supervisor
+    return Patience(
+        stuck_after_s=settings.stuck_after_s,
+        start_timeout_s=settings.start_timeout_s,
+        silent_after_s=settings.silent_after_s,
+        checkpoint_timeout_s=settings.checkpoint_timeout_s,
+        drain_timeout_s=settings.drain_timeout_s,
+        outage_timeout_s=config.ledger.outage_timeout_s,
+        send_timeout_s=config.wire.send_timeout_s,
+    )
+
+
 def meaning(exit_code: int) -> str:
     """Return an exit code in a word."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     values = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
     return values.get(exit_code, "unknown")
-
-
-class _Loop:
-    """What the loop reads and writes: the ledger, its server, whoever watches."""
-
-    def __init__(
-        self,
-        registry: Registry,
-        replay: RedisReplay,
-        server: EmbeddedServer | None,
-        metrics: MetricsServer | None,
-        watch: Callable[[Picture], None] | None,
-        watch_every_s: float,
-    ) -> None:
-        self.registry = registry
-        self._replay = replay
-        self._server = server
-        self._metrics = metrics
-        self._watch = watch
-        self._watch_every_s = watch_every_s
-        self._next_watch_s = 0.0
-        self._next_check_s = 0.0
-
-    async def keep_server(self, now: float) -> None:
-        """Start the embedded server again when it has died. Raises LedgerUnavailable when it cannot be."""
-        if self._server is None or now < self._next_check_s:
-            return
-        self._next_check_s = now + _SERVER_CHECK_S
-        if not await asyncio.to_thread(self._server.is_alive):
-            log.error("ledger_server_died", action="started again on its append-only file")
-            await asyncio.to_thread(self._server.start)
-
-    async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
-        """Give the metrics endpoint and the view what is new, if it is time."""
-        if self._metrics is not None:
-            self._metrics.update(beats)
-        if self._watch is None or now < self._next_watch_s:
-            return
-        self._next_watch_s = now + self._watch_every_s
-        with suppress(BlockingIOError):  # a terminal that takes nothing now misses a picture
-            self._watch(Picture(status, beats, await self._replay.totals(), tuple(plan.absent)))

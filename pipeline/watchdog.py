@@ -1,10 +1,22 @@
-"""Which workers are alive by name only: frozen, stuck, or never begun. Pure; time is an argument.
+"""Which workers are alive by name only: frozen, stuck, idle beside their work, or never begun. Pure; time is an argument.
 
-*Consumes* heartbeats as they are read, and the reader's own monotonic time. *Produces* workers to be replaced, with reasons.
-*Waits for* nothing.
+*Consumes* heartbeats as they are read, how long each role's work has lain in the ledger, and the reader's own monotonic time.
+*Produces* workers to be replaced, with reasons. *Waits for* nothing.
 
 A worker is judged by what changes between two readings, on the reader's clock: wall clocks jump, and a laptop that slept for
-an hour, or a ledger that was away for a minute, must not look like a fleet of dead workers.
+an hour, a ledger that was away for a minute, or a reader that was itself stopped must not look like a fleet of dead workers.
+
+    what stands still          means                                  borne for
+    the heartbeat              the process is frozen                  silent_after_s
+    nothing: it has left       the process does not end               drain_timeout_s
+    turns                      the main loop is dead, whatever        the limit of what it says it waits for
+                               it says that it waits for
+    progress, at compute or    it is stuck with work in its hands     the limit of what it says it waits for
+    with work held
+    progress, at input, while  it turns, but past its work            stuck_after_s
+    its role's work lies overdue
+
+An idle worker turns and holds nothing: it may be idle for ever. One that waits for credit or weights may hold what it likes.
 """
 
 from __future__ import annotations
@@ -13,32 +25,61 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.runtime.registry import Heartbeat, WaitingFor
+from protocol.ids import Role
+
+_NO_OVERDUE: Mapping[Role, float] = {}
+_MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
+"""Whoever waits for these may hold work without progress: others end these waits, and have deadlines for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long each sign of death may last."""
+    """How long each sign of death may last, in seconds."""
 
     stuck_after_s: float
-    """Computing without progress."""
+    """Without a turn of the main loop, or without progress though there is work."""
     start_timeout_s: float
-    """From the start of the process to the first progress: imports, models, data."""
+    """From the start of the process to its main loop (imports, models, data), and for the first call of a computation."""
     silent_after_s: float = 10.0
     """Without a heartbeat: its thread writes one every second."""
+    checkpoint_timeout_s: float = 600.0
+    drain_timeout_s: float = 20.0
+    outage_timeout_s: float = 0.0
+    """How long a worker itself bears a ledger that is full or away, before it ends."""
+    send_timeout_s: float = 0.0
+    """How long a sender waits for room in a mailbox, before it leaves a chunk to the overdue index."""
+
+    def limit_s(self, waiting_for: WaitingFor) -> float:
+        """Return how long a worker may stand still at this wait."""
+        match waiting_for:
+            case WaitingFor.STARTING | WaitingFor.COMPILE:
+                return self.start_timeout_s
+            case WaitingFor.DISK:
+                return self.checkpoint_timeout_s
+            case WaitingFor.LEDGER:
+                return self.outage_timeout_s + self.stuck_after_s
+            case WaitingFor.ROOM:
+                return self.send_timeout_s + self.stuck_after_s
+            case WaitingFor.DRAINING | WaitingFor.STOPPED:
+                return self.drain_timeout_s + self.stuck_after_s
+            case _:
+                return self.stuck_after_s
 
 
 @dataclass(slots=True)
 class _Seen:
+    """What was last read of a process, and when that last changed by the reader's clock."""
+
     pid: int
     started_s: float
     """When this process was first looked at."""
+    changed_s: float
+    moved_s: float
+    turned_s: float
     beat_at_s: float | None = None
     """As the worker said, by its own clock: only whether it changes matters."""
     progress: int = -1
-    changed_s: float = 0.0
-    """When the heartbeat last changed, by the reader's clock."""
-    moved_s: float = 0.0
-    """When the progress last changed, by the reader's clock."""
+    turns: int = -1
 
 
 class Watchdog:
@@ -47,44 +88,68 @@ class Watchdog:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._seen: dict[str, _Seen] = {}
+        self._looked_s: float | None = None
 
     def blind(self, now_s: float) -> None:
         """Say that no heartbeat could be read just now: everybody's patience starts again."""
         for seen in self._seen.values():
-            seen.changed_s = seen.moved_s = now_s
+            seen.changed_s = seen.moved_s = seen.turned_s = now_s
 
-    def look(self, beats: Iterable[Heartbeat], pids: Mapping[str, int], now_s: float) -> dict[str, str]:
-        """Return worker -> why it must be replaced, among the processes ``pids`` that are there."""
+    def look(
+        self,
+        beats: Iterable[Heartbeat],
+        pids: Mapping[str, int],
+        now_s: float,
+        overdue_s: Mapping[Role, float] = _NO_OVERDUE,
+    ) -> dict[str, str]:
+        """Return worker -> why it must be replaced, among the processes ``pids`` that are there.
+
+        Args:
+            beats: The last heartbeat of every worker.
+            pids: The processes to be judged, by worker.
+            now_s: The reader's monotonic time.
+            overdue_s: For how long work of a role has lain in the ledger beyond its deadline.
+        """
+        if self._looked_s is not None and now_s - self._looked_s > self._patience.silent_after_s / 2:
+            self.blind(now_s)  # it is the reader that stood still
+        self._looked_s = now_s
         by_pid = {(beat.who.worker, beat.pid): beat for beat in beats}
         for worker in [name for name, seen in self._seen.items() if pids.get(name) != seen.pid]:
             del self._seen[worker]
         dead: dict[str, str] = {}
         for worker, pid in pids.items():
-            seen = self._seen.setdefault(worker, _Seen(pid, now_s, changed_s=now_s, moved_s=now_s))
+            seen = self._seen.setdefault(worker, _Seen(pid, now_s, now_s, now_s, now_s))
             beat = by_pid.get((worker, pid))
             _remember(seen, beat, now_s)
-            reason = self._reason(seen, beat, now_s)
+            reason = self._reason(seen, beat, now_s, overdue_s)
             if reason is not None:
                 dead[worker] = reason
         return dead
 
-    def _reason(self, seen: _Seen, beat: Heartbeat | None, now_s: float) -> str | None:
+    def _reason(self, seen: _Seen, beat: Heartbeat | None, now_s: float, overdue_s: Mapping[Role, float]) -> str | None:
         patience = self._patience
-        age_s, silent_s, still_s = now_s - seen.started_s, now_s - seen.changed_s, now_s - seen.moved_s
-        if seen.beat_at_s is None or (beat is not None and beat.waiting_for is WaitingFor.STARTING):
-            if age_s > patience.start_timeout_s and still_s > patience.start_timeout_s:
-                return f"not started after {age_s:.0f} s (supervisor.start_timeout_s)"
-            if seen.beat_at_s is None:
-                return None
+        silent_s, still_s, dead_s = now_s - seen.changed_s, now_s - seen.moved_s, now_s - seen.turned_s
+        if seen.beat_at_s is None:
+            is_late = silent_s > patience.start_timeout_s
+            return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
+        if beat is None:  # it has said goodbye, or was fenced: it is about to end
+            is_late = silent_s > max(patience.silent_after_s, patience.drain_timeout_s)
+            return f"left {silent_s:.0f} s ago and has not ended (supervisor.drain_timeout_s)" if is_late else None
         if silent_s > patience.silent_after_s:
-            return f"no heartbeat for {silent_s:.0f} s"
-        if (
-            beat is not None
-            and beat.waiting_for is WaitingFor.COMPUTE
-            and still_s > patience.stuck_after_s
-            and age_s > patience.start_timeout_s
-        ):
-            return f"computing without progress for {still_s:.0f} s (supervisor.stuck_after_s)"
+            return f"no heartbeat for {silent_s:.0f} s (supervisor.silent_after_s)"
+        at, limit_s = beat.waiting_for, patience.limit_s(beat.waiting_for)
+        if at is WaitingFor.STARTING:
+            is_late = min(still_s, now_s - seen.started_s) > limit_s
+            return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
+        if at in (WaitingFor.COMPUTE, WaitingFor.COMPILE) and still_s > limit_s:
+            return f"at {at} without progress for {still_s:.0f} s, {limit_s:g} s are allowed"
+        if beat.turns > 0 and dead_s > limit_s:
+            return f"its loop has not turned for {dead_s:.0f} s, last at {at}; {limit_s:g} s are allowed"
+        if beat.held > 0 and at not in _MAY_HOLD and still_s > limit_s:
+            return f"holds {beat.held} pieces of work without progress for {still_s:.0f} s, at {at}; {limit_s:g} s are allowed"
+        lain_s = overdue_s.get(beat.who.role, 0.0)
+        if at is WaitingFor.INPUT and min(lain_s, still_s) > patience.stuck_after_s:
+            return f"idle for {still_s:.0f} s though work of its role is overdue since {lain_s:.0f} s"
         return None
 
 
@@ -95,3 +160,5 @@ def _remember(seen: _Seen, beat: Heartbeat | None, now_s: float) -> None:
         seen.beat_at_s, seen.changed_s = beat.at_s, now_s
     if beat.progress != seen.progress:
         seen.progress, seen.moved_s = beat.progress, now_s
+    if beat.turns != seen.turns:
+        seen.turns, seen.turned_s = beat.turns, now_s

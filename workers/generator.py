@@ -91,8 +91,8 @@ class Generator(Actor):
             self._outboxes.append(Outbox(self.ctx, Role.VALUE))
         for outbox in self._outboxes:
             self.ctx.spawn(f"outbox-{outbox.role}", outbox.discover())
-        self.ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")
         while self._engine.policy_version < 0 and not self.ctx.draining.is_set():
+            self.ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")
             if not await self._take_weights():
                 await self.ctx.clock.sleep(config.weights.poll_s)
 
@@ -104,6 +104,7 @@ class Generator(Actor):
             await self._look_for_weights()
             await self._renew()
             await self._lease_and_resume()
+            self.ctx.held = len(self._held)
             if self._engine.stats().num_live == 0:
                 if self._held:
                     self._say_writing()
@@ -128,9 +129,10 @@ class Generator(Actor):
     # -- the decode loop -----------------------------------------------------------------------------------------------
 
     async def _pass_on(self, window: Window) -> None:
-        if self._finished.full():
+        while self._finished.full():
             self._say_writing()
-        await self._finished.put(window)
+            await self.ctx.clock.sleep(_IDLE_S)
+        self._finished.put_nowait(window)
 
     def _say_writing(self) -> None:
         """The engine has nothing to do until chunks are written: say what that waits for."""
@@ -141,6 +143,8 @@ class Generator(Actor):
 
     async def _lease_and_resume(self) -> None:
         if self._is_swapping():
+            if not self._engine.stats().num_live:
+                self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
             return
         while not self._resumed.empty():
             self._submit(self._held[self._resumed.get_nowait()])
@@ -301,6 +305,7 @@ class Generator(Actor):
             window = await self._finished.get()
             await self._write(window)
             self._finished.task_done()
+            self.ctx.progress()
 
     async def _write(self, window: Window) -> None:
         held = self._held[window.trajectory]

@@ -155,6 +155,7 @@ class Learner(Actor):
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
+        self.ctx.held = len(claim.units)
         if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
             raise LedgerError(
                 f"claim {claim.claim_id} holds {len(again)} units that were trained on already, first {min(again)}: the "
@@ -185,6 +186,7 @@ class Learner(Actor):
             await self._evaluations.request(self._version)
         if self._num_updates % self.ctx.config.checkpoint.every_updates == 0:
             await self._checkpoint()
+        self.ctx.held = 0
         self.ctx.progress()
 
     async def _publish(self) -> None:

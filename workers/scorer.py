@@ -59,7 +59,9 @@ class Scorer(Actor):
             batch += await self._overdue(self.max_batch - len(batch))
         if batch:
             self.ctx.waiting_for(WaitingFor.COMPUTE)
+            self.ctx.held = len(batch)
             await self.score(batch)
+            self.ctx.held = 0
             self.ctx.progress(len(batch))
         return len(batch)
 

@@ -393,11 +393,26 @@ class SupervisorSection(Section):
     data_failure_window_s: float = Field(default=600.0, gt=0.0)
     backoff_s: float = Field(default=0.5, gt=0.0, description="Before the first restart; doubles up to 16 times this.")
     drain_timeout_s: float = Field(default=20.0, gt=0.0, description="For two-phase stop; then workers are killed.")
+    silent_after_s: float = Field(
+        default=10.0,
+        gt=0.0,
+        description="A worker without a heartbeat for so long (they come every second) is replaced.",
+    )
     stuck_after_s: float = Field(
-        default=60.0, gt=0.0, description="A loop without progress that waits for nothing is replaced."
+        default=60.0,
+        gt=0.0,
+        description="A worker is replaced whose loop has not turned for so long, or that computes, holds work, or leaves its "
+        "role's work lying without progress for so long. Above the longest single decode turn, scoring batch or optimiser "
+        "step. Waiting for room, the ledger or weights is not counted; nor is waiting for credit or input with no work there.",
     )
     start_timeout_s: float = Field(
-        default=300.0, gt=0.0, description="A worker that has not begun by then (imports, model, data) is replaced."
+        default=300.0,
+        gt=0.0,
+        description="A worker that has not begun by then (imports, model, data) is replaced; so is one whose first call of a "
+        "computation (compilation) takes longer.",
+    )
+    checkpoint_timeout_s: float = Field(
+        default=600.0, gt=0.0, description="A worker whose checkpoint is not written by then is replaced."
     )
     metrics_port: int | None = Field(default=None, ge=1, le=65535, description="Prometheus on 127.0.0.1; absent: off.")
 

@@ -27,6 +27,8 @@ from protocol.ids import Incarnation
 
 T = TypeVar("T")
 
+_LONG = frozenset({WaitingFor.STARTING, WaitingFor.DISK, WaitingFor.DRAINING})
+
 
 class Transport(Protocol):
     """What makes mailboxes and links: ``protocol.zeromq.ZmqTransport``, or memory in tests."""
@@ -99,6 +101,7 @@ class ActorContext:
         self._compute_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{who.worker}")
         self._storage_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"storage-{who.worker}")
         self._busy: set[str] = set()
+        self._computed: set[str] = set()
         self._spawned: list[asyncio.Task[None]] = []
         self._links: list[Callable[[], list[LinkReport]]] = []
 
@@ -124,8 +127,20 @@ class ActorContext:
         """Count ``n`` turns of the main loop that did something."""
         self.pulse.progress(n)
 
+    @property
+    def held(self) -> int:
+        """Pieces of work taken and not finished; a worker that holds some and does not progress is replaced."""
+        return self.pulse.held
+
+    @held.setter
+    def held(self, number: int) -> None:
+        self.pulse.held = number
+
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
-        """Say what the main loop waits for from now on; ``detail`` in words, for people."""
+        """Say what the main loop waits for from now on; ``detail`` in words, for people.
+
+        An idle loop says it again at every turn: a loop that says nothing for ``supervisor.stuck_after_s`` counts as stuck.
+        """
         self.pulse.waiting_for(kind, detail)
 
     def waiting(self, kind: WaitingFor, detail: str = "") -> AbstractContextManager[None]:
@@ -149,9 +164,14 @@ class ActorContext:
     async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run blocking work on the one thread that the actor owns, in order of arrival, and return its result.
 
-        Counts as progress when it ends. Cancelling the wait does not stop the function: the thread is busy until it ends.
+        Counts as progress when it ends. Cancelling the wait does not stop the function: the thread is busy until it ends. The
+        first call of a function is told apart from later ones, and work within a wait that has a time limit of its own is told
+        as that wait: each is given its own time before the worker counts as stuck (``pipeline.watchdog``).
         """
-        with self.pulse.waiting(WaitingFor.COMPUTE):
+        name = str(getattr(function, "__qualname__", function))
+        kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
+        self._computed.add(name)
+        with self.pulse.waiting(self.pulse.kind if self.pulse.kind in _LONG else kind):
             result = await self._on(self._compute_thread, "compute", function, args)
         self.progress()
         return result

@@ -7,7 +7,7 @@ run's status, and the heartbeat thread's word that it was fenced.
 One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain, teardown); the *stop watch*, which raises when
 the stop is immediate, the drain overdue or the incarnation fenced; the *run watch*, which begins a drain when the run is over;
 the *links* reader; and whatever the actor spawns. A worker does not watch its supervisor: when that dies, the worker goes on,
-and the next supervisor finds it in the registry.
+and the next supervisor adopts it, by what the worker writes down of itself (``pipeline.runtime.process_records``).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
+from pipeline.runtime.process_records import Life, identify, write_life
 from pipeline.runtime.registry import Registry, RunState, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.retry import ride_out
@@ -59,26 +60,54 @@ def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) ->
     """Run one worker in this process; see ``pipeline.runtime.actor.run_actor``."""
     run_dir = run_dir.absolute()
     limit_threads(1)  # before anything below loads a numeric library
+    life = _LifeRecord(run_dir, worker)
     try:
         config = read_resolved(run_dir)
         url = read_ledger_url(run_dir)
     except ConfigError as error:
         sys.stderr.write(f"{worker}: {error}\n")
+        life.ended(ExitCode.CONFIG)
         return ExitCode.CONFIG
     actor_class = load()
     if "torch" not in sys.modules:
         limit_threads(_threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
-    host = Host(actor_class, config, run_dir, worker, url, log)
+    host = Host(actor_class, config, run_dir, worker, url, log, on_epoch=life.registered)
+    code = ExitCode.FAILURE
     try:
         code = asyncio.run(host.run())
     finally:
         log.flush()
+        life.ended(code)
     if host.is_computing:
         # The interpreter would wait for the compute thread, which nothing can stop.
         os._exit(code)
     log.close()
     return code
+
+
+class _LifeRecord:
+    """What this process writes down of itself. A disk that refuses it ends nobody: a later supervisor then knows less."""
+
+    def __init__(self, run_dir: Path, worker: str) -> None:
+        self._run_dir = run_dir
+        self._worker = worker
+        self._identity = identify(os.getpid())
+        self._epoch = 0
+
+    def registered(self, epoch: int) -> None:
+        """It is the incarnation ``epoch`` of its worker."""
+        self._epoch = epoch
+        self._write(None)
+
+    def ended(self, code: int) -> None:
+        """It ends with ``code``."""
+        self._write(code)
+
+    def _write(self, exit_code: int | None) -> None:
+        if self._identity is not None:
+            with contextlib.suppress(OSError):
+                write_life(self._run_dir, self._worker, Life(self._identity, self._epoch, exit_code))
 
 
 def _retries(config: RunConfig) -> int:
@@ -108,13 +137,22 @@ class Host:
     """One worker's process, from its first connection to its exit code."""
 
     def __init__(
-        self, actor_class: type[Actor], config: RunConfig, run_dir: Path, worker: str, url: str, log: WorkerLog
+        self,
+        actor_class: type[Actor],
+        config: RunConfig,
+        run_dir: Path,
+        worker: str,
+        url: str,
+        log: WorkerLog,
+        *,
+        on_epoch: Callable[[int], None],
     ) -> None:
         self._actor_class = actor_class
         self._config = config
         self._run_dir = run_dir
         self._worker = worker
         self._url = url
+        self._on_epoch = on_epoch
         self._worker_log = log
         self._log: FilteringBoundLogger = log.logger
         self._clock: Clock = RealClock()
@@ -151,6 +189,7 @@ class Host:
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         who = await self._register()
+        self._on_epoch(who.epoch)
         client = connect(self._url, num_retries=_retries(self._config), client_name=self._worker)
         registry = RedisRegistry(client, self._config.run.name)
         replay = RedisReplay(client, self._config.run.name)

@@ -39,12 +39,15 @@ class Pulse:
         self.policy_version = -1
         self.counters: dict[str, float] = {}
         self.links: tuple[LinkReport, ...] = ()
+        self.held = 0
         self.on_version: Callable[[], None] = lambda: None
         """Called on the loop when the policy version changes: others wait to hear of that."""
         self._clock = clock
         self._started_s = clock.time()
         self._progress = 0
         self._progress_at_s = self._started_s
+        self._turns = 0
+        self._turned_at_s = self._started_s
         self._wait = _Wait(WaitingFor.STARTING, "")
         self._host = socket.gethostname()
 
@@ -52,21 +55,30 @@ class Pulse:
         """Count ``n`` turns of the main loop that did something."""
         self._progress += n
         self._progress_at_s = self._clock.time()
+        self._turn()
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
-        """Say what the loop waits for from now on."""
+        """Say what the loop waits for from now on; said again at every turn of an idle loop."""
         self._wait = _Wait(kind, detail)
+        self._turn()
 
     @contextmanager
     def waiting(self, kind: WaitingFor, detail: str = "") -> Generator[None]:
         """Say what the loop waits for while the block runs; afterwards what it was before, unless that has changed."""
         previous, mine = self._wait, _Wait(kind, detail)
         self._wait = mine
+        self._turn()
         try:
             yield
         finally:
             if self._wait is mine:
                 self._wait = previous
+            self._turn()
+
+    @property
+    def kind(self) -> WaitingFor:
+        """What is waited for now."""
+        return self._wait.kind
 
     def heartbeat(self) -> Heartbeat:
         """Return the state at this moment. Called from the heartbeat thread."""
@@ -85,7 +97,14 @@ class Pulse:
             rss_bytes=resident_bytes(),
             counters=dict(self.counters),
             links=self.links,
+            turns=self._turns,
+            turned_at_s=self._turned_at_s,
+            held=self.held,
         )
+
+    def _turn(self) -> None:
+        self._turns += 1
+        self._turned_at_s = self._clock.time()
 
 
 def resident_bytes() -> int:

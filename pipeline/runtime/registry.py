@@ -28,6 +28,8 @@ class WaitingFor(StrEnum):
     CREDIT = "credit"
     COMPUTE = "compute"
     """not waiting: computing"""
+    COMPILE = "compile"
+    """computing something for the first time in this process: kernels are compiled, files are mapped"""
     LEDGER = "ledger"
     """the server's answer"""
     WEIGHTS = "weights"
@@ -62,7 +64,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Wall-clock time of this heartbeat, seconds since 1970."""
     started_s: float
     progress: int
-    """Turns of the main loop that did something; only grows."""
+    """Turns of the main loop that did something, and computations that ended; only grows."""
     progress_at_s: float
     """When ``progress`` last grew."""
     waiting_for: WaitingFor
@@ -74,6 +76,12 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, float] = {}
     """Role-specific, documented in each role's module."""
     links: tuple[LinkReport, ...] = ()
+    turns: int = 0
+    """Grows with every turn of the main loop, idle ones too; while it stands still the loop does. 0: not told."""
+    turned_at_s: float = 0.0
+    """When ``turns`` last grew."""
+    held: int = 0
+    """Pieces of work that this worker has taken and not finished: trajectories, chunks, units. With some, it must progress."""
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):

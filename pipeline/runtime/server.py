@@ -84,6 +84,11 @@ class EmbeddedServer:
         return self._started().url
 
     @property
+    def is_adopted(self) -> bool:
+        """Whether the server was started by somebody else."""
+        return self._process is None
+
+    @property
     def socket(self) -> Path:
         """The unix socket. Raises LedgerUnavailable before ``start``."""
         return Path(self._started().socket)

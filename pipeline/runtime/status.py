@@ -18,7 +18,16 @@ SILENT_AFTER_S = 5.0
 """Heartbeats come every second; this many missed ones are worth a word."""
 ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
 
-_ENDS = {WaitingFor.COMPUTE, WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED}
+_ENDS = {
+    WaitingFor.COMPUTE,
+    WaitingFor.COMPILE,
+    WaitingFor.DISK,
+    WaitingFor.STARTING,
+    WaitingFor.DRAINING,
+    WaitingFor.STOPPED,
+}
+_PATIENT = _ENDS - {WaitingFor.COMPUTE}
+"""What has a time limit of its own (``pipeline.watchdog``)."""
 
 
 class Health(StrEnum):
@@ -28,7 +37,7 @@ class Health(StrEnum):
     SILENT = "silent"
     """No heartbeat for a while: dead, frozen, or its host is away."""
     STUCK = "stuck"
-    """Its heartbeat thread beats, but its main loop has not moved while it waits for nobody."""
+    """Its heartbeat thread beats, but its main loop has not turned, or computes or holds work without progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,11 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float) -> WorkerRo
     health = Health.LIVE
     if since_heartbeat_s > SILENT_AFTER_S:
         health = Health.SILENT
-    elif since_progress_s > stuck_after_s and beat.waiting_for is WaitingFor.COMPUTE:
-        health = Health.STUCK
+    elif beat.waiting_for not in _PATIENT:
+        has_work = beat.waiting_for is WaitingFor.COMPUTE
+        is_still = beat.turns > 0 and beat.at_s - beat.turned_at_s > stuck_after_s
+        if is_still or (has_work and since_progress_s > stuck_after_s):
+            health = Health.STUCK
     return WorkerRow(
         worker=beat.who.worker,
         role=beat.who.role,

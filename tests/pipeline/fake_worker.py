@@ -3,7 +3,8 @@
     python -m tests.pipeline.fake_worker ROLE --run-dir DIR --name NAME --script WORD
 
 Words: ``live`` waits for a stop; ``crash`` fails at once; ``config`` ends with exit code 2 and a sentence; ``deaf`` ignores
-SIGTERM; ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0.
+SIGTERM; ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0; ``starve-later`` starves
+once the run's folder holds a file ``starve``; ``still`` says once that it waits for input, and its loop never turns again.
 """
 
 from __future__ import annotations
@@ -43,12 +44,21 @@ def main() -> int:
 
         async def run(self) -> None:
             ctx = self.ctx
+            if options.script == "starve-later":
+                while not (ctx.run_dir / "starve").exists() and not ctx.draining.is_set():
+                    ctx.waiting_for(WaitingFor.INPUT, "to starve")
+                    await ctx.clock.sleep(0.05)
+                if not ctx.draining.is_set():
+                    options.script = "starve"
             if options.script in ("starve", "finish"):
                 await ctx.registry.set_run_status(RunStatus(RunState.FINISHED, f"by {options.script}"))
                 ctx.finish(ExitCode.STARVED if options.script == "starve" else ExitCode.OK)
                 return
             ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
-            await ctx.draining.wait()
+            while not ctx.draining.is_set():
+                if options.script != "still":
+                    ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
+                await ctx.clock.sleep(0.05)
 
     return run_actor(lambda: Fake, options.run_dir, options.name)
 

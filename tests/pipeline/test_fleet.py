@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pipeline.fleet import Action, FleetPlan, Intensity, Phase, RestartPolicy, Verb, worker_name
 from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
+from pipeline.takeover import may_adopt
 from protocol.ids import Role
 
 POLICY = RestartPolicy(Intensity(3, 60.0), data=Intensity(2, 600.0), backoff_s=1.0, drain_timeout_s=10.0)
@@ -183,8 +184,9 @@ def test_names_number_the_elastic_roles_only() -> None:
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """A carrier that does what the plan says. Processes exit at any time with any code, freeze, and outlive their supervisor,
-    whose successor adopts them."""
+    """A carrier that does what the plan says. Processes exit at any time with any code, register late, are fenced, and outlive
+    their supervisor; its successor adopts those that are their worker's newest incarnation and kills the others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,6 +194,8 @@ class FleetMachine(RuleBasedStateMachine):
         self.alive: dict[str, Role] = {}
         self.wanted: dict[Role, int] = {}
         self.failures: dict[str, list[float]] = {}
+        self.newest: dict[str, int] = {}  # the registry
+        self.epochs: dict[str, int] = {}  # of each process that is alive; 0 while it is starting
         self.begin()
 
     def begin(self) -> None:
@@ -206,6 +210,7 @@ class FleetMachine(RuleBasedStateMachine):
                 assert self.plan.failure is None
                 assert self.wanted.get(action.role, 0) > int(action.worker.rpartition("-")[2])
                 self.alive[action.worker] = action.role
+                self.epochs[action.worker] = 0
             else:
                 assert action.worker in self.alive, "signalled a process that is gone"
 
@@ -249,8 +254,29 @@ class FleetMachine(RuleBasedStateMachine):
     def the_supervisor_dies_and_its_successor_adopts_what_runs(self) -> None:
         self.begin()
         self.failures.clear()
-        for name, role in self.alive.items():
-            self.plan.adopt(name, role)
+        for name, role in list(self.alive.items()):
+            if may_adopt(self.epochs[name], self.newest.get(name, 0)):
+                self.plan.adopt(name, role)
+            else:
+                del self.alive[name]
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def a_process_registers(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        if self.epochs[name] == 0:
+            self.epochs[name] = self.newest[name] = self.newest.get(name, 0) + 1
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def a_process_is_fenced_and_the_supervisor_dies_before_it_is_killed(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        self.newest[name] = self.newest.get(name, 0) + 1
+        was_registered = self.epochs[name] > 0
+        self.the_supervisor_dies_and_its_successor_adopts_what_runs()
+        assert (name in self.alive) == (not was_registered), (
+            "one that registers later gets a newer epoch than the fence"
+        )
 
     @invariant()
     def the_plan_knows_who_is_alive(self) -> None:

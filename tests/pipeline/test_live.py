@@ -13,7 +13,7 @@ from pipeline.live import LiveView, Notices, PlainView, Progress, sparkline
 from pipeline.replay.buffer import Audit, Balance, Totals
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.status import QueueRow, worker_rows
-from pipeline.supervisor import Picture
+from pipeline.surroundings import Picture
 from pipeline.tables import audit_table, fleet_table, groups_line, queue_table
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config

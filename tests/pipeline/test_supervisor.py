@@ -9,19 +9,23 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
 
 from pipeline.preflight import preflight
+from pipeline.replay.connect import connect
 from pipeline.run_dir import prepare_run_dir, run_lock, supervisor_pid
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.ledger_file import read_address, read_ledger_url
-from pipeline.runtime.registry import RunState
+from pipeline.runtime.registry import Heartbeat, RunState
+from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import process_runs
-from pipeline.supervisor import Outcome, Picture, Supervisor
+from pipeline.supervisor import Outcome, Supervisor
+from pipeline.surroundings import Picture
 from protocol.errors import ConfigError, LedgerMismatch
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
@@ -183,34 +187,121 @@ def test_metrics_are_served_on_the_configured_port(tmp_path: Path) -> None:
     assert 'headrace_up{role="learner",worker="learner"} 1.0' in pages[0]
 
 
-def test_leftovers_of_a_supervisor_that_died_are_fenced_and_end_by_themselves(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    left: dict[str, int] = {}
-    orphans: list[subprocess.Popen[bytes]] = []
+def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, "supervisor.stuck_after_s=1", reward="still")
+    first: dict[str, int] = {}
 
-    class Died(BaseException):
-        """Stands for kill -9: nothing is cleaned up."""
+    def react(picture: Picture) -> None:
+        pids = {beat.who.worker: beat.pid for beat in picture.heartbeats}
+        if not first and len(pids) >= 3:
+            first.update(pids)
+        elif first and pids.get("reward-0", first["reward-0"]) != first["reward-0"]:
+            assert pids["generator-0"] == first["generator-0"], "one that turns idle is left alone"
+            run.interrupt(picture)
 
-    def die(picture: Picture) -> None:
-        left.update({beat.who.worker: beat.pid for beat in picture.heartbeats})
-        orphans.extend(child.process for child in run.supervisor._processes._children.values())
-        run.supervisor._processes._children.clear()
-        raise Died
+    run.react = react
+    assert run.until_end().exit_code == ExitCode.OK
 
-    run.when_live(die)
-    with pytest.raises(Died):
-        run.until_end()
-    assert all(process_runs(pid) for pid in left.values()), "they outlived their supervisor"
-    successor = Run(tmp_path, resume=True)
 
-    def once_they_are_gone(picture: Picture) -> None:
-        codes = {orphan.poll() for orphan in orphans}
-        fresh = [beat for beat in picture.heartbeats if beat.pid not in left.values()]
-        if len(fresh) >= 3 and codes == {ExitCode.FENCED}:
-            successor.interrupt(picture)
+def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(tmp_path: Path) -> None:
+    settings = ("supervisor.stuck_after_s=0.5", "supervisor.max_restarts=1")
+    outcome = Run(tmp_path, *settings, reward="still").until_end()
+    assert outcome.exit_code == ExitCode.STUCK
+    assert outcome.failure is not None
+    assert "2 infrastructure failures of it" in outcome.failure.reason
 
-    successor.react = once_they_are_gone
-    assert successor.until_end().exit_code == ExitCode.OK
+
+@contextmanager
+def killed_supervisor(folder: Path, *overrides: str, **scripts: str) -> Iterator[tuple[Path, dict[str, Heartbeat]]]:
+    """A run whose supervisor was killed with -9 when its three workers lived; yields its folder and their heartbeats."""
+    words = [f"{role}={word}" for role, word in scripts.items()]
+    command = [sys.executable, "-m", "tests.pipeline.supervised", str(folder), *overrides, "--scripts", *words]
+    supervisor = subprocess.Popen(command, start_new_session=True)
+    run_dir = folder / "runs" / "op"
+    beats: dict[str, Heartbeat] = {}
+    deadline = time.monotonic() + LIMIT_S
+    while len(beats) < 3:
+        assert time.monotonic() < deadline, "the workers did not come"
+        assert supervisor.poll() is None
+        time.sleep(0.1)
+        if read_address(run_dir) is not None:
+            beats = heartbeats(run_dir)
+    supervisor.kill()
+    supervisor.wait()
+    try:
+        yield run_dir, beats
+    finally:
+        for beat in beats.values():
+            if process_runs(beat.pid):
+                os.kill(beat.pid, signal.SIGKILL)
+
+
+def heartbeats(run_dir: Path) -> dict[str, Heartbeat]:
+    async def look() -> dict[str, Heartbeat]:
+        registry = RedisRegistry(connect(read_ledger_url(run_dir)), "op")
+        try:
+            return {beat.who.worker: beat for beat in await registry.heartbeats()}
+        finally:
+            await registry.aclose()
+
+    return asyncio.run(look())
+
+
+def test_a_successor_of_a_killed_supervisor_adopts_the_workers_and_cares_for_them(tmp_path: Path) -> None:
+    with killed_supervisor(tmp_path) as (run_dir, left):
+        assert all(process_runs(beat.pid) for beat in left.values()), "they outlived their supervisor"
+        successor = Run(tmp_path, resume=True)
+        seen: list[dict[str, Heartbeat]] = []
+
+        def react(picture: Picture) -> None:
+            seen.append({beat.who.worker: beat for beat in picture.heartbeats})
+            now = seen[-1]
+            if len(seen) == 5:
+                assert {name: (b.pid, b.who.epoch) for name, b in now.items()} == {
+                    name: (b.pid, b.who.epoch) for name, b in left.items()
+                }, "nobody was started, nobody fenced"
+                os.kill(left["generator-0"].pid, signal.SIGKILL)
+            elif len(seen) > 5 and "generator-0" in now and now["generator-0"].pid != left["generator-0"].pid:
+                assert now["learner"].pid == left["learner"].pid
+                successor.interrupt(picture)
+
+        successor.react = react
+        assert successor.until_end().exit_code == ExitCode.OK
+        assert not any(process_runs(beat.pid) for beat in [*left.values(), *seen[-1].values()])
+        assert not list((run_dir / "processes").glob("*[!e].json")), "nothing is left on record"
+
+
+def test_an_adopted_learners_own_exit_code_is_the_runs(tmp_path: Path) -> None:
+    with killed_supervisor(tmp_path, learner="starve-later") as (run_dir, left):
+        successor = Run(tmp_path, resume=True, learner="config")  # were it started anew, it would end with 2
+        successor.when_live(lambda _: (run_dir / "starve").touch())
+        assert successor.until_end().exit_code == ExitCode.STARVED
+        assert not process_runs(left["learner"].pid)
+
+
+def test_workers_of_other_settings_are_drained_first_and_started_with_the_new_ones(tmp_path: Path) -> None:
+    with killed_supervisor(tmp_path) as (_, left):
+        successor = Run(tmp_path, "generation.temperature=0.5", resume=True)
+
+        def react(picture: Picture) -> None:
+            fresh = [beat for beat in picture.heartbeats if beat.pid != left[beat.who.worker].pid]
+            if len(fresh) >= 3:
+                assert not any(process_runs(beat.pid) for beat in left.values())
+                successor.interrupt(picture)
+
+        successor.react = react
+        assert successor.until_end().exit_code == ExitCode.OK
+
+
+def test_a_successor_that_cannot_begin_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    with killed_supervisor(tmp_path) as (run_dir, left):
+        with pytest.raises(LedgerMismatch):
+            Run(tmp_path, "algorithm.group_size=8", resume=True).until_end()
+        before = heartbeats(run_dir)
+        assert {name: beat.pid for name, beat in before.items()} == {name: beat.pid for name, beat in left.items()}
+        successor = Run(tmp_path, resume=True)
+        successor.when_live(successor.interrupt)
+        assert successor.until_end().exit_code == ExitCode.OK
 
 
 def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path) -> None:

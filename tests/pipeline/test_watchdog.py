@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.watchdog import Patience, Watchdog
 from protocol.ids import Incarnation, Role
 
-PATIENCE = Patience(stuck_after_s=60.0, start_timeout_s=100.0, silent_after_s=10.0)
-PIDS = {"generator-0": 7}
+PATIENCE = Patience(
+    stuck_after_s=60.0,
+    start_timeout_s=100.0,
+    silent_after_s=10.0,
+    checkpoint_timeout_s=200.0,
+    drain_timeout_s=20.0,
+    outage_timeout_s=300.0,
+    send_timeout_s=10.0,
+)
+PIDS = {"reward-0": 7}
+IDLE = (WaitingFor.INPUT, WaitingFor.CREDIT, WaitingFor.WEIGHTS)
 
 
-def _beat(at_s: float, *, progress: int = 0, waiting: WaitingFor = WaitingFor.INPUT, pid: int = 7) -> Heartbeat:
-    who = Incarnation(role=Role.GENERATOR, worker="generator-0", epoch=1)
+def _beat(
+    at_s: float,
+    *,
+    progress: int = 0,
+    waiting: WaitingFor = WaitingFor.INPUT,
+    pid: int = 7,
+    turns: int | None = None,
+    held: int = 0,
+) -> Heartbeat:
+    """A heartbeat; its loop turns between any two, unless ``turns`` says otherwise."""
     return Heartbeat(
-        who=who, pid=pid, host="h", at_s=at_s, started_s=0.0, progress=progress, progress_at_s=0.0, waiting_for=waiting
+        who=Incarnation(role=Role.REWARD, worker="reward-0", epoch=1),
+        pid=pid,
+        host="h",
+        at_s=at_s,
+        started_s=0.0,
+        progress=progress,
+        progress_at_s=0.0,
+        waiting_for=waiting,
+        turns=int(at_s) + 1 if turns is None else turns,
+        held=held,
     )
 
 
@@ -24,15 +54,91 @@ def dog() -> Watchdog:
     return Watchdog(PATIENCE)
 
 
-def test_a_beating_worker_is_left_alone_however_long_it_waits(dog: Watchdog) -> None:
-    for second in range(1000):
-        assert dog.look([_beat(second)], PIDS, float(second)) == {}
+def _condemned_after(
+    dog: Watchdog,
+    seconds: int,
+    *,
+    overdue_s: Mapping[Role, float] | None = None,
+    progress: int = 0,
+    waiting: WaitingFor = WaitingFor.INPUT,
+    turns: int | None = None,
+    held: int = 0,
+) -> tuple[int, str] | None:
+    """Let a worker say the same every second; return when it was found dead, and why."""
+    for second in range(seconds):
+        beat = _beat(float(second), progress=progress, waiting=waiting, turns=turns, held=held)
+        if dead := dog.look([beat], PIDS, float(second), overdue_s or {}):
+            return second, dead["reward-0"]
+    return None
+
+
+@pytest.mark.parametrize("waiting", IDLE)
+def test_a_worker_that_turns_idle_and_holds_nothing_is_left_alone_for_ever(dog: Watchdog, waiting: WaitingFor) -> None:
+    assert _condemned_after(dog, 5000, waiting=waiting) is None
 
 
 def test_a_worker_whose_heartbeat_stands_still_is_dead(dog: Watchdog) -> None:
-    assert dog.look([_beat(5.0)], PIDS, 0.0) == {}
-    assert dog.look([_beat(5.0)], PIDS, 10.0) == {}
-    assert "no heartbeat for 11 s" in dog.look([_beat(5.0)], PIDS, 11.0)["generator-0"]
+    for second in range(11):
+        assert dog.look([_beat(5.0)], PIDS, float(second)) == {}
+    assert "no heartbeat for 11 s" in dog.look([_beat(5.0)], PIDS, 11.0)["reward-0"]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "limit_s"),
+    [
+        (WaitingFor.INPUT, 60),
+        (WaitingFor.CREDIT, 60),
+        (WaitingFor.WEIGHTS, 60),
+        (WaitingFor.COMPUTE, 60),
+        (WaitingFor.ROOM, 70),
+        (WaitingFor.LEDGER, 360),
+        (WaitingFor.COMPILE, 100),
+        (WaitingFor.STARTING, 100),
+        (WaitingFor.DISK, 200),
+        (WaitingFor.DRAINING, 80),
+    ],
+)
+def test_a_loop_that_does_not_turn_is_dead_at_the_limit_of_what_it_says(
+    dog: Watchdog, waiting: WaitingFor, limit_s: int
+) -> None:
+    found = _condemned_after(dog, 1000, waiting=waiting, turns=4)
+    assert found is not None
+    assert found[0] == limit_s + 1, found
+
+
+def test_computing_without_progress_is_stuck_though_other_tasks_turn(dog: Watchdog) -> None:
+    found = _condemned_after(dog, 100, waiting=WaitingFor.COMPUTE)
+    assert found == (61, "at compute without progress for 61 s, 60 s are allowed")
+
+
+@pytest.mark.parametrize(("waiting", "limit_s"), [(WaitingFor.INPUT, 60), (WaitingFor.ROOM, 70)])
+def test_work_in_hand_without_progress_is_stuck_though_the_loop_turns(
+    dog: Watchdog, waiting: WaitingFor, limit_s: int
+) -> None:
+    found = _condemned_after(dog, 100, waiting=waiting, held=3)
+    assert found is not None
+    assert found[0] == limit_s + 1
+    assert "holds 3 pieces of work without progress" in found[1]
+
+
+@pytest.mark.parametrize("waiting", [WaitingFor.CREDIT, WaitingFor.WEIGHTS])
+def test_work_in_hand_may_wait_for_credit_and_weights(dog: Watchdog, waiting: WaitingFor) -> None:
+    assert _condemned_after(dog, 1000, waiting=waiting, held=3) is None
+
+
+def test_an_idle_worker_beside_overdue_work_is_stuck_and_one_of_another_role_is_not(dog: Watchdog) -> None:
+    assert _condemned_after(dog, 1000, overdue_s={Role.REFERENCE: 500.0}) is None
+    assert _condemned_after(Watchdog(PATIENCE), 1000, overdue_s={Role.REWARD: 59.0}) is None, "somebody does it"
+    found = _condemned_after(Watchdog(PATIENCE), 1000, overdue_s={Role.REWARD: 500.0})
+    assert found is not None
+    assert "idle for 61 s though work of its role is overdue since 500 s" in found[1]
+
+
+def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: Watchdog) -> None:
+    dog.look([_beat(0.0)], PIDS, 0.0)
+    for second in range(1, 21):
+        assert dog.look([], PIDS, float(second)) == {}
+    assert "left 21 s ago" in dog.look([], PIDS, 21.0)["reward-0"]
 
 
 def test_a_wall_clock_that_jumps_kills_nobody(dog: Watchdog) -> None:
@@ -43,27 +149,51 @@ def test_a_wall_clock_that_jumps_kills_nobody(dog: Watchdog) -> None:
 
 def test_a_ledger_that_was_away_kills_nobody(dog: Watchdog) -> None:
     dog.look([_beat(5.0)], PIDS, 0.0)
-    dog.blind(50.0)
+    for second in range(1, 50):
+        dog.blind(float(second))
     assert dog.look([_beat(5.0)], PIDS, 51.0) == {}
     assert dog.look([_beat(52.0)], PIDS, 52.0) == {}
 
 
-def test_computing_without_progress_is_stuck_but_not_while_it_still_starts(dog: Watchdog) -> None:
-    for second in range(101):
-        assert dog.look([_beat(second, progress=1, waiting=WaitingFor.COMPUTE)], PIDS, float(second)) == {}
-    reasons = dog.look([_beat(101, progress=1, waiting=WaitingFor.COMPUTE)], PIDS, 101.0)
-    assert "computing without progress for 101 s" in reasons["generator-0"]
-    assert dog.look([_beat(102, progress=2, waiting=WaitingFor.COMPUTE)], PIDS, 102.0) == {}
+def test_a_supervisor_that_was_itself_stopped_kills_nobody(dog: Watchdog) -> None:
+    dog.look([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 0.0)
+    assert dog.look([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.0) == {}
+    assert dog.look([_beat(6.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.2) == {}
 
 
 def test_a_process_that_never_says_a_word_is_not_started(dog: Watchdog) -> None:
-    assert dog.look([], PIDS, 0.0) == {}
-    assert dog.look([_beat(1.0, pid=6)], PIDS, 100.0) == {}, "the heartbeat of the incarnation before it is not its own"
-    assert "not started after 101 s" in dog.look([], PIDS, 101.0)["generator-0"]
+    for second in range(101):
+        assert dog.look([_beat(1.0, pid=6)], PIDS, float(second)) == {}, "the heartbeat before its own is not its own"
+    assert "not started after 101 s" in dog.look([], PIDS, 101.0)["reward-0"]
 
 
 def test_a_successor_begins_with_full_patience(dog: Watchdog) -> None:
-    dog.look([_beat(5.0)], PIDS, 0.0)
+    for second in range(20):
+        dog.look([_beat(5.0)], PIDS, float(second))
     assert dog.look([_beat(5.0)], PIDS, 20.0) != {}
-    assert dog.look([_beat(5.0)], {"generator-0": 8}, 20.0) == {}
+    assert dog.look([_beat(5.0)], {"reward-0": 8}, 20.0) == {}
     assert dog.look([_beat(5.0)], {}, 21.0) == {}
+
+
+@given(
+    data=st.data(),
+    waits=st.lists(st.sampled_from(list(WaitingFor)), min_size=1, max_size=30),
+)
+@settings(max_examples=150, deadline=None)
+def test_who_moves_within_every_limit_is_never_replaced_and_who_stands_still_always_is(
+    data: st.DataObject, waits: list[WaitingFor]
+) -> None:
+    dog, now, progress = Watchdog(PATIENCE), 0.0, 0
+    for waiting in waits:
+        progress += 1
+        held = data.draw(st.integers(0, 3))
+        for _ in range(data.draw(st.integers(1, int(PATIENCE.limit_s(waiting)) // 4))):
+            now += 4.0
+            beat = _beat(now, progress=progress, waiting=waiting, turns=progress, held=held)
+            assert dog.look([beat], PIDS, now, {Role.REWARD: 1000.0}) == {}
+    last = PATIENCE.limit_s(waits[-1])
+    begun = now
+    while now <= begun + last + 4.0:
+        now += 4.0
+        dead = dog.look([_beat(now, progress=progress, waiting=waits[-1], turns=progress)], PIDS, now)
+    assert dead, f"still at {waits[-1]} for more than {last} s"

@@ -68,11 +68,28 @@ async def test_while_computing_the_loop_lives_and_the_heartbeat_says_compute(tmp
         job = ctx.tasks.create_task(ctx.compute(work))
         assert await asyncio.to_thread(began.wait, 10.0)
         assert ctx.is_computing
-        assert ctx.pulse.heartbeat().waiting_for is WaitingFor.COMPUTE
+        assert ctx.pulse.heartbeat().waiting_for is WaitingFor.COMPILE, "its first call may compile"
         release.set()
         assert await job is True
         assert not ctx.is_computing
         assert ctx.pulse.heartbeat().waiting_for is WaitingFor.INPUT
+
+
+async def test_work_says_whether_it_is_new_and_keeps_to_a_wait_with_a_limit_of_its_own(tmp_path: Path):
+    said: list[WaitingFor] = []
+
+    async with opened(tmp_path) as ctx:
+
+        def work() -> None:
+            said.append(ctx.pulse.heartbeat().waiting_for)
+
+        await ctx.compute(work)  # while it starts
+        ctx.waiting_for(WaitingFor.INPUT)
+        await ctx.compute(work)
+        with ctx.waiting(WaitingFor.DISK):
+            await ctx.compute(work)
+        await ctx.compute(lambda: work())
+    assert said == [WaitingFor.STARTING, WaitingFor.COMPUTE, WaitingFor.DISK, WaitingFor.COMPILE]
 
 
 async def test_an_error_in_blocking_work_reaches_its_caller_and_is_no_progress(tmp_path: Path):

@@ -33,6 +33,16 @@ def test_a_wait_ends_itself_and_no_other():
     assert pulse.heartbeat().waiting_for is WaitingFor.COMPUTE
 
 
+def test_every_mark_of_the_loop_is_a_turn_and_only_work_is_progress():
+    pulse = Pulse(WHO, ManualClock())
+    pulse.waiting_for(WaitingFor.INPUT)
+    idle = pulse.heartbeat()
+    pulse.waiting_for(WaitingFor.INPUT)
+    assert (pulse.heartbeat().turns, pulse.heartbeat().progress) == (idle.turns + 1, idle.progress)
+    pulse.progress()
+    assert (pulse.heartbeat().turns, pulse.heartbeat().progress) == (idle.turns + 2, idle.progress + 1)
+
+
 def test_a_heartbeat_does_not_change_after_it_was_taken():
     pulse = Pulse(WHO, ManualClock())
     pulse.counters["chunks"] = 1

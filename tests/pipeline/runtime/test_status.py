@@ -43,6 +43,11 @@ def test_waiting_long_is_not_being_stuck():
     assert rows(beat("learner-0", WaitingFor.INPUT, still_s=3_600.0))[0].health is Health.LIVE
 
 
+def test_a_loop_that_does_not_turn_is_stuck_whatever_it_says_but_a_checkpoint_takes_its_time():
+    assert rows(beat("reward-0", WaitingFor.INPUT, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.STUCK
+    assert rows(beat("reward-0", WaitingFor.DISK, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.LIVE
+
+
 def test_a_worker_without_heartbeats_is_silent_and_not_counted_as_there():
     workers = rows(beat("generator-0", WaitingFor.COMPUTE), beat("generator-1", WaitingFor.COMPUTE, at_s=NOW - 30.0))
     assert [row.health for row in workers] == [Health.LIVE, Health.SILENT]

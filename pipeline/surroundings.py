@@ -1,0 +1,95 @@
+"""What surrounds the supervisor's loop: the ledger, its server, and whoever watches.
+
+*Consumes* the time and the fleet's state. *Produces* a ledger server that is kept alive, the age of overdue work, pictures for
+the live view and the metrics. *Waits for* the ledger's answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pipeline.fleet import FleetPlan
+from pipeline.replay.buffer import Totals
+from pipeline.replay.redis import RedisReplay
+from pipeline.runtime.registry import Heartbeat, Registry, RunStatus
+from pipeline.runtime.server import EmbeddedServer
+from protocol.ids import Role
+
+if TYPE_CHECKING:
+    from pipeline.runtime.metrics import MetricsServer
+
+_SERVER_CHECK_S = 1.0
+_OVERDUE_CHECK_S = 1.0
+_SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What the supervisor shows whoever watches."""
+
+    status: RunStatus
+    heartbeats: Sequence[Heartbeat]
+    totals: Totals
+    absent: tuple[str, ...] = ()
+    """Workers that are wanted and are being started again."""
+
+
+class Surroundings:
+    """What the supervisor's loop reads and writes beside processes."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        replay: RedisReplay,
+        server: EmbeddedServer | None,
+        metrics: MetricsServer | None,
+        watch: Callable[[Picture], None] | None,
+        watch_every_s: float,
+        scoring_deadline_s: float,
+    ) -> None:
+        self.registry = registry
+        self._scoring_deadline_s = scoring_deadline_s
+        self._replay = replay
+        self._server = server
+        self._metrics = metrics
+        self._watch = watch
+        self._watch_every_s = watch_every_s
+        self._next_watch_s = 0.0
+        self._next_check_s = 0.0
+        self._next_overdue_s = 0.0
+        self._overdue_s: dict[Role, float] = {}
+
+    async def keep_server(self, now: float) -> None:
+        """Start the embedded server again when it has died. Raises LedgerUnavailable when it cannot be."""
+        if self._server is None or now < self._next_check_s:
+            return
+        self._next_check_s = now + _SERVER_CHECK_S
+        if not await asyncio.to_thread(self._server.is_alive):
+            log.error("ledger_server_died", action="started again on its append-only file")
+            await asyncio.to_thread(self._server.start)
+
+    async def overdue(self, now: float) -> dict[Role, float]:
+        """Return how long the oldest work of each scoring role has lain beyond its deadline, as of the last second."""
+        if now >= self._next_overdue_s:
+            self._next_overdue_s = now + _OVERDUE_CHECK_S
+            ages = {queue.name: queue.oldest_age_s or 0.0 for queue in await self._replay.queues()}
+            self._overdue_s = {role: ages[role] - self._scoring_deadline_s for role in _SCORERS if role in ages}
+        return self._overdue_s
+
+    async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
+        """Give the metrics endpoint and the view what is new, if it is time."""
+        if self._metrics is not None:
+            self._metrics.update(beats)
+        if self._watch is None or now < self._next_watch_s:
+            return
+        self._next_watch_s = now + self._watch_every_s
+        with suppress(BlockingIOError):  # a terminal that takes nothing now misses a picture
+            self._watch(Picture(status, beats, await self._replay.totals(), tuple(plan.absent)))

@@ -1,0 +1,52 @@
+"""A new supervisor takes over what one before it left running.
+
+*Consumes* the processes on record, the registry's epochs and heartbeats. *Produces* adopted workers, and the end of those that
+are nobody's any more. *Waits for* the ledger's answers.
+
+A process is adopted when it is the very one that was started (process id and start time) and is its worker's newest
+incarnation, or has none yet because it is still starting. A fenced one is killed: it was being replaced when its supervisor
+died. What beats on this host under a name of ours without being on record is fenced, and ends by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import structlog
+
+from pipeline.fleet import FleetPlan
+from pipeline.processes import Processes
+from pipeline.runtime.registry import Registry
+from protocol.ids import Role
+
+_OURS = re.compile(rf"{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")
+
+log = structlog.get_logger(__name__)
+
+
+def may_adopt(epoch: int, newest: int) -> bool:
+    """Whether a process of incarnation ``epoch`` (0: not registered yet) is its worker's own, of which ``newest`` is newest."""
+    return epoch in (0, newest)
+
+
+async def take_over(processes: Processes, plan: FleetPlan, registry: Registry) -> list[str]:
+    """Adopt what runs and end what is fenced; return the names of the adopted workers. Raises LedgerUnavailable."""
+    adopted: dict[str, int] = {}
+    for found in processes.find():
+        if may_adopt(found.epoch, await registry.epoch(found.worker)):
+            if processes.adopt(found):
+                plan.adopt(found.worker, found.role)
+                adopted[found.worker] = found.pid
+        else:
+            log.warning("fenced_process_ended", worker=found.worker, pid=found.pid, epoch=found.epoch)
+            processes.end(found)
+    for beat in await registry.heartbeats():
+        worker = beat.who.worker
+        is_adopted = adopted.get(worker) == beat.pid
+        if beat.host == socket.gethostname() and _OURS.fullmatch(worker) and not is_adopted:
+            await registry.fence(worker)
+            log.info("leftover_fenced", worker=worker, pid=beat.pid)
+    if adopted:
+        log.warning("workers_adopted", workers=sorted(adopted))
+    return sorted(adopted)
