@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.exit_codes import ExitCode, as_own
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import EmbeddedServer, open_ledger, read_ledger_url
+from pipeline.runtime.server import EmbeddedServer, open_ledger, process_runs, read_ledger_url
 from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over
 from pipeline.watchdog import Patience, Watchdog
@@ -286,12 +287,17 @@ class Supervisor:
     async def _replace(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: dict[Role, float]
     ) -> None:
-        """Fence and kill workers that are frozen or stuck."""
+        """Fence and kill workers that are frozen or stuck; fence those that others started and that fell silent."""
         for worker, reason in self._watchdog.look(beats, self._processes.pids, now, overdue_s).items():
             await registry.fence(worker)
             self._processes.signal(worker, signal.SIGKILL)
             if self._plan.condemn(worker):
                 log.error("worker_replaced", worker=worker, reason=reason)
+        host = socket.gethostname()
+        gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
+        for worker, reason in self._watchdog.departed(beats, self._processes.pids, gone, now).items():
+            await registry.fence(worker)
+            log.warning("guest_buried", worker=worker, reason=reason)
 
     def _on_signal(self) -> None:
         self._num_signals += 1

@@ -21,7 +21,7 @@ An idle worker turns and holds nothing: it may be idle for ever. One that waits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.runtime.registry import Heartbeat, WaitingFor
@@ -88,11 +88,12 @@ class Watchdog:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._seen: dict[str, _Seen] = {}
+        self._guests: dict[str, _Seen] = {}
         self._looked_s: float | None = None
 
     def blind(self, now_s: float) -> None:
         """Say that no heartbeat could be read just now: everybody's patience starts again."""
-        for seen in self._seen.values():
+        for seen in [*self._seen.values(), *self._guests.values()]:
             seen.changed_s = seen.moved_s = seen.turned_s = now_s
 
     def look(
@@ -125,6 +126,31 @@ class Watchdog:
             if reason is not None:
                 dead[worker] = reason
         return dead
+
+    def departed(
+        self, beats: Iterable[Heartbeat], pids: Mapping[str, int], gone: Container[int], now_s: float
+    ) -> dict[str, str]:
+        """Return worker -> why it is to be buried, among those that somebody else started and that fell silent.
+
+        Args:
+            beats: The last heartbeat of every worker.
+            pids: The processes that are ours, and so not judged here.
+            gone: Process ids of guests on this host that are known to have ended.
+            now_s: The reader's monotonic time.
+        """
+        guests = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) != beat.pid}
+        for worker in [
+            name for name, seen in self._guests.items() if name not in guests or guests[name].pid != seen.pid
+        ]:
+            del self._guests[worker]
+        buried: dict[str, str] = {}
+        for worker, beat in guests.items():
+            seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s))
+            _remember(seen, beat, now_s)
+            silent_s = now_s - seen.changed_s
+            if silent_s > (self._patience.silent_after_s if beat.pid in gone else self._patience.stuck_after_s):
+                buried[worker] = f"no heartbeat for {silent_s:.0f} s"
+        return buried
 
     def _reason(self, seen: _Seen, beat: Heartbeat | None, now_s: float, overdue_s: Mapping[Role, float]) -> str | None:
         patience = self._patience

@@ -1,7 +1,8 @@
-"""``python -P -m workers ROLE --run-dir DIR --name NAME``: one worker process.
+"""``python -P -m workers ROLE --run DIR``: one worker process.
 
 The supervisor starts these; a person may start one by hand against a running fleet, which is how generators, reward and
-reference workers join: no configuration names them.
+reference workers join: no configuration names them. One that is started by hand leaves when its run ends, or on SIGTERM, and is
+restarted by nobody. There is one learner and one value worker, and they are the supervisor's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -23,24 +25,34 @@ _CLASSES = {
     Role.LEARNER: ("workers.learner", "Learner"),
 }
 
+_ALONE = frozenset({Role.LEARNER, Role.VALUE})
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one worker until it drains, and return its exit code (``pipeline.runtime.exit_codes``)."""
     parser = argparse.ArgumentParser(
         prog="python -P -m workers",
         description="Run one worker of a run.",
-        epilog="example: python -P -m workers generator --run-dir runs/demo --name generator-2",
+        epilog="example: python -P -m workers generator --run runs/demo",
     )
     parser.add_argument("role", choices=[str(role) for role in _CLASSES])
-    parser.add_argument("--run-dir", type=Path, required=True, help="folder that `headrace up` made")
-    parser.add_argument("--name", required=True, help="unique in the run, for example generator-2")
+    parser.add_argument(
+        "--run", "--run-dir", dest="run_dir", type=Path, required=True, help="folder that `headrace up` made"
+    )
+    parser.add_argument("--name", help="unique in the run; a worker of the same name is fenced. Default: ROLE-HOST-PID")
     options = parser.parse_args(arguments)
-    module, name = _CLASSES[Role(options.role)]
+    role = Role(options.role)
+    module, name = _CLASSES[role]
+    worker = options.name or f"{role}-{socket.gethostname().partition('.')[0][:20]}-{os.getpid()}"
+    if role in _ALONE and worker != role:
+        parser.error(
+            f"a run has one {role}, which its supervisor starts; generators, reward and reference workers may join"
+        )
 
     def load() -> type:
         return getattr(importlib.import_module(module), name)
 
-    return run_actor(load, options.run_dir, options.name)
+    return run_actor(load, options.run_dir, worker)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ Two loops share the process. The *decode* loop leases, feeds the engine and take
 the compute thread. The *writers* carry finished windows to the ledger and the wire while the engine goes on, and hand back
 those that may be extended. Between them are two bounded queues.
 
-Counters in the heartbeat: ``sampled_tokens``, ``prefill_tokens``, ``decode_steps``, ``decode_s`` (seconds in the engine),
-``live``, ``chunks``, ``duplicates``, ``undelivered`` (left to the ledger's overdue index), ``weight_swaps``.
+Counters in the heartbeat: ``sampled_tokens``, of which ``written_tokens`` are in the ledger and ``refused_tokens`` were of
+windows that it did not want any more (after a drain nothing is left between them); ``prefill_tokens``, ``decode_steps``,
+``decode_s`` (seconds in the engine), ``live``, ``chunks``, ``undelivered`` (left to the ledger's overdue index),
+``weight_swaps``.
 """
 
 from __future__ import annotations
@@ -125,6 +127,8 @@ class Generator(Actor):
             await self._pass_on(window)
         await self._finished.join()
         await self.ctx.replay.give_back(self.ctx.who)
+        self._count()
+        self.ctx.log.info("generator_drained", **self.ctx.counters)
 
     # -- the decode loop -----------------------------------------------------------------------------------------------
 
@@ -223,6 +227,9 @@ class Generator(Actor):
             self._next_renewal = now + self.ctx.config.ledger.lease_s / 4
             await self.ctx.replay.renew(self.ctx.who)
 
+    def _add(self, counter: str, amount: int) -> None:
+        self.ctx.counters[counter] = self.ctx.counters.get(counter, 0) + amount
+
     def _count(self) -> None:
         stats = self._engine.stats()
         self.ctx.counters.update(
@@ -274,7 +281,7 @@ class Generator(Actor):
                 fetched.unlink(missing_ok=True)
         self._newer = None
         self.ctx.policy_version = announcement.policy_version
-        self.ctx.counters["weight_swaps"] = self.ctx.counters.get("weight_swaps", 0) + 1
+        self._add("weight_swaps", 1)
         self.ctx.progress()
         return True
 
@@ -311,14 +318,17 @@ class Generator(Actor):
         held = self._held[window.trajectory]
         self._unwritten.discard(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
+            self._add("refused_tokens", window.tokens.size)
             await self._let_go(window.trajectory)
             return
         chunk = self._chunk(held, window)
         outcome = await self._store(chunk)
         if outcome.status is WriteStatus.STORED:
-            self.ctx.counters["chunks"] = self.ctx.counters.get("chunks", 0) + 1
+            self._add("chunks", 1)
+            self._add("written_tokens", chunk.num_tokens)
             await self._deliver(chunk)
         else:
+            self._add("refused_tokens", chunk.num_tokens)
             self.ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
         if outcome.keeps_lease and not self.ctx.draining.is_set():
             tokens = np.concatenate([held.response_tokens, window.tokens])
@@ -364,7 +374,7 @@ class Generator(Actor):
                 continue
             timeout_s = _DRAIN_SEND_S if self.ctx.draining.is_set() else self.ctx.config.wire.send_timeout_s
             if not await outbox.send(chunk, timeout_s=timeout_s):
-                self.ctx.counters["undelivered"] = self.ctx.counters.get("undelivered", 0) + 1
+                self._add("undelivered", 1)
 
     def _chunk(self, held: _Held, window: Window) -> TrajectoryChunk:
         text = None

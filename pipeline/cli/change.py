@@ -132,16 +132,17 @@ async def _ask(run_dir: Path) -> None:
 
 async def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
     """End the workers, and the embedded server, of a supervisor that died; return whether there were any."""
+    from pipeline.processes import Processes
     from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.registry import RunState, RunStatus
     from pipeline.runtime.server import EmbeddedServer
 
+    processes = Processes(run_dir)
     if read_address(run_dir) is None:
         return False
     async with attach(run_dir) as attached:
         registry = attached.registry
-        left = await registry.heartbeats()
-        if not left:
+        if not await registry.heartbeats() and not processes.find():
             return False
         await registry.set_run_status(
             RunStatus(RunState.STOPPING, "stopped by `headrace down`; its supervisor had died")
@@ -156,6 +157,8 @@ async def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
             beat
         ) in await registry.heartbeats():  # the dead, the silent, and with --now everybody: no write of theirs counts
             await registry.fence(beat.who.worker)
+        for found in processes.find():  # frozen, still starting, or with --now busy
+            await asyncio.to_thread(processes.end, found)
         if now:
             await asyncio.sleep(_HEARD_S)
         server = EmbeddedServer(attached.run_dir, max_memory_mb=attached.config.ledger.max_memory_mb)

@@ -141,6 +141,22 @@ def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: W
     assert "left 21 s ago" in dog.look([], PIDS, 21.0)["reward-0"]
 
 
+@pytest.mark.parametrize(("gone", "limit_s"), [(set[int](), 60), ({7}, 10)])
+def test_a_guest_that_fell_silent_is_buried_and_sooner_when_its_process_is_known_to_be_gone(
+    dog: Watchdog, gone: set[int], limit_s: int
+) -> None:
+    for second in range(limit_s + 1):
+        assert dog.departed([_beat(5.0)], {}, gone, float(second)) == {}
+    assert dog.departed([_beat(5.0)], PIDS, gone, float(limit_s + 1)) == {}, "one of ours is no guest"
+    assert dog.departed([_beat(5.0)], {}, gone, float(limit_s + 1)) == {}, "and begins anew as a guest"
+    assert "reward-0" in dog.departed([_beat(5.0)], {}, gone, 2.0 * limit_s + 3.0)
+
+
+def test_a_guest_that_beats_is_left_alone(dog: Watchdog) -> None:
+    for second in range(1000):
+        assert dog.departed([_beat(float(second), turns=1, held=3)], {}, set(), float(second)) == {}
+
+
 def test_a_wall_clock_that_jumps_kills_nobody(dog: Watchdog) -> None:
     dog.look([_beat(5.0)], PIDS, 0.0)
     assert dog.look([_beat(100_000.0)], PIDS, 1.0) == {}
