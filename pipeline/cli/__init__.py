@@ -20,9 +20,12 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "down": ("pipeline.cli.change", "Ask a run to drain and end."),
     "scale": ("pipeline.cli.change", "Change how many workers of a role a run has, while it runs."),
     "status": ("pipeline.cli.look", "Show workers, progress and what each waits for."),
+    "why": ("pipeline.cli.why", "Name what the run waits for, from the learner to the root, and what to do."),
     "queues": ("pipeline.cli.look", "Show every link and ledger queue: depth, limit, oldest age, consumer."),
     "audit": ("pipeline.cli.look", "Check the conservation law: admitted = trained + dropped + in flight."),
     "peek": ("pipeline.cli.look", "Show a stored chunk and its scores, as any MessagePack reader would."),
+    "requeue": ("pipeline.cli.requeue", "Put work back: open leases for others, make unscored chunks due."),
+    "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer failed on for good."),
     "score": ("pipeline.rewards.cli", "Score a file of responses offline, to check a verifier before training."),
     "report": ("pipeline.cli.look", "Write the page of a run again, from its history and its ledger."),
     "config": ("pipeline.cli.config", "Check or show the configuration that files and --set make."),
@@ -33,6 +36,7 @@ _EPILOG = """\b
 Examples:
   headrace up configs/demo.toml --fleet configs/fleets/demo.toml
   headrace status                 # the newest run under ./runs
+  headrace why                    # what it waits for, and what to do
   headrace queues runs/demo --json
   headrace scale generator=4
   headrace audit

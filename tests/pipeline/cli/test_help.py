@@ -13,7 +13,9 @@ from pipeline.cli import headrace
 
 COMMANDS = [
     [],
-    *([name] for name in ("up", "down", "scale", "status", "queues", "audit", "peek", "score", "report")),
+    *([name] for name in ("up", "down", "scale", "status", "why", "queues", "audit", "peek", "requeue")),
+    *([name] for name in ("score", "report", "dead-letters")),
+    *(["dead-letters", name] for name in ("list", "show", "retry")),
     ["config"],
     ["config", "check"],
     ["config", "show"],
@@ -34,7 +36,7 @@ print("\\n@" + json.dumps([code, sorted(sys.modules)]))
 def test_help_has_runnable_examples(command: list[str]) -> None:
     done = CliRunner().invoke(headrace, [*command, "--help"])
     assert done.exit_code == 0
-    if command != ["config"]:
+    if command not in (["config"], ["dead-letters"]):
         assert "Example" in done.output
         assert f"headrace {' '.join(command)}".strip() in done.output
 
@@ -65,6 +67,10 @@ def _main(*words: str) -> subprocess.CompletedProcess[str]:
         (["scale", "learner=2"], "expected ROLE=NUMBER"),
         (["up", "/no/such.toml"], "no such file"),
         (["up", "--resume", "/no/such/run"], "is not a run"),
+        (["requeue"], "one of the three"),
+        (["requeue", "81"], "expected LANE.GROUP.MEMBER"),
+        (["requeue", "--field", "rewards"], "expected reward, reference, value"),
+        (["dead-letters", "retry"], "or --all"),
     ],
 )
 def test_a_wrong_command_is_one_sentence_and_exit_code_2(words: list[str], message: str) -> None:

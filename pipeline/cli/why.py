@@ -1,0 +1,173 @@
+"""``headrace why``: what the run waits for, as a chain from the learner to the root.
+
+*Consumes* heartbeats, the ledger's views, and the supervisor's log for how a worker that is not there ended. *Produces* the
+answer of ``pipeline.why``, as text or JSON. *Waits for* the ledger's answer; one that does not come is an answer, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import textwrap
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import attach, echo_json, find_run, json_option, run_argument
+from protocol.errors import LedgerUnavailable
+
+if TYPE_CHECKING:
+    from pipeline.cli.common import Attached
+    from pipeline.why.terms import Explanation, Snapshot
+
+_TAIL_BYTES = 1 << 18
+_STYLES = {"moves": "green", "mends": "yellow", "you": "red", "ended": "cyan"}
+_VERDICTS = {
+    "moves": "nothing is wrong",
+    "mends": "it mends itself",
+    "you": "it needs you",
+    "ended": "it is over, or ends",
+}
+
+
+@click.command(
+    epilog="\b\nExamples:\n  headrace why\n  headrace why runs/demo --json\n  watch -n 2 headrace why\n\n"
+    "Exit code 0 with an answer, 3 when the answer is that the ledger does not answer."
+)
+@run_argument
+@json_option
+def why(run: Path | None, as_json: bool) -> int:
+    """Name what the run waits for, from the learner to the root, and what to do."""
+    from pipeline.why.explain import explain
+
+    run_dir = find_run(run)
+    try:
+        snapshot = asyncio.run(_look(run_dir))
+    except LedgerUnavailable as error:
+        snapshot = _without_ledger(run_dir, str(error))
+    found = explain(snapshot)
+    if as_json:
+        echo_json(
+            {
+                "run": run_dir,
+                "state": snapshot.state,
+                "headline": found.headline,
+                "outlook": found.outlook,
+                "chains": found.chains,
+                "also": found.also,
+            }
+        )
+    else:
+        width = max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
+        click.echo("\n".join(render(snapshot, found, width)))
+    return 0 if snapshot.waits is not None else 3
+
+
+async def _look(run_dir: Path) -> Snapshot:
+    async with attach(run_dir) as at:
+        return await snapshot_of(at)
+
+
+async def snapshot_of(at: Attached) -> Snapshot:
+    """Return what is seen of an attached run now."""
+    from pipeline.algorithms.catalogue import declaration
+    from pipeline.fleet import worker_name
+    from pipeline.replay.redis import RedisReplay
+    from pipeline.replay.redis_admin import RedisAdmin
+    from pipeline.run_dir import supervisor_pid
+    from pipeline.runtime.status import worker_rows
+    from pipeline.watchdog import Patience
+    from pipeline.why.terms import CriticNeeds, Snapshot
+
+    assert isinstance(at.replay, RedisReplay)
+    settings, value = at.config.supervisor, at.config.value
+    fleet = await at.registry.fleet()
+    state = await at.registry.run_status()
+    waits = await RedisAdmin(at.replay).waits()
+    totals, queues = await at.replay.totals(), await at.replay.queues()
+    # last, so that nobody looks sillier than they are for the time that the rest took
+    beats = await at.registry.heartbeats()
+    patience = Patience(settings.stuck_after_s, settings.start_timeout_s)
+    return Snapshot(
+        run=str(at.run_dir),
+        state=state.state,
+        detail=state.detail,
+        has_supervisor=supervisor_pid(at.run_dir) is not None,
+        workers=worker_rows(beats, now_s=time.time(), stuck_after_s=settings.stuck_after_s),
+        wanted={
+            worker_name(role, n): role for role, many in (fleet.counts if fleet else {}).items() for n in range(many)
+        },
+        waits=waits,
+        totals=totals,
+        queues={queue.name: queue for queue in queues},
+        critic=CriticNeeds(value.min_explained_variance, value.pretrain_steps, value.batch_trajectories)
+        if declaration(at.config).has_critic
+        else None,
+        exits=last_exits(at.run_dir, time.time()),
+        replaced_after_s=patience.silent_after_s,
+    )
+
+
+def _without_ledger(run_dir: Path, error: str) -> Snapshot:
+    from pipeline.run_dir import supervisor_pid
+    from pipeline.runtime.registry import RunState
+    from pipeline.why.terms import Snapshot
+
+    return Snapshot(str(run_dir), RunState.RUNNING, "", supervisor_pid(run_dir) is not None, ledger_error=error)
+
+
+def last_exits(run_dir: Path, now_s: float) -> dict[str, str]:
+    """Return how each worker's last process ended and when, in words, from the end of the supervisor's log."""
+    from pipeline.why.terms import seconds
+
+    path = run_dir / "logs" / "supervisor.jsonl"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    found: dict[str, tuple[str, float]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+            worker, event, at = (
+                row["worker"],
+                row["event"],
+                datetime.fromisoformat(row["at"]).astimezone(UTC).timestamp(),
+            )
+        except (ValueError, KeyError, TypeError):  # torn at either end, or a line without a worker
+            continue
+        before = found.get(worker)
+        if event == "worker_replaced":
+            found[worker] = (f"replaced, {row.get('reason', 'frozen or stuck')}", at)
+        elif event == "worker_exited" and not (before and before[0].startswith("replaced") and at - before[1] < 60.0):
+            found[worker] = (f"it ended ({row.get('meaning', row.get('exit_code'))})", at)
+    return {worker: f"{words}, {seconds(now_s - at)} ago" for worker, (words, at) in found.items()}
+
+
+def render(snapshot: Snapshot, found: Explanation, width: int) -> list[str]:
+    """Return the answer as lines of at most ``width`` characters, styles aside."""
+    version = f", version {snapshot.waits.policy_version}" if snapshot.waits else ""
+    supervised = "" if snapshot.has_supervisor else ", no supervisor"
+    verdict = click.style(_VERDICTS[found.outlook], fg=_STYLES[found.outlook], bold=True)
+    lines = [f"{snapshot.run}: {snapshot.state}{version}{supervised}; {verdict}"]
+    for chain in found.chains:
+        lines.append("")
+        for depth, link in enumerate(chain.links):
+            indent = "" if depth == 0 else "  " * (depth - 1) + "└ "
+            many = f", and {chain.num_units - 1} more like it" if depth == 1 and chain.num_units > 1 else ""
+            is_root = depth == len(chain.links) - 1
+            hanging = " " * (len(indent) + 2)
+            wrapped = textwrap.wrap(link + many, width, initial_indent=indent, subsequent_indent=hanging)
+            lines += [click.style(line, fg=_STYLES[chain.outlook]) if is_root else line for line in wrapped]
+        lines += textwrap.wrap(f"→ {chain.next}", width, subsequent_indent="  ")
+    if found.also:
+        lines.append("")
+        for words in found.also:
+            lines += textwrap.wrap(f"also: {words}", width, subsequent_indent="      ")
+    return lines

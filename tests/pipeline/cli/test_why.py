@@ -1,0 +1,142 @@
+"""``headrace why``, ``requeue`` and ``dead-letters`` against a run whose ledger holds work and a dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.cli import headrace
+from pipeline.cli.common import attach
+from pipeline.cli.why import last_exits, render
+from pipeline.config.load import write_resolved
+from pipeline.preflight import preflight
+from pipeline.run_dir import prepare_run_dir
+from pipeline.runtime.registry import RunState, RunStatus
+from pipeline.runtime.server import open_ledger
+from pipeline.why.explain import explain
+from protocol.errors import ConfigError
+from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
+from protocol.trajectory import Field
+from tests.pipeline.op_config import op_config
+from tests.pipeline.replay.builders import make_chunk
+from tests.pipeline.why.scenes import scene, silent, trajectory, unit, waits
+
+pytestmark = pytest.mark.timeout(90)
+TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no boxed answer"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = op_config(tmp_path_factory.mktemp("left"))
+    spec = preflight(config).spec
+    run_dir = prepare_run_dir(config, resume=False)
+    write_resolved(config, run_dir)
+    server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
+    assert server is not None
+    server.stop()
+
+    async def leave_work_behind() -> None:
+        async with attach(run_dir) as at:
+            await at.replay.open(spec)
+            await at.registry.set_run_status(RunStatus(RunState.STOPPING, "stopped"))
+            who = await at.registry.register(Role.GENERATOR, "generator-0")
+            scorer = Incarnation(Role.REWARD, "reward-9", 1)
+            leases = (await at.replay.lease(who, max_trajectories=8)).leases
+            for lease in leases[:2]:
+                await at.replay.write_chunk(who, make_chunk(lease.trajectory))
+            dead = ChunkId(TrajectoryId("t", 0, 0), 0)
+            while not await at.replay.fail_score(scorer, dead, Field.REWARD, TRACEBACK):
+                pass
+            await at.replay.write_chunk(who, make_chunk(TrajectoryId("t", 1, 0)))
+
+    asyncio.run(leave_work_behind())
+    return run_dir
+
+
+def _json(*words: str) -> Any:
+    done = CliRunner().invoke(headrace, [*words, "--json"], standalone_mode=False)
+    assert done.exception is None, done.output
+    return json.loads(done.stdout)
+
+
+def _refused(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        headrace.main(list(words), standalone_mode=False)
+    return str(caught.value)
+
+
+def test_a_run_that_nobody_works_on_says_how_to_go_on(run_dir: Path) -> None:
+    found = _json("why", str(run_dir))
+    assert set(found) == {"run", "state", "headline", "outlook", "chains", "also"}
+    assert (found["outlook"], found["chains"][0]["cause"]) == ("you", "nobody")
+    assert "headrace up --resume" in found["chains"][0]["next"]
+    assert "1 dead letter: `headrace dead-letters list`" in found["also"]
+
+
+def test_work_is_put_back_by_worker_by_name_and_by_field_and_the_unknown_is_refused(run_dir: Path) -> None:
+    run = ("--run", str(run_dir))
+    assert _json("requeue", "t.1.0", *run) == {"num_opened": 0, "num_due": 1, "unknown": []}
+    assert _json("requeue", "--field", "reward", *run)["num_due"] == 1
+    assert _json("requeue", "--worker", "generator-0", *run)["num_opened"] == 3
+    assert _json("requeue", "--worker", "generator-0", *run)["num_opened"] == 0
+    assert "ever registered" in _refused("requeue", "--worker", "generator-8", *run)
+    assert "t.77.0: not in the ledger" in _refused("requeue", "t.1.0", "t.77.0", *run)
+    assert _json("audit", str(run_dir))["balances"] is True
+
+
+def test_dead_letters_are_listed_shown_and_retried_once_and_the_books_balance(run_dir: Path) -> None:
+    run = ("--run", str(run_dir))
+    (letter,) = _json("dead-letters", "list", str(run_dir))
+    assert (letter["chunk"], letter["role"], letter["prompt"]) == ("t.0.0.0", "reward", 0)
+    assert _json("dead-letters", "show", "t.0.0.0", *run)["error"] == TRACEBACK
+    shown = CliRunner().invoke(headrace, ["dead-letters", "list", str(run_dir)], standalone_mode=False)
+    assert "no boxed answer" in shown.output
+    assert "names no dead letter" in _refused("dead-letters", "show", "t.5.0.0", *run)
+    assert "t.5.0.0: no dead letter" in _refused("dead-letters", "retry", "t.5.0.0", *run)
+    dropped = _json("audit", str(run_dir))["groups"]["dropped"]
+    assert dropped == {"dead_letter": 1}
+    assert _json("dead-letters", "retry", "t.0.0.0", *run)["prompts"] == [0]
+    assert _json("dead-letters", "list", str(run_dir)) == []
+    assert _json("dead-letters", "retry", "--all", *run)["num_letters"] == 0
+    assert {row["name"]: row["depth"] for row in _json("queues", str(run_dir))}["again"] == 1
+    audit = _json("audit", str(run_dir))
+    assert audit["balances"] is True
+    assert audit["groups"]["dropped"] == dropped
+
+
+def test_the_answer_fits_a_narrow_terminal() -> None:
+    s = scene([silent("generator-2")], waits(unit("81", trajectory("t.81.4")), running=3))
+    lines = render(s, explain(s), 60)
+    assert lines[0].startswith("runs/demo: running, version 4; ")
+    text = " ".join(" ".join(lines).split())
+    assert "└ group 81 has 7 of 8 └ member 4 is on generator-2" in text
+    assert "→ the supervisor replaces it after 10 s of silence" in text
+    assert all(len(line) <= 60 for line in lines[1:] if "\x1b" not in line)
+
+
+def test_a_workers_last_end_is_read_off_the_supervisors_log(tmp_path: Path) -> None:
+    rows = [
+        {"worker": "value", "event": "worker_exited", "meaning": "killed by SIGKILL", "at": "2026-11-21T12:00:00Z"},
+        {
+            "worker": "reward-0",
+            "event": "worker_replaced",
+            "reason": "no heartbeat for 11 s",
+            "at": "2026-11-21T12:00:00Z",
+        },
+        {"worker": "reward-0", "event": "worker_exited", "meaning": "killed by SIGKILL", "at": "2026-11-21T12:00:01Z"},
+        {"event": "stopping", "at": "2026-11-21T12:00:01Z"},
+    ]
+    (tmp_path / "logs").mkdir()
+    text = "torn" + "\n".join(["", *map(json.dumps, rows), '{"worker": "va'])
+    (tmp_path / "logs" / "supervisor.jsonl").write_text(text)
+    now_s = 1795262404.0  # 12:00:04
+    assert last_exits(tmp_path, now_s) == {
+        "value": "it ended (killed by SIGKILL), 4 s ago",
+        "reward-0": "replaced, no heartbeat for 11 s, 4 s ago",
+    }
+    assert last_exits(tmp_path / "nowhere", now_s) == {}
