@@ -61,12 +61,13 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 def write_started(run_dir: Path, worker: str, record: Started) -> None:
     """Say that a process was started. Raises OSError."""
-    _write(run_dir, f"{worker}.json", record)
+    (run_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    write_private(run_dir / FOLDER / f"{worker}.json", msgspec.json.encode(record))
 
 
 def write_life(run_dir: Path, worker: str, record: Life) -> None:
-    """Say how this process lives or has ended. Raises OSError."""
-    _write(run_dir, f"{worker}{_LIFE}", record)
+    """Say how this process lives or has ended. Raises OSError; FileNotFoundError where no supervisor ever began a run."""
+    write_private(run_dir / FOLDER / f"{worker}{_LIFE}", msgspec.json.encode(record))
 
 
 def read_started(run_dir: Path) -> dict[str, Started]:
@@ -91,12 +92,6 @@ def read_life(run_dir: Path, worker: str, identity: ProcessIdentity) -> Life | N
 def forget_started(run_dir: Path, worker: str) -> None:
     """Take a worker's process out of the books: it has ended."""
     (run_dir / FOLDER / f"{worker}.json").unlink(missing_ok=True)
-
-
-def _write(run_dir: Path, name: str, record: Started | Life) -> None:
-    folder = run_dir / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    write_private(folder / name, msgspec.json.encode(record))
 
 
 @cache

@@ -1,0 +1,23 @@
+"""Claims about the command that starts one worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.runtime.exit_codes import ExitCode
+from workers.__main__ import main
+
+
+@pytest.mark.parametrize("more", [[], ["--name", "learner-2"]])
+def test_a_second_learner_is_refused_in_a_sentence(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["learner", "--run", "runs/demo", *more])
+    assert "a run has one learner, which its supervisor starts" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generator", "--run", str(tmp_path)]) == ExitCode.CONFIG
+    assert "is not a run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [], "and is left as it was"
