@@ -11,6 +11,7 @@ intact one is the truth after a crash. *Waits for* the disk.
       .writing-learner#3/000008/  being written by that incarnation, or cut off
       damaged-000006.version-50/  refused at a restart, kept for a person to look at; never read again
       set-aside-000005.version-40/  newer than the one that `headrace up --resume RUN --from-version N` chose
+      .lock                       held, shared, by every process that may write here
 
 A folder is filled under a hidden name, flushed file by file, sealed by its manifest and only then renamed, which is atomic;
 the older ones go after that. So whatever instant the power fails at, the newest folder with a true manifest is complete.
@@ -22,6 +23,7 @@ fails. So a checkpoint never appears behind the back of a learner that has gone 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -45,6 +47,7 @@ _WRITING = ".writing-"
 _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
 _SET_ASIDE = "set-aside-"
+_LOCK = ".lock"
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -92,6 +95,7 @@ class CheckpointFolder:
         self._owner = owner
         self._keep = keep
         self._writing = root / f"{_WRITING}{owner}"
+        self._lock: int | None = None
 
     def take_over(self) -> Checkpoint | None:
         """Become the only writer, and return the newest intact checkpoint; None when none was ever written.
@@ -102,6 +106,8 @@ class CheckpointFolder:
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
+            self._lock = _open_lock(self._root)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
             for path in self._root.iterdir():
                 if path.name.startswith(_WRITING):
                     # first out of its writer's reach, in one step; then away
@@ -117,6 +123,12 @@ class CheckpointFolder:
                 f"{self._root} cannot be taken over by {self._owner}: {error}; free some space or mend the disk"
             ) from error
         return found
+
+    def close(self) -> None:
+        """Say that this process writes no more."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def write(self, version: int, save: Callable[[Path], None], state: dict[str, Any]) -> Path:
         """Write a checkpoint durably, then remove all but the newest.
@@ -170,12 +182,28 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
 
 
 def choose_checkpoint(root: Path, version: int) -> Path:
-    """Make the checkpoint of ``version`` the newest: those after it are set aside, by another name. Nobody may write meanwhile.
+    """Make the checkpoint of ``version`` the newest: those after it are set aside, by another name.
 
     Raises:
-        ConfigError: There is none of that version; those that are there are named.
+        ConfigError: There is none of that version (those that are there are named), or a process still writes here.
         DataError: It is damaged.
     """
+    if not root.is_dir():
+        raise ConfigError(f"{root} is not there, so no checkpoint of version {version} is: resume without a version")
+    lock = _open_lock(root)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _choose(root, version)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"a process of this run still writes to {root}, and would go on with its own weights: end it with "
+            f"`headrace down {root.parent}`, then choose a version"
+        ) from error
+    finally:
+        os.close(lock)
+
+
+def _choose(root: Path, version: int) -> Path:
     complete = _complete(root)
     versions = {_version(folder): number for number, folder in complete}
     if version not in versions:
@@ -261,6 +289,10 @@ def _named(root: Path) -> list[tuple[int, Path]]:
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
     return sorted((int(match["sequence"]), path) for match, path in matches if match)
+
+
+def _open_lock(root: Path) -> int:
+    return os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _version(folder: Path) -> int:

@@ -6,6 +6,7 @@ worker, with a deadline: an evaluation that is not complete by then is recorded 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.history import EvaluationRow
@@ -31,6 +32,19 @@ class Evaluations:
         self._num_prompts = min(num_prompts, ctx.config.evaluation.num_prompts)
         self.next_number = next_number
         self._pending: list[_Pending] = []
+
+    @property
+    def pending(self) -> tuple[tuple[int, int], ...]:
+        """Number and policy version of those that are not recorded yet, for a checkpoint."""
+        return tuple((one.number, one.policy_version) for one in self._pending)
+
+    async def resume(self, pending: Iterable[tuple[int, int]]) -> None:
+        """Go on collecting what was pending at a checkpoint. Numbers that were asked for after it are passed over: their
+        responses belong to weights that were given up."""
+        deadline_s = self._ctx.clock.monotonic() + self._ctx.config.evaluation.timeout_s
+        self._pending += [_Pending(number, version, deadline_s) for number, version in pending]
+        while await self._ctx.replay.evaluation(self.next_number) is not None:
+            self.next_number += 1
 
     @property
     def is_enabled(self) -> bool:

@@ -33,7 +33,8 @@ from pipeline.checkpoints import CheckpointFolder
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
-from pipeline.replay.buffer import Claim, ClaimRefused, ClaimWait, DropReason
+from pipeline.lineage import Lineage
+from pipeline.replay.buffer import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.exit_codes import ExitCode
@@ -66,10 +67,10 @@ class Learner(Actor):
         config = self.ctx.config
         source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
         await self.ctx.replay.open(ledger_spec(config, source))
-        folder = CheckpointFolder(
+        self._folder = CheckpointFolder(
             self.ctx.run_dir / "checkpoints", owner=str(self.ctx.who), keep=config.checkpoint.keep
         )
-        checkpoint = await self.ctx.compute(folder.take_over)
+        checkpoint = await self.ctx.compute(self._folder.take_over)
         state = checkpoint.state if checkpoint else {}
         self._backend: TrainingBackend = await self.ctx.compute(build_training_backend, config)
         if checkpoint is not None:
@@ -77,17 +78,20 @@ class Learner(Actor):
         self._updates = PolicyUpdate(config, self._backend)
         self._num_updates = int(state.get("num_updates", 0))
         self._applied: dict[str, tuple[str, ...]] = {}  # claims that no checkpoint holds yet, with their units
-        self._writer = CheckpointWriter(self.ctx, folder)
+        self._writer = CheckpointWriter(self.ctx, self._folder)
         returned = await self.ctx.replay.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = Publisher(self.ctx)
         await self._publisher.start()
-        self._version = await self._publisher.next_version(int(state.get("policy_version", 0)), restored=bool(state))
+        self._version = await self._publisher.next_version(int(state.get("policy_version", 0)))
+        given_up = await self.ctx.replay.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
+        self._lineage = Lineage(await self.ctx.replay.restarts())
         self._history = History.resume(
             self.ctx.run_dir / HISTORY_NAME, last_version=int(state.get("policy_version", 0))
         )
         self._evaluations = Evaluations(
             self.ctx, num_prompts=source.num_evaluation_prompts, next_number=int(state.get("next_evaluation", 0))
         )
+        await self._evaluations.resume(state.get("evaluations", ()))
         has_critic = declaration(config).has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
         self._is_resumed = self._has_checkpoint = checkpoint is not None
@@ -95,6 +99,12 @@ class Learner(Actor):
         self.ctx.log.info(
             "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
         )
+        if given_up:
+            self.ctx.log.error(
+                "updates_given_up",
+                credit=given_up,
+                reason="this checkpoint is older than what is settled; the ledger counts the difference as rolled_back",
+            )
         await self._publish()
 
     async def run(self) -> None:
@@ -129,6 +139,7 @@ class Learner(Actor):
     async def teardown(self) -> None:
         """Close files and endpoints."""
         self._history.close()
+        self._folder.close()
         self._publisher.close()
 
     async def _wait_for_critic(self) -> str | None:
@@ -176,7 +187,7 @@ class Learner(Actor):
         publish_s = time.monotonic() - started
         self._unusable_at_update = await self._unusable()
         if samples:
-            row = _row(self._num_updates, self._version, samples, stepped.results)
+            row = _row(self._num_updates, self._version, samples, stepped.results, self._lineage)
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
             self._history.append(row)
             self._show(row)
@@ -207,18 +218,19 @@ class Learner(Actor):
     async def _checkpoint(self) -> None:
         """Begin a checkpoint, after which the claims whose effect it holds are settled."""
         await self._writer.wait()
-        claims = tuple(self._applied)
+        num_updates, claims = self._num_updates, tuple(self._applied)
         self._history.sync()
         state = {
             "policy_version": self._version,
-            "num_updates": self._num_updates,
+            "num_updates": num_updates,
             "claims": claims,
             "next_evaluation": self._evaluations.next_number,
+            "evaluations": self._evaluations.pending,
             "critic_open": self._critic is not None and self._critic.is_open,
         }
 
         async def settle() -> None:
-            await self.ctx.replay.settle(self.ctx.who, claims)
+            await self.ctx.replay.settle(self.ctx.who, claims, num_updates=num_updates)
             self._has_checkpoint = True
             for claim in claims:
                 del self._applied[claim]
@@ -310,10 +322,14 @@ class Learner(Actor):
         )
 
 
-def _row(update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult]) -> UpdateRow:
+def _row(
+    update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult], lineage: Lineage
+) -> UpdateRow:
     """Summarise an update; ``version`` is the one that it published, so the learner was at ``version - 1``."""
     trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
-    ages = np.concatenate([version - 1 - s.versions[mask] for s, mask in zip(samples, trained, strict=True)])
+    ages = np.concatenate(
+        [update - 1 - lineage.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
+    )
     finished = [s for s in samples if s.is_finished]
     sums: Counter[str] = Counter()
     for result in results:

@@ -48,15 +48,11 @@ class Publisher:
         await ctx.registry.set_endpoint(ctx.who, self._endpoint, public_key=ctx.transport.public_key)
         ctx.spawn("weights-server", self._serve())
 
-    async def next_version(self, checkpointed: int, *, restored: bool) -> int:
-        """Return the version to publish first. Versions only grow: weights restored from a checkpoint get a new number when
-        later ones were announced before the crash."""
+    async def next_version(self, checkpointed: int) -> int:
+        """Return the version to publish first. Versions only grow: what a learner begins with gets a new number, above all that
+        were announced, whether or not the same weights were published before it. One number never names two files."""
         announced = await self._ctx.registry.weights()
-        if announced is None:
-            return checkpointed
-        if restored and announced.policy_version == checkpointed:
-            return checkpointed
-        return announced.policy_version + 1
+        return checkpointed if announced is None else max(checkpointed, announced.policy_version + 1)
 
     async def publish(self, policy_version: int, backend: TrainingBackend) -> None:
         """Write, digest and announce the backend's weights as ``policy_version``."""

@@ -52,10 +52,10 @@ class Value(Scorer):
     async def setup(self) -> None:
         """Load the value model or its newest good checkpoint, settle what that holds, and open the mailbox."""
         config = self.ctx.config
-        folder = CheckpointFolder(
+        self._folder = CheckpointFolder(
             self.ctx.run_dir / VALUE_CHECKPOINTS, owner=str(self.ctx.who), keep=config.value.checkpoint_keep
         )
-        checkpoint = await self.ctx.compute(folder.take_over)
+        checkpoint = await self.ctx.compute(self._folder.take_over)
         state = checkpoint.state if checkpoint else {}
         self._engine: ValueEngine = await self.ctx.compute(build_value_engine, config)
         if checkpoint is not None:
@@ -69,7 +69,7 @@ class Value(Scorer):
             num_steps=self._num_steps,
         )
         self._applied: list[str] = []
-        self._writer = CheckpointWriter(self.ctx, folder)
+        self._writer = CheckpointWriter(self.ctx, self._folder)
         self._is_due = False
         self._stepped_at_s = self.ctx.clock.monotonic()
         self._num_bad_steps = 0
@@ -108,6 +108,7 @@ class Value(Scorer):
     async def teardown(self) -> None:
         """Close the files and the mailbox."""
         self._history.close()
+        self._folder.close()
         await super().teardown()
 
     # -- serving -------------------------------------------------------------------------------------------------------

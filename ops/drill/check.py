@@ -178,8 +178,8 @@ def never_stale(events: Sequence[Event], limits: Limits) -> Found:
                 newest = version
             case Stored() if event.newest > newest:
                 yield f"{event.chunk} holds tokens of version {event.newest}, the newest published was {newest}"
-            case Claimed() if event.version - event.oldest > limits.eta:
-                yield f"{event.claim} of version {event.version} holds a token of version {event.oldest}; eta {limits.eta}"
+            case Claimed() if event.staleness > limits.eta:
+                yield f"{event.claim} of version {event.version} holds a token {event.staleness} updates old; eta {limits.eta}"
             case Updated() if event.staleness > limits.eta:
                 yield f"update {event.update} trained a token {event.staleness} versions old; eta is {limits.eta}"
             case _:
@@ -222,11 +222,14 @@ def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
-    """Credit, slots and memory stay within their limits."""
+    """Credit, slots and memory stay within their limits. A learner that goes back lowers the limit: then nothing is added."""
+    used = 0
     for event in events:
         match event:
-            case Tally() if event.used > event.limit:
-                yield f"credit {event.used} of {event.limit}"
+            case Tally():
+                if event.used > max(event.limit, used):
+                    yield f"credit {event.used} of {event.limit}"
+                used = event.used
             case Beat() if event.num_live > limits.num_slots:
                 yield f"{event.who} has {event.num_live} live requests for {limits.num_slots} slots"
             case Beat() if event.rss_bytes > limits.max_rss_bytes:

@@ -61,8 +61,8 @@ class Claimed:
     version: int
     """The learner's."""
     units: tuple[str, ...]
-    oldest: int
-    """Version of the oldest token in it."""
+    staleness: int
+    """Updates between the learner's weights and those that sampled its oldest token."""
 
 
 @dataclass(frozen=True, slots=True)

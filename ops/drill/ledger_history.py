@@ -13,6 +13,8 @@ import msgspec
 
 from ops.drill.append_only import Command
 from ops.drill.events import Admitted, Beat, Claimed, Ended, Epoch, Event, Held, Published, Settled, Stored, Tally
+from pipeline.lineage import Lineage
+from pipeline.replay.buffer import Restart
 from pipeline.runtime.registry import Heartbeat, WeightsAnnouncement
 from protocol.codec import from_blob
 from protocol.trajectory import TrajectoryChunk
@@ -27,8 +29,9 @@ class _State:
     counters: dict[str, int] = field(default_factory=dict[str, int])
     groups: set[bytes] = field(default_factory=set[bytes])
     claims: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    lineage: Lineage = field(default_factory=Lineage)
     oldest: dict[str, int] = field(default_factory=dict[str, int])
-    """By chunk."""
+    """By chunk: updates in the oldest version of its tokens."""
 
 
 class LedgerHistory:
@@ -95,6 +98,8 @@ class LedgerHistory:
                 yield Beat(str(beat.who), beat.pid, int(beat.counters.get("live", 0)), beat.rss_bytes)
             case "SET", "weights":
                 yield Published(msgspec.json.decode(arguments[0], type=WeightsAnnouncement).policy_version)
+            case "ZADD", "lineage":
+                state.lineage = state.lineage.after(Restart(*map(int, arguments[1].decode().split(":"))))
             case "ZADD", "groups":
                 state.groups.add(arguments[1])
                 yield Admitted(int(arguments[1]))
@@ -116,7 +121,10 @@ class LedgerHistory:
             case "HSET", "claims":
                 claim = arguments[0].decode()
                 units = tuple(state.claims.get(claim, ()))
-                yield Claimed(claim, int(arguments[1]), units, min((self._age_of(unit) for unit in units), default=0))
+                version = int(arguments[1])
+                now = state.lineage.updates(version)
+                oldest = min((self._age_of(unit) for unit in units), default=now)
+                yield Claimed(claim, version, units, staleness=now - oldest)
             case "HDEL", "claims":
                 for claim in arguments:
                     yield Settled(claim.decode())
@@ -127,7 +135,7 @@ class LedgerHistory:
 
     def _stored(self, name: str, chunk: TrajectoryChunk) -> Stored:
         versions = [segment.policy_version for segment in chunk.segments]
-        self._state.oldest[name] = min(versions)
+        self._state.oldest[name] = min(map(self._state.lineage.updates, versions))
         begin = int(chunk.context_tokens.size)
         return Stored(
             chunk=name,
@@ -142,16 +150,18 @@ class LedgerHistory:
         )
 
     def _age_of(self, unit: str) -> int:
-        """Return the version of a unit's oldest token; a unit is a chunk, or the name that its chunks' ids begin with."""
+        """Return the updates in a unit's oldest token; a unit is a chunk, or the name that its chunks' ids begin with."""
         if unit in self._state.oldest:
             return self._state.oldest[unit]
         start = f"{unit}." if unit.startswith("t.") else f"t.{unit}."
-        return min(version for name, version in self._state.oldest.items() if name.startswith(start))
+        return min(updates for name, updates in self._state.oldest.items() if name.startswith(start))
 
     def _tally(self) -> Tally:
         spec, counters = self._state.spec, self._state.counters
         batch, eta = int(spec.get("units_per_update", 0)), int(spec.get("eta", 0))
-        limit = (eta + counters.get("version", 0) + 1) * batch + int(spec.get("surplus", 0))
+        limit = (eta + self._state.lineage.updates(counters.get("version", 0)) + 1) * batch + int(
+            spec.get("surplus", 0)
+        )
         ended = sum(v for k, v in counters.items() if k == "groups:trained" or k.startswith("groups:dropped:"))
         missing = counters.get("groups:admitted", 0) - ended - len(self._state.groups)
         return Tally(counters.get("used", 0), limit, missing)

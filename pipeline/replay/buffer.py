@@ -14,8 +14,8 @@ finished trajectories for the value worker.
 Units. The algorithm's unit is what the learner claims: a ``group`` (DAPO, GRPO), a ``trajectory`` (VAPO, PPO) or a
 ``chunk`` (T-PPO). Credit is counted in chunks when the unit is the chunk, else in trajectories, granted a whole group at
 a time. Admission holds ``trained + claimed + ready + running + granted <= (eta + v + 1) * B + surplus`` with ``v`` the
-published policy version, ``B`` the units per update, ``surplus = floor((oversampling - 1) * B)``; a dropped unit leaves
-the sum, which is how its credit returns.
+updates in the published policy version (``pipeline.lineage``), ``B`` the units per update,
+``surplus = floor((oversampling - 1) * B)``; a dropped unit leaves the sum, which is how its credit returns.
 
 Conservation. For groups, trajectories and response tokens, at every moment:
 ``admitted = trained + dropped(by reason) + in flight``. ``audit`` counts the right-hand side by walking what is stored,
@@ -56,6 +56,7 @@ from pipeline.replay.terms import (
     LedgerSpec,
     QueueStat,
     Refusal,
+    Restart,
     ScoredChunk,
     Totals,
     Unit,
@@ -87,6 +88,7 @@ __all__ = [
     "QueueStat",
     "Refusal",
     "ReplayBuffer",
+    "Restart",
     "ScoredChunk",
     "Totals",
     "Unit",
@@ -169,8 +171,11 @@ class ReplayBuffer(Protocol):
         """Make ``policy_version`` the one that admission counts from. It only grows."""
         ...
 
-    async def settle(self, who: Incarnation, claims: tuple[str, ...]) -> int:
-        """Mark these claims trained and forget their data; return how many were not settled before. Idempotent."""
+    async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
+        """Mark these claims trained and forget their data; return how many were not settled before. Idempotent.
+
+        ``num_updates``, of the checkpoint that holds them, lets :meth:`resume_from` count what it gives up.
+        """
         ...
 
     async def make_durable(self, who: Incarnation) -> bool:
@@ -181,6 +186,20 @@ class ReplayBuffer(Protocol):
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Called once by a new learner incarnation: settle the claims whose effect its checkpoint holds, return every other
         claim's units to ready. Returns how many units came back."""
+        ...
+
+    async def resume_from(self, who: Incarnation, restart: Restart) -> int:
+        """Called once by a new learner incarnation, after ``recover``: count credit and staleness from these weights on,
+        and admit again if the run had ended.
+
+        Units that were settled by updates which these weights do not hold are counted as dropped, ``ROLLED_BACK``, and no
+        longer as trained; their credit returns. Returns how much credit that is: 0 unless a checkpoint was damaged, or an
+        older one chosen. Raises LedgerError when nothing tells how many they are, with nothing changed.
+        """
+        ...
+
+    async def restarts(self) -> tuple[Restart, ...]:
+        """Return all restarts, by version: what maps versions to updates."""
         ...
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
@@ -203,7 +222,8 @@ class ReplayBuffer(Protocol):
         ...
 
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
-        """Drop everything that is not trained; return how many groups. Used at the end of a finished run."""
+        """Drop everything that is not trained; return how many groups. Used at the end of a finished run. What the value worker
+        has claimed stays: it has trained on it, and settles it as it drains."""
         ...
 
     # -- evaluation ----------------------------------------------------------------------------------------------------

@@ -80,6 +80,14 @@ def nothing_kept(doing: str) -> LedgerError:
     )
 
 
+def unmarked(num_updates: int) -> LedgerError:
+    """Return the error for going back to weights of which the ledger does not know what later ones had learned."""
+    return LedgerError(
+        f"the ledger knows of no checkpoint of {num_updates} updates, and later ones are settled: what going back would "
+        "give up cannot be counted; take a newer checkpoint, or start another run from the model in this one"
+    )
+
+
 def spec_texts(spec: LedgerSpec) -> dict[str, str]:
     """Return every setting as text, for comparing and for keeping in Redis. None is the empty text."""
     texts: dict[str, str] = {}

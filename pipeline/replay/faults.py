@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from redis import exceptions
 
-from pipeline.replay.checks import nothing_kept
+from pipeline.replay.checks import nothing_kept, unmarked
 from protocol.errors import Fenced, LedgerError, LedgerFull, LedgerUnavailable
 
 
@@ -35,6 +35,8 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         return Fenced(f"{doing}: a newer incarnation exists (epoch {text.split()[-1]}); stop at once")
     if text.startswith("UNOPENED"):
         return LedgerError(f"{doing}: the run's ledger was not opened; call open(spec) first, or check the run's name")
+    if text.startswith("UNMARKED"):
+        return unmarked(int(text.split()[-2]))
     if text.startswith("UNKEPT"):
         return nothing_kept(doing)
     # servers before version 7 wrap what a script's command raised, and the client then does not know the code

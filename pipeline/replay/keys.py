@@ -24,15 +24,17 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:parked`` | zset | (unit chunk) trajectories whose next window waits for a credit, by order | while so |
 | ``{run}:again`` | zset | prompts of retried dead letters, admitted before fresh ones, by place in the stream | while so |
 | ``{run}:running`` | zset | units with credit that are not ready, by order | while so |
-| ``{run}:running_age`` | zset | those of them that have begun, by the oldest version they may hold | while so |
+| ``{run}:running_age`` | zset | those of them that have begun, by the updates in the oldest version they may hold | while so |
 | ``{run}:ready`` | zset | units that the learner may claim, by order | while so |
-| ``{run}:ready_age`` | zset | the same units, by the version of their oldest token | while so |
+| ``{run}:ready_age`` | zset | the same units, by the updates in the version of their oldest token | while so |
 | ``{run}:holders`` | zset | incarnations that hold trajectories, by the time their lease ends | while so |
 | ``{run}:held:<incarnation>`` | set | trajectories that an incarnation holds | while so |
 | ``{run}:grant:<incarnation>`` | hash | the last lease request and its answer, so that a repeat gets the same | one hour |
 | ``{run}:due:<field>`` | zset | chunks that lack a field, by the time at which they are handed out again | until scored |
 | ``{run}:claims`` | hash | claims that are not settled, id -> policy version | until settled |
 | ``{run}:claim:<id>`` | zset | units of a claim, by order | until settled |
+| ``{run}:lineage`` | zset | restarts as ``version:updates``, by version (``pipeline.lineage``) | the run |
+| ``{run}:milestones`` | zset | ``updates:`` and what was trained by then, one a checkpoint, at most 1,000 | the run |
 | ``{run}:finished:<id>`` | hash | final, reward, ``value:<index>``, num_chunks, num_values, bytes, state, claim | (below) |
 | ``{run}:finished`` | zset | those of them that the value worker may claim, by order | while so |
 | ``{run}:finished_claims`` | set | the value worker's claims that are not settled | until settled |
@@ -98,6 +100,11 @@ def claims(run: str) -> str:
 def claim(run: str, claim_id: str) -> str:
     """Sorted set of one claim's units."""
     return f"{prefix(run)}claim:{claim_id}"
+
+
+def lineage(run: str) -> str:
+    """Sorted set of restarts."""
+    return prefix(run) + "lineage"
 
 
 def finished(run: str, trajectory_id: str) -> str:

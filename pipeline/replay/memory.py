@@ -30,6 +30,7 @@ from pipeline.replay.buffer import (
     LedgerSpec,
     QueueStat,
     Refusal,
+    Restart,
     Totals,
     Unit,
     WriteStatus,
@@ -42,6 +43,7 @@ from pipeline.replay.checks import (
     mismatch,
     nothing_kept,
     parse_chunk,
+    unmarked,
 )
 from pipeline.replay.memory_state import LedgerState
 from pipeline.replay.memory_units import cancel_windows, chunks_of, record_sample, take
@@ -142,10 +144,11 @@ class MemoryReplay:
             return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
 
         final = chunk.finish_reason.is_final
-        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=chunk.oldest_version, final=final, written_s=now)
+        oldest = chunk.oldest_version if trajectory.is_evaluation else s.lineage.updates(chunk.oldest_version)
+        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now)
         s.store_chunk(chunk.id, c)
         t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)
-        t.lower_oldest(chunk.oldest_version)
+        t.lower_oldest(oldest)
         t.num_tokens += chunk.num_tokens
         t.next, t.since_s, t.final = index + 1, now, final
         self._touch(s, who, now)
@@ -159,19 +162,19 @@ class MemoryReplay:
                 s.forget_chunk(ChunkId(trajectory, index - 1))
         else:
             s.admitted["tokens"] += chunk.num_tokens
-            self._add_to_unit(s, chunk, len(needed), now)
+            self._add_to_unit(s, chunk, oldest, len(needed), now)
             if s.spec.unit is Unit.CHUNK and not final:
                 self._continue_or_park(s, chunk, str(who))
         return ChunkWrite(WriteStatus.STORED, keeps_lease=t.holder == str(who))
 
-    def _add_to_unit(self, s: LedgerState, chunk: TrajectoryChunk, missing: int, now: float) -> None:
+    def _add_to_unit(self, s: LedgerState, chunk: TrajectoryChunk, oldest: int, missing: int, now: float) -> None:
         name = s.unit_of(chunk.id)
         unit = s.record(name)
         unit.missing += missing
-        unit.lower_oldest(chunk.oldest_version)
+        unit.lower_oldest(oldest)
         if isinstance(unit, GroupRecord):
             unit.finals += chunk.finish_reason.is_final
-            s.running_age[name] = min(s.running_age.get(name, chunk.oldest_version), chunk.oldest_version)
+            s.running_age[name] = min(s.running_age.get(name, oldest), oldest)
         else:
             assert unit.oldest is not None
             s.running_age[name] = unit.oldest
@@ -267,11 +270,12 @@ class MemoryReplay:
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
         """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
         s, _ = self._enter(who)
+        num_updates = s.lineage.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
         for unit in ready:
-            if is_stale(policy_version, unit.oldest_version, s.spec.eta):
+            if is_stale(num_updates, unit.oldest_version, s.spec.eta):
                 s.end_unit(s.name(unit.name), DropReason.STALE)
-        ready = [unit for unit in ready if not is_stale(policy_version, unit.oldest_version, s.spec.eta)]
+        ready = [unit for unit in ready if not is_stale(num_updates, unit.oldest_version, s.spec.eta)]
         needed = s.spec.units_per_update // s.weight
         if len(ready) < needed:
             ended = s.closed or s.is_exhausted
@@ -280,7 +284,7 @@ class MemoryReplay:
         chosen = choose(
             ready,
             sorted(s.running_age.values()),
-            policy_version=policy_version,
+            policy_version=num_updates,
             eta=s.spec.eta,
             needed=needed,
             surplus_units=surplus(s.spec.oversampling, s.spec.units_per_update) // s.weight,
@@ -322,13 +326,15 @@ class MemoryReplay:
         s, _ = self._enter(who)
         s.version = max(s.version, policy_version)
 
-    async def settle(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+    async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
         """Mark claims trained and forget their data; return how many were not settled before."""
         s, _ = self._enter(who)
         there = [claim for claim in dict.fromkeys(claims) if claim in s.claims]
         for claim in there:
             for name in s.claims.pop(claim).units:
                 s.end_unit(name, None)
+        if num_updates is not None:
+            s.mark(num_updates)
         return len(there)
 
     async def make_durable(self, who: Incarnation) -> bool:
@@ -345,6 +351,22 @@ class MemoryReplay:
         for name in returned:
             s.make_ready(name, now)
         return len(returned)
+
+    async def resume_from(self, who: Incarnation, restart: Restart) -> int:
+        """Count from these weights on; return the credit of the trained units that are given up."""
+        s, _ = self._enter(who)
+        is_back = any(updates > restart.num_updates for updates in s.milestones)
+        if is_back and restart.num_updates and restart.num_updates not in s.milestones:
+            raise unmarked(restart.num_updates)
+        given_up = s.go_back(restart.num_updates)
+        s.lineage = s.lineage.after(restart)
+        s.closed = False
+        s.version = max(s.version, restart.policy_version)
+        return given_up
+
+    async def restarts(self) -> tuple[Restart, ...]:
+        """Return all restarts, by version."""
+        return self.state.lineage.restarts
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
         """Claim exactly so many finished trajectories for the value model, or return how many there are."""

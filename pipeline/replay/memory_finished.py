@@ -75,7 +75,7 @@ class FinishedLane:
     def discard(self, trajectory: TrajectoryId, reason: DropReason) -> None:
         """Forget a trajectory that no critic may learn from, even out of a claim. One that is not kept changes nothing."""
         record = self.records.get(trajectory)
-        if record is None:
+        if record is None or (reason is DropReason.CANCELLED and self._is_claimed(trajectory)):
             return
         if record.is_complete:
             self._dropped[reason.value] += 1
@@ -86,10 +86,10 @@ class FinishedLane:
         self._forget(trajectory)
 
     def cancel(self, reason: DropReason) -> None:
-        """Forget everything."""
+        """Forget everything but what is claimed: the value worker has trained on that."""
         for trajectory in list(self.records):
-            self.discard(trajectory, reason)
-        self.claims.clear()
+            if not self._is_claimed(trajectory):
+                self.discard(trajectory, reason)
 
     @property
     def num_claimed(self) -> int:
@@ -103,6 +103,9 @@ class FinishedLane:
             "claimed" if name in claimed else "waiting" for name, record in self.records.items() if record.is_complete
         )
         return Balance(self._admitted, self._trained, dict(+self._dropped), dict(found))
+
+    def _is_claimed(self, trajectory: TrajectoryId) -> bool:
+        return any(trajectory in names for names in self.claims.values())
 
     def _record(self, trajectory: TrajectoryId) -> FinishedRecord:
         record = self.records.get(trajectory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from pipeline.lineage import Lineage
 from pipeline.replay.buffer import SPOILING, DeadLetter, DropReason, LedgerSpec, Refusal, Unit
 from pipeline.replay.memory_finished import FinishedLane
 from pipeline.replay.ordered import OrderedSet
@@ -26,6 +27,9 @@ from pipeline.staleness import credit_limit, unit_weight
 from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
+MAX_MILESTONES = 1000
+"""Checkpoints that one may go back to with the books right; far more than are ever kept."""
+
 
 class LedgerState:
     """Everything that one run's ledger holds."""
@@ -34,6 +38,9 @@ class LedgerState:
         self.spec = spec
         self.weight = unit_weight(spec)
         self.version = 0
+        self.lineage = Lineage()
+        self.milestones: dict[int, Counter[str]] = {}
+        """What was trained by the time that so many updates were settled."""
         self.used = 0
         self.stored_bytes = 0
         self.closed = False
@@ -98,9 +105,33 @@ class LedgerState:
             return Refusal.CLOSED
         if self.spec.max_bytes is not None and self.num_bytes > self.spec.max_bytes:
             return Refusal.MEMORY
-        if self.used + wanted > credit_limit(self.spec, self.version):
+        if self.used + wanted > self.credit_limit:
             return Refusal.NO_CREDIT
         return None
+
+    @property
+    def credit_limit(self) -> int:
+        """How much credit may be used while the present version is published."""
+        return credit_limit(self.spec, self.lineage.updates(self.version))
+
+    def mark(self, num_updates: int) -> None:
+        """Remember what is trained now that so many updates are settled."""
+        self.milestones[num_updates] = Counter(self.trained)
+        while len(self.milestones) > MAX_MILESTONES:
+            del self.milestones[min(self.milestones)]
+
+    def go_back(self, num_updates: int) -> int:
+        """Count what later updates had learned as given up; return its credit."""
+        lost: Counter[str] = Counter()
+        if any(updates > num_updates for updates in self.milestones):
+            lost = self.trained - self.milestones.get(num_updates, Counter())
+            self.trained -= lost
+            self.milestones = {n: totals for n, totals in self.milestones.items() if n <= num_updates}
+        for currency, dropped in self.dropped.items():
+            dropped[DropReason.ROLLED_BACK.value] += lost[currency]
+        self.used -= lost["credit"]
+        self.mark(num_updates)
+        return lost["credit"]
 
     @property
     def num_bytes(self) -> int:
@@ -128,12 +159,12 @@ class LedgerState:
             self.begin_age(trajectory, record.next)
 
     def begin_age(self, trajectory: TrajectoryId, index: int) -> None:
-        """Date the unit that the trajectory's next tokens belong to by the present version."""
-        unit = self.unit_of(ChunkId(trajectory, index))
+        """Date the unit that the trajectory's next tokens belong to by the updates in the present version."""
+        unit, now = self.unit_of(ChunkId(trajectory, index)), self.lineage.updates(self.version)
         if self.spec.unit is Unit.GROUP:
-            self.running_age[unit] = min(self.version, self.running_age.get(unit, self.version))
+            self.running_age[unit] = min(now, self.running_age.get(unit, now))
         elif self.spec.unit is Unit.CHUNK or index == 0:
-            self.running_age[unit] = self.version
+            self.running_age[unit] = now
 
     def let_go(self, trajectory: TrajectoryId, who: str) -> None:
         """Take a trajectory from the incarnation that holds it."""
@@ -203,6 +234,8 @@ class LedgerState:
         self.ready.discard(name)
         if reason is not None:
             self.used -= self.weight
+        else:
+            self.trained["credit"] += self.weight
         if reason is not None and reason in SPOILING:
             self._spoil(name, reason)
         if isinstance(name, int):

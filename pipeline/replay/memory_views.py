@@ -10,7 +10,6 @@ from collections import Counter
 from pipeline.replay.buffer import Audit, Balance, QueueStat, Totals, Unit
 from pipeline.replay.memory_state import LedgerState
 from pipeline.replay.queue_names import queue_stat
-from pipeline.staleness import credit_limit
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
@@ -23,7 +22,7 @@ def totals_of(s: LedgerState) -> Totals:
     return Totals(
         policy_version=s.version,
         credit_used=s.used,
-        credit_limit=credit_limit(s.spec, s.version),
+        credit_limit=s.credit_limit,
         num_ready_units=len(s.ready),
         num_running=len(s.running) * s.weight,
         num_groups_admitted=s.admitted["groups"],
@@ -71,7 +70,7 @@ def queues_of(s: LedgerState, now: float) -> list[QueueStat]:
 
     evaluation = s.evaluation_open.first
     stats = [
-        queue_stat("credit", s.used, credit_limit(s.spec, s.version), None),
+        queue_stat("credit", s.used, s.credit_limit, None),
         queue_stat("evaluation_open", len(s.evaluation_open), None, since(evaluation[1] if evaluation else None)),
         queue_stat("open", len(s.open), None, since(s.open.first)),
         queue_stat("parked", len(s.parked), None, since(s.parked.first)),

@@ -40,6 +40,7 @@ from pipeline.replay.buffer import (
     LedgerSpec,
     QueueStat,
     Refusal,
+    Restart,
     ScoredChunk,
     Totals,
     Unit,
@@ -247,9 +248,9 @@ class RedisReplay:
         """Make ``policy_version`` the one that admission counts from. It only grows."""
         await self._call("advance", who, policy_version)
 
-    async def settle(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+    async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
         """Mark claims trained and forget their data; return how many were not settled before."""
-        return await self._call("settle", who, *claims)
+        return await self._call("settle", who, "" if num_updates is None else num_updates, *claims)
 
     async def make_durable(self, who: Incarnation) -> bool:
         """Wait until the append-only file is on the server's disk; False when this server has none, or cannot say."""
@@ -258,6 +259,15 @@ class RedisReplay:
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
         return await self._call("recover", who, *applied)
+
+    async def resume_from(self, who: Incarnation, restart: Restart) -> int:
+        """Count from these weights on; return the credit of the trained units that are given up."""
+        return await self._call("resume_from", who, restart.policy_version, restart.num_updates)
+
+    async def restarts(self) -> tuple[Restart, ...]:
+        """Return all restarts, by version."""
+        (found,) = await self._pipelined("restarts", [("ZRANGE", keys.lineage(self._run), 0, -1)])
+        return tuple(Restart(*map(int, text.decode().split(":"))) for text in found)
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
         """Claim exactly so many finished trajectories for the value model, or return how many there are."""

@@ -36,6 +36,8 @@ class DropReason(StrEnum):
     """The run was ended with this work unfinished, on request."""
     VALUE_WARMUP = "value_warmup"
     """Claimed while the critic was not good enough for the policy to start."""
+    ROLLED_BACK = "rolled_back"
+    """Trained and settled, and its effect given up: the learner went on from a checkpoint before it."""
 
 
 SPOILING: Final = frozenset({DropReason.DEAD_LETTER, DropReason.NON_FINITE, DropReason.CANCELLED})
@@ -106,6 +108,16 @@ class LedgerSpec:
     """Unit chunk: drop a chunk, for want of signal, at the write that completes it, while two or more members of its group are
     scored and all alike in raw accuracy. A verdict of that moment: later members may score otherwise, and then the
     trajectory's next windows are trained. It decides what is trained, never a baseline, so it biases no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Weights that a learner published when it began, restored or new (``pipeline.lineage``)."""
+
+    policy_version: int
+    """Their new number, above all that were published before."""
+    num_updates: int
+    """In them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,7 @@ class ActorContext:
         An exception in it ends the worker; so does a return of an ``endless`` one before the drain.
         """
         task = self.tasks.create_task(self._watched(name, coroutine, endless), name=name)
+        task.add_done_callback(lambda _: coroutine.close())  # of one that was cancelled before it began
         self._spawned = [task, *(other for other in self._spawned if not other.done())]
         return task
 

@@ -28,7 +28,7 @@ def saving(text: str) -> Callable[[Path], None]:
 
 
 def versions(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if not path.name.startswith(".writing-"))
+    return sorted(path.name for path in root.iterdir() if not path.name.startswith((".writing-", ".lock")))
 
 
 def held(root: Path, *, owner: str = "learner#1", keep: int = 2) -> CheckpointFolder:
@@ -41,7 +41,11 @@ def write_checkpoint(
     root: Path, version: int, save: Callable[[Path], None], state: dict[str, Any], *, keep: int = 2
 ) -> Path:
     """By an incarnation that takes the folder over for this one."""
-    return held(root, keep=keep).write(version, save, state)
+    folder = held(root, keep=keep)
+    try:
+        return folder.write(version, save, state)
+    finally:
+        folder.close()
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -187,6 +191,9 @@ def test_a_checkpoint_can_be_chosen_and_the_later_ones_are_set_aside(tmp_path: P
     folder = held(tmp_path, keep=3)
     for version in (10, 20, 30):
         folder.write(version, saving(str(version)), {"version": version})
+    with pytest.raises(ConfigError, match="still writes"):
+        choose_checkpoint(tmp_path, 20)
+    folder.close()
     with pytest.raises(ConfigError, match="no checkpoint of version 15, only of 10, 20, 30"):
         choose_checkpoint(tmp_path, 15)
     assert choose_checkpoint(tmp_path, 20).name == "000002.version-20"
@@ -200,6 +207,7 @@ def test_a_damaged_checkpoint_cannot_be_chosen(tmp_path: Path) -> None:
     folder = held(tmp_path)
     for version in (10, 20):
         folder.write(version, saving("x"), {})
+    folder.close()
     flip_a_bit(tmp_path / "000001.version-10")
     with pytest.raises(DataError, match="digest"):
         choose_checkpoint(tmp_path, 10)

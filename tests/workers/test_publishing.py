@@ -151,8 +151,8 @@ async def test_a_learner_that_is_told_to_drain_waits_for_no_laggard(tmp_path: Pa
 
 async def test_restored_weights_get_a_new_number_when_later_ones_were_announced(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
-        assert await bench.publisher.next_version(0, restored=False) == 0
+        assert await bench.publisher.next_version(0) == 0
         await bench.publish(7)
-        assert await bench.publisher.next_version(7, restored=True) == 7
-        assert await bench.publisher.next_version(5, restored=True) == 8
-        assert await bench.publisher.next_version(0, restored=False) == 8
+        assert await bench.publisher.next_version(7) == 8
+        assert await bench.publisher.next_version(5) == 8
+        assert await bench.publisher.next_version(0) == 8

@@ -1,4 +1,5 @@
--- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left alone.
+-- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left alone, and so is what the value
+-- worker has claimed: it has trained on it and will settle it.
 --
 -- Writes   everything of the training lane, and all that is kept for the value worker
 -- ARGV[4]  reason
@@ -48,8 +49,4 @@ end
 for _, id in ipairs(call('HKEYS', P .. 'claims')) do call('DEL', P .. 'claim:' .. id) end
 call('DEL', P .. 'claims')
 for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, -1)) do discard_finished(tid, reason) end
-for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
-  for _, tid in ipairs(call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1)) do discard_finished(tid, reason) end
-end
-call('DEL', P .. 'finished_claims')
 return #groups

@@ -16,7 +16,7 @@ if there then
 end
 
 allow_growth()
-local edge = version - S.eta
+local edge = updates_in(version) - S.eta
 for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
   end_unit(name, 'stale')
 end

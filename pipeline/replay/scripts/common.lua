@@ -5,7 +5,7 @@
 -- ARGV[1]  now in seconds, or '' for the server's own time
 -- ARGV[2]  worker, ARGV[3] epoch of the caller; '' and '0' for calls that need no incarnation
 --
--- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT. Each is raised before the first write. Under `maxmemory` a server refuses the first
+-- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT, UNMARKED. Each is raised before the first write. Under `maxmemory` a server refuses the first
 -- write of a script that may need memory, and never a later one, so a script either changes nothing or completes.
 
 local call = redis.call
@@ -76,14 +76,46 @@ end
 local function chunk_id(tid, index) return tid .. '.' .. string.format('%d', index) end
 local function chunk_order(tid, index) return trajectory_order(tid) * MAX_CHUNKS + index end
 
+-- -- lineage -------------------------------------------------------------------------------------------------------------
+
+-- Return how many updates are in the weights that a version names (pipeline.lineage).
+local function updates_in(version)
+  local restart = call('ZREVRANGEBYSCORE', P .. 'lineage', version, '-inf', 'LIMIT', 0, 1)[1]
+  if not restart then return version end
+  local first, updates = string.match(restart, '^(%d+):(%d+)$')
+  return tonumber(updates) + version - tonumber(first)
+end
+
+-- What was trained by the time that so many updates were settled, so that going back can count what it gives up.
+local CURRENCIES = { 'credit', 'groups', 'trajectories', 'tokens' }
+local MAX_MILESTONES = 1000
+
+local function milestone(updates, totals) return string.format('%d:%d:%d:%d:%d', updates, unpack(totals)) end
+
+local function milestone_parts(text)
+  local parts = {}
+  for number in string.gmatch(string.match(text, '^%d+:(.*)$'), '%d+') do parts[#parts + 1] = tonumber(number) end
+  return parts
+end
+
+local function mark(updates)
+  local totals = {}
+  for i, currency in ipairs(CURRENCIES) do totals[i] = counter(currency .. ':trained') end
+  call('ZREMRANGEBYSCORE', P .. 'milestones', updates, updates)
+  call('ZADD', P .. 'milestones', updates, milestone(updates, totals))
+  call('ZREMRANGEBYRANK', P .. 'milestones', 0, -MAX_MILESTONES - 1)
+end
+
+local function credit_limit() return (S.eta + updates_in(counter('version')) + 1) * S.batch + S.surplus end
+
 -- -- credit --------------------------------------------------------------------------------------------------------------
 
 -- Return why `wanted` more credits cannot be given, or nil when they can.
 local function refusal(wanted)
-  local c = call('HMGET', COUNTERS, 'closed', 'bytes', 'used', 'version')
+  local c = call('HMGET', COUNTERS, 'closed', 'bytes', 'used')
   if c[1] then return 'closed' end
   if S.max_bytes and integer(c[2]) > S.max_bytes then return 'memory' end
-  if integer(c[3]) + wanted > (S.eta + integer(c[4]) + 1) * S.batch + S.surplus then return 'no_credit' end
+  if integer(c[3]) + wanted > credit_limit() then return 'no_credit' end
   return nil
 end
 
@@ -113,7 +145,7 @@ end
 
 -- The unit that this trajectory's next tokens belong to may from now on hold tokens of the present version.
 local function begin_age(tid, next_index)
-  local version = counter('version')
+  local version = updates_in(counter('version'))
   if S.unit == 'group' then
     local _, group = parts(tid)
     call('ZADD', P .. 'running_age', 'LT', version, string.format('%d', group))
@@ -230,7 +262,8 @@ end
 -- No critic may learn from this trajectory: forget it, even out of a claim.
 local function discard_finished(tid, reason)
   local f = call('HMGET', finished_key(tid), 'bytes', 'state', 'claim')
-  if not f[1] then return end
+  -- what the value worker has claimed at the run's end it has trained on, and settles as it drains
+  if not f[1] or (f[3] and reason == 'cancelled') then return end
   if f[2] then count('finished:dropped:' .. reason, 1) end
   call('ZREM', P .. 'finished', tid)
   if f[3] then call('ZREM', P .. 'finished_claim:' .. f[3], tid) end
@@ -254,7 +287,7 @@ end
 -- Take a unit out of the ledger: trained (no reason), or dropped, which returns its credit.
 local function end_unit(name, reason)
   for _, index in ipairs({ 'running', 'running_age', 'ready', 'ready_age' }) do call('ZREM', P .. index, name) end
-  if reason then count('used', -WEIGHT) end
+  if reason then count('used', -WEIGHT) else count('credit:trained', WEIGHT) end
   if S.value_training and SPOILING[reason or ''] then spoil(name, reason) end
   if S.unit == 'group' then
     local last = S.group_size - 1

@@ -13,8 +13,7 @@ local function trajectories(name)
   return { name, call('ZCARD', P .. name), -1, oldest and age(call('HGET', trajectory_key(oldest), 'since')) or '' }
 end
 
-local version = counter('version')
-local limit = (S.eta + version + 1) * S.batch + S.surplus
+local limit = credit_limit()
 local held = 0
 for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do held = held + call('SCARD', P .. 'held:' .. holder) end
 

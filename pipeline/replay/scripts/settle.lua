@@ -1,12 +1,13 @@
 -- settle.lua: mark claims trained and forget their data.
 --
--- Writes   claims claim:* counters, and all that the units leave behind
--- ARGV[4..]  claims; those that are not there (any more) are passed over
+-- Writes   claims claim:* counters milestones, and all that the units leave behind
+-- ARGV[4]  updates that are settled with these, or '' when none of them is an update
+-- ARGV[5..]  claims; those that are not there (any more) are passed over
 -- Returns  how many were settled
 
 allow_growth()
 local settled = 0
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local id = ARGV[i]
   if call('HDEL', P .. 'claims', id) == 1 then
     for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do end_unit(name, nil) end
@@ -14,4 +15,5 @@ for i = 4, #ARGV do
     settled = settled + 1
   end
 end
+if ARGV[4] ~= '' then mark(tonumber(ARGV[4])) end
 return settled

@@ -6,7 +6,8 @@
 
 local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed')
 local dropped = {}
-for _, reason in ipairs({ 'stale', 'no_signal', 'dead_letter', 'non_finite', 'cancelled', 'value_warmup' }) do
+for _, reason in ipairs({ 'stale', 'no_signal', 'dead_letter', 'non_finite', 'cancelled', 'value_warmup',
+  'rolled_back' }) do
   local number = counter('groups:dropped:' .. reason)
   if number > 0 then
     dropped[#dropped + 1] = reason
@@ -15,7 +16,7 @@ for _, reason in ipairs({ 'stale', 'no_signal', 'dead_letter', 'non_finite', 'ca
 end
 local version, groups = integer(c[1]), integer(c[3])
 return {
-  version, integer(c[2]), (S.eta + version + 1) * S.batch + S.surplus, call('ZCARD', P .. 'ready'),
+  version, integer(c[2]), credit_limit(), call('ZCARD', P .. 'ready'),
   call('ZCARD', P .. 'running') * WEIGHT, groups, integer(c[4]), integer(c[5]), c[6] and 1 or 0,
   is_exhausted() and 1 or 0, dropped,
 }

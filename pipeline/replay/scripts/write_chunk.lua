@@ -9,6 +9,8 @@
 
 local tid, index, final = ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
 local tokens, oldest, newest, blob = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
+-- units are dated in updates; evaluation is told in versions
+if not is_evaluation(tid) then oldest = updates_in(oldest) end
 local tkey, cid = trajectory_key(tid), chunk_id(tid, index)
 local ckey = chunk_key(cid)
 

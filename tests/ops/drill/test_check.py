@@ -124,7 +124,7 @@ TAMPERED: list[tuple[str, Callable[[Sequence[Event]], list[Event]], str]] = [
     ("stored once", changed(Stored, is_true=False), "other tokens"),
     ("versions grow", before(Updated, Published(1)), "after version 1"),
     ("versions grow", before(Audited, Updated(2, 1, 0)), "after version 1"),
-    ("never stale", changed(Claimed, version=2), "eta 1"),
+    ("never stale", changed(Claimed, staleness=2), "2 updates old; eta 1"),
     ("never stale", changed(Updated, staleness=2), "2 versions old"),
     ("never stale", changed(Stored, newest=1), "the newest published was 0"),
     ("fenced is powerless", changed(Stored, who=G), "newest epoch of generator-0 was 2"),

@@ -240,7 +240,9 @@ async def test_what_waits_for_the_critic_counts_for_the_watermark(bench):
 
 
 @pytest.mark.parametrize("unit", Unit)
-async def test_cancelling_forgets_what_waits_is_claimed_or_incomplete(bench, unit):
+async def test_cancelling_forgets_what_waits_or_is_incomplete_and_leaves_what_the_value_worker_has_trained_on(
+    bench, unit
+):
     replay = await bench.open(critic_spec(unit, units_per_update=2, eta=2))
     names = await leased(replay, 6)
     for name in names[:4]:
@@ -253,9 +255,12 @@ async def test_cancelling_forgets_what_waits_is_claimed_or_incomplete(bench, uni
     await replay.cancel_in_flight(LEARNER)
     audit = await replay.audit()
     assert audit.balances
-    assert (audit.finished.dropped, audit.finished.in_flight) == ({"cancelled": 4}, {})
+    assert (audit.finished.dropped, audit.finished.in_flight) == ({"cancelled": 3}, {"claimed": 1})
+    assert await replay.settle_finished(VALUE, (batch.claim_id,)) == 1
+    audit = await replay.audit()
+    assert audit.balances
+    assert (audit.finished.trained, audit.finished.in_flight) == (1, {})
     assert await depth(replay, "bytes") == 0
-    assert await replay.settle_finished(VALUE, (batch.claim_id,)) == 0
     if bench.kind == "redis":
         assert not [key for key in await bench.client.keys("*") if b"finished" in key]
 

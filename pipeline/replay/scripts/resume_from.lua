@@ -1,0 +1,37 @@
+-- resume_from.lua: say which weights the learner goes on from, count what later updates had learned as given up, and open
+-- admission.
+--
+-- Writes   lineage milestones counters
+-- ARGV[4]  version under which the weights are published   ARGV[5] updates in them
+-- Returns  credit of the trained units that are given up
+-- Errors   UNMARKED: trained units would be given up, and nobody knows how many. Nothing has changed.
+
+local version, updates = tonumber(ARGV[4]), tonumber(ARGV[5])
+local given_up = 0
+if call('ZCOUNT', P .. 'milestones', '(' .. updates, '+inf') > 0 then
+  local known = call('ZRANGEBYSCORE', P .. 'milestones', updates, updates)[1]
+  if not known and updates > 0 then
+    return redis.error_reply('UNMARKED no batch was settled together with a checkpoint of ' .. updates .. ' updates')
+  end
+  allow_growth()
+  local before = milestone_parts(known or milestone(0, { 0, 0, 0, 0 }))
+  for i, currency in ipairs(CURRENCIES) do
+    local lost = counter(currency .. ':trained') - before[i]
+    count(currency .. ':trained', -lost)
+    if currency == 'credit' then
+      count('used', -lost)
+      given_up = lost
+    else
+      count(currency .. ':dropped:rolled_back', lost)
+    end
+  end
+  call('ZREMRANGEBYSCORE', P .. 'milestones', '(' .. updates, '+inf')
+else
+  allow_growth()
+end
+mark(updates)
+call('ZREMRANGEBYSCORE', P .. 'lineage', version, '+inf')
+call('ZADD', P .. 'lineage', version, string.format('%d:%d', version, updates))
+call('HDEL', COUNTERS, 'closed')
+call('HSET', COUNTERS, 'version', math.max(counter('version'), version))
+return given_up

@@ -1,0 +1,290 @@
+"""A learner that can be killed between any two of its steps, with a ledger in memory and real checkpoint folders.
+
+Its weights are the list of all responses that they were trained on, so that a checkpoint says for itself whether something is
+in it twice, or missing. Files are not forced to the disk: a process that dies takes none of its written files with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from structlog.typing import FilteringBoundLogger
+
+import pipeline.checkpoints
+import workers.learner
+import workers.publishing
+from pipeline.batching import TrainingSample
+from pipeline.config.schema import AlgorithmSection, CheckpointSection, RunConfig, RunSection, WeightsSection
+from pipeline.history import UpdateRow, read_history
+from pipeline.replay.buffer import LedgerSpec
+from pipeline.replay.memory import MemoryReplay
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry_memory import MemoryRegistry
+from protocol.ids import Role
+from tests.pipeline.replay.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
+from tests.pipeline.runtime.fakes import memory_transport, small_config
+from workers.engines.training import StepResult
+from workers.learner import Learner
+
+_LOOKS = {"fetch", "totals", "weights", "heartbeats", "restarts"}
+"""Calls that change nothing: dying after one is dying before the next."""
+
+GROUP_SIZE = 2
+GROUPS_PER_UPDATE = 2
+BATCH = GROUP_SIZE * GROUPS_PER_UPDATE
+
+
+class Killed(BaseException):
+    """The process is dead: nothing may catch this."""
+
+
+class Reaper:
+    """Counts the points at which a process could die, and kills it at one of them."""
+
+    def __init__(self, at: int | None) -> None:
+        self._at = at
+        self.points: list[str] = []
+        self.is_dead = False
+
+    def point(self, name: str) -> None:
+        """Die here, if this is the chosen point; a dead process gets no further anywhere."""
+        self.points.append(name)
+        if self.is_dead or len(self.points) - 1 == self._at:
+            self.is_dead = True
+            raise Killed(name)
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a blocking call begin, and end, at points."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.point(f"before {name}")
+            result = function(*args, **kwargs)
+            self.point(f"after {name}")
+            return result
+
+        return call
+
+
+class Mortal:
+    """Everything of ``target``, with a point before and after each awaited call."""
+
+    def __init__(self, target: Any, name: str, reaper: Reaper) -> None:
+        self._target, self._name, self._reaper = target, name, reaper
+
+    def __getattr__(self, method: str) -> Any:
+        found = getattr(self._target, method)
+        if not asyncio.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._reaper.point(f"before {self._name}.{method}")
+            result = await found(*args, **kwargs)
+            if method not in _LOOKS:
+                self._reaper.point(f"after {self._name}.{method}")
+            return result
+
+        return call
+
+
+class Quiet:
+    """A log that nobody reads."""
+
+    def __getattr__(self, level: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class MortalContext(ActorContext):
+    """An actor's surroundings with a point before and after each piece of blocking work."""
+
+    reaper: Reaper
+
+    async def compute(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        return await self._mortal(super().compute, function, args)
+
+    async def store(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        return await self._mortal(super().store, function, args)
+
+    async def _mortal(self, run: Callable[..., Awaitable[Any]], function: Callable[..., Any], args: Any) -> Any:
+        name = getattr(function, "__name__", "work")
+        self.reaper.point(f"before {name}")
+        result = await run(function, *args)
+        self.reaper.point(f"after {name}")
+        return result
+
+
+class Memory:
+    """A training backend whose weights are what it was trained on."""
+
+    def __init__(self) -> None:
+        self.trained: list[str] = []
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        return [sample.behavior_logprobs for sample in samples]
+
+    def step(self, samples: Sequence[TrainingSample], objective: object) -> StepResult:
+        self.trained += [sample.name for sample in samples]
+        return StepResult(True, 0.0, 1.0, 1e-3, {}, len(samples))
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        yield "weights", list(self.trained)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        text = json.dumps(self.trained)
+
+        def write(folder: Path) -> None:
+            (folder / "weights.json").write_text(text)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        self.trained = json.loads((folder / "weights.json").read_text())
+
+
+@dataclass
+class World:
+    """What outlives every process: the ledger, the registry, the disk."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    num_updates: int = 5
+    eta: int = 1
+    published: dict[int, list[str]] = field(default_factory=dict)
+    """Version -> the weights of that name."""
+    num_lives: int = 0
+
+    def __post_init__(self) -> None:
+        self.registry = MemoryRegistry(RealClock())
+        self.epochs = {GENERATOR.worker: 1, SCORER.worker: 1}
+        self.replay = MemoryReplay(lambda worker: self.epochs.get(worker, 0))
+        self.spec: LedgerSpec = make_spec(
+            group_size=GROUP_SIZE, units_per_update=BATCH, eta=self.eta, lease_s=1e6, scoring_deadline_s=1e6
+        )
+        self.config: RunConfig = small_config(self.folder).model_copy(
+            update={
+                "run": RunSection(name="test", dir=self.folder, num_updates=self.num_updates),
+                "algorithm": AlgorithmSection(
+                    name="grpo", group_size=GROUP_SIZE, groups_per_update=GROUPS_PER_UPDATE, max_generation_batches=0
+                ),
+                "checkpoint": CheckpointSection(every_updates=2, keep=2),
+                "weights": WeightsSection(shared_memory=False),
+            }
+        )
+        patch = self.monkeypatch.setattr
+        patch(os, "fsync", lambda _: None)
+        source = SimpleNamespace(num_evaluation_prompts=0)
+        patch(workers.learner, "load_text_tokenizer", lambda _: None)
+        patch(workers.learner.PromptSource, "load", staticmethod(lambda *_: source))
+        patch(workers.learner, "ledger_spec", lambda *_: self.spec)
+        patch(workers.learner, "build_training_backend", lambda _: Memory())
+        patch(workers.publishing, "write_weights", self._write_weights)
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "checkpoints"
+
+    async def sample(self) -> None:
+        """Do what generators and reward workers do whenever there is credit."""
+        while (grant := await self.replay.lease(GENERATOR, max_trajectories=64)).leases:
+            for lease in grant.leases:
+                version = self.replay.state.version
+                chunk = make_chunk(lease.trajectory, version=version)
+                await self.replay.write_chunk(GENERATOR, chunk)
+                await self.replay.write_score(SCORER, chunk.id, reward(lease.trajectory.member % 2))
+
+    async def live(self, reaper: Reaper) -> bool:
+        """Be one learner's process, from its start to its good end or its death; return whether it ended well."""
+        who = await self.registry.register(Role.LEARNER, "learner")
+        self.epochs["learner"] = who.epoch
+        self.num_lives += 1
+        restore = self._mortal_disk(reaper)
+        learner: Learner | None = None
+        context: MortalContext | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                context = MortalContext(
+                    config=self.config,
+                    run_dir=self.folder,
+                    who=who,
+                    replay=cast("Any", Mortal(_Sampled(self), "ledger", reaper)),
+                    registry=cast("Any", Mortal(self.registry, "registry", reaper)),
+                    transport=memory_transport(4),
+                    log=cast("FilteringBoundLogger", Quiet()),
+                    clock=RealClock(),
+                    tasks=tasks,
+                )
+                context.reaper = reaper
+                learner = Learner(context)
+                await learner.setup()
+                await learner.run()
+                await learner.drain()
+        except BaseExceptionGroup as group:
+            if not reaper.is_dead:
+                raise
+            assert group.subgroup(Killed) is not None
+            return False
+        else:
+            return True
+        finally:
+            restore()
+            if context is not None:
+                context.close()
+            if hasattr(learner, "_folder"):
+                learner._folder.close()
+            if hasattr(learner, "_history"):
+                learner._history.close()
+
+    async def live_until_done(self, reaper: Reaper) -> list[str]:
+        """Die once, then be started again until the run is done; return the weights of the last checkpoint."""
+        while not await self.live(reaper):
+            reaper = Reaper(None)
+        newest = pipeline.checkpoints.latest_checkpoint(self.root)
+        assert newest is not None
+        return json.loads((newest.path / "weights.json").read_text())
+
+    def rows(self) -> list[UpdateRow]:
+        return [row for row in read_history(self.folder / "history.jsonl") if isinstance(row, UpdateRow)]
+
+    def _write_weights(self, config: RunConfig, path: Path, tensors: Any) -> None:
+        ((_, trained),) = tensors
+        version = int(path.name[1:9])
+        # written by a learner that died before it announced them, the same number may come again
+        self.published[version] = trained
+        path.write_text(json.dumps(trained))
+
+    def _mortal_disk(self, reaper: Reaper) -> Callable[[], None]:
+        """Put points around every step of a checkpoint's way to the disk."""
+        real = (pipeline.checkpoints._flush, Path.rename, pipeline.checkpoints.shutil.rmtree)
+        pipeline.checkpoints._flush = reaper.around("flush", real[0])
+        cast("Any", Path).rename = reaper.around("rename", real[1])
+        cast("Any", pipeline.checkpoints.shutil).rmtree = reaper.around("remove", real[2])
+
+        def restore() -> None:
+            pipeline.checkpoints._flush = real[0]
+            cast("Any", Path).rename = real[1]
+            cast("Any", pipeline.checkpoints.shutil).rmtree = real[2]
+
+        return restore
+
+
+class _Sampled:
+    """The ledger, in front of which everybody else has always done what there was to do."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world.replay, name)
+
+    async def claim(self, who: Any, *, policy_version: int) -> Any:
+        await self._world.sample()
+        return await self._world.replay.claim(who, policy_version=policy_version)

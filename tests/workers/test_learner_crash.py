@@ -1,0 +1,60 @@
+"""Claims about a learner that dies, at every point where it can: nothing is trained on twice, nothing is lost, nothing ages."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.workers.dying import BATCH, Reaper, World
+
+NUM_UPDATES = 5
+
+
+async def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    reaper = Reaper(None)
+    world = World(tmp_path / "whole", monkeypatch, num_updates=NUM_UPDATES)
+    await check(world, reaper)
+    assert world.num_lives == 1
+    return reaper.points
+
+
+async def check(world: World, reaper: Reaper) -> None:
+    """Run to the end, dying once, and look at all that there is to look at."""
+    trained = await world.live_until_done(reaper)
+    assert len(trained) == len(set(trained)), "trained on twice"
+    assert len(trained) == NUM_UPDATES * BATCH
+    audit = await world.replay.audit()
+    assert audit.balances
+    assert audit.trajectories.trained == len(trained), "what counts as trained is what the weights were trained on"
+    assert set(audit.trajectories.dropped) <= {"cancelled"}, "nothing is lost on the way"
+    assert sum(audit.trajectories.in_flight.values()) == 0
+    rows = world.rows()
+    assert [row.update for row in rows] == list(range(1, NUM_UPDATES + 1))
+    versions = [row.policy_version for row in rows]
+    assert versions == sorted(set(versions))
+    assert max(row.staleness_max for row in rows) <= world.eta
+    totals = await world.replay.totals()
+    assert totals.policy_version >= versions[-1]
+    announced = await world.registry.weights()
+    assert announced is not None and world.published[announced.policy_version] == trained
+
+
+@pytest.mark.timeout(300)
+async def test_a_learner_killed_at_any_point_trains_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = await points(tmp_path, monkeypatch)
+    for needed in ("claim", "step", "snapshot", "flush", "rename", "settle", "announce_weights", "advance", "recover"):
+        assert any(needed in name for name in names), f"no point at {needed}"
+    for at, name in enumerate(names):
+        folder = tmp_path / str(at)
+        world = World(folder, monkeypatch, num_updates=NUM_UPDATES)
+        try:
+            await check(world, Reaper(at))
+        except BaseException as error:
+            error.add_note(f"killed at point {at} of {len(names)}: {name}")
+            raise
+        assert world.num_lives == 2
+        shutil.rmtree(folder)
