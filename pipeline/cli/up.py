@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ Examples:
   headrace up configs/demo.toml --set run.name=lr3 --set learner.learning_rate=3e-4
   headrace up --resume runs/demo
   headrace up --resume runs/demo --set run.num_updates=80
+  headrace up --resume runs/demo --from-version 40
 
 \b
 Exit codes:
@@ -50,6 +52,7 @@ Exit codes:
 @click.option("--fleet", type=click.Path(path_type=Path), help="Fleet file: how many workers of each role.")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
+@click.option("--from-version", type=int, metavar="N", help="With --resume: from this checkpoint, not the newest.")
 @click.option("--plain", is_flag=True, help="A line every few seconds instead of the live view, on a terminal too.")
 @json_option
 def up(
@@ -57,6 +60,7 @@ def up(
     fleet: Path | None,
     overrides: tuple[str, ...],
     resume: Path | None,
+    from_version: int | None,
     plain: bool,
     as_json: bool,
 ) -> int:
@@ -66,6 +70,8 @@ def up(
 
     if resume is None and not files:
         raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")
+    if resume is None and from_version is not None:
+        raise click.UsageError("--from-version chooses a checkpoint of a run: give --resume RUN as well")
     if resume is not None:
         find_run(resume)
     given = [*([resume / RESOLVED_NAME] if resume else []), *files, *([fleet] if fleet else [])]
@@ -73,16 +79,28 @@ def up(
     if resume is not None:
         config = _at(config, resume.resolve())
     is_live = not (plain or as_json) and sys.stderr.isatty()
-    outcome = carry_out(config, lambda: prepare_run_dir(config, resume=resume is not None), is_live=is_live)
+
+    def choose(run_dir: Path) -> None:
+        if from_version is not None:
+            from pipeline.checkpoints import choose_checkpoint
+
+            chosen = choose_checkpoint(run_dir / "checkpoints", from_version)
+            click.echo(f"going on from {chosen}; later checkpoints are set aside", err=True)
+
+    prepare = partial(prepare_run_dir, config, resume=resume is not None)
+    outcome = carry_out(config, prepare, begin=choose, is_live=is_live)
     return _tell(config.run_dir, outcome, as_json=as_json)
 
 
-def carry_out(config: RunConfig, prepare: Callable[[], Path], *, is_live: bool) -> Outcome:
+def carry_out(
+    config: RunConfig, prepare: Callable[[], Path], *, is_live: bool, begin: Callable[[Path], None] | None = None
+) -> Outcome:
     """Check a resolved configuration, then run it to its end.
 
     Args:
         config: What to run.
         prepare: Makes or finds the run's folder, once the configuration has been found good.
+        begin: Called with the run's folder once it is locked, before anything is started.
         is_live: Show the live view instead of a line now and then.
     """
     from pipeline.live import LiveView, PlainView
@@ -97,6 +115,8 @@ def carry_out(config: RunConfig, prepare: Callable[[], Path], *, is_live: bool) 
         click.echo(finding, err=True)
     run_dir = prepare()
     with run_lock(run_dir):
+        if begin is not None:
+            begin(run_dir)
         view: View = (LiveView if is_live else PlainView)(config, run_dir)
         terminal = view.log_terminal or sys.stderr
         log = open_log(

@@ -63,14 +63,17 @@ class RunningFleet:
 
 
 @contextmanager
-def fleet(tmp_path: Path, *overrides: str, resume: Path | None = None) -> Iterator[RunningFleet]:
-    """Start the demo's configuration with ``overrides``, or resume a run; kill what is left of it at the end."""
+def fleet(
+    tmp_path: Path, *overrides: str, resume: Path | None = None, arguments: tuple[str, ...] = ()
+) -> Iterator[RunningFleet]:
+    """Start the demo's configuration with ``overrides``, or resume a run with further ``arguments``; kill what is left of it at
+    the end."""
     data = tmp_path / "data"
     subprocess.run([sys.executable, "-m", "ops.demo_task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
     command = [sys.executable, "-m", "pipeline.cli", "up"]
     settings = list(overrides)
     if resume is not None:
-        command += ["--resume", str(resume)]
+        command += ["--resume", str(resume), *arguments]
     else:
         command += ["configs/demo.toml", "--fleet", "configs/fleets/demo.toml"]
         settings = [

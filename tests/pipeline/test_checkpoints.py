@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,41 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> Non
     found = latest_checkpoint(tmp_path)
     assert found is not None and found.path == before
     assert versions(tmp_path) == [before.name], "nothing of the failed write is left to fill the disk"
+
+
+@contextmanager
+def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
+    """Let ``folder`` hold so many bytes, if this machine lets us mount; else let no file grow beyond so many."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True, timeout=20).returncode == 0:
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_in_the_middle_keeps_the_old_checkpoint_and_takes_the_next_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "small"
+    with small_disk(root, 1 << 16):
+        folder = held(root)
+        before = folder.write(1, saving("one"), {})
+        with pytest.raises(StorageFailed, match=r"version 2 .*(No space left|File too large).*are untouched"):
+            folder.write(2, saving("x" * 1000), {})
+        assert versions(root) == [before.name], "nothing of the failed write is left to fill the disk"
+        found = latest_checkpoint(root)
+        assert found is not None and found.path == before
+        assert folder.write(3, saving("three"), {}).name == "000002.version-3"
+        folder.close()
 
 
 def test_a_save_that_raises_leaves_no_trace_and_its_own_error(tmp_path: Path) -> None:

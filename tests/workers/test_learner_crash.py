@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.checkpoints import CheckpointFolder
+from protocol.errors import StorageFailed
 from tests.workers.dying import BATCH, Reaper, World
 
 NUM_UPDATES = 5
@@ -58,3 +61,39 @@ async def test_a_learner_killed_at_any_point_trains_everything_once(
             raise
         assert world.num_lives == 2
         shutil.rmtree(folder)
+
+
+async def test_a_disk_that_refuses_checkpoints_stops_nothing_and_nothing_is_settled_before_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=NUM_UPDATES)
+    write, tries = CheckpointFolder.write, []
+
+    def refuse_twice(self: CheckpointFolder, version: int, *args: Any) -> Path:
+        tries.append((version, world.replay.state.trained["trajectories"]))
+        if len(tries) <= 2:
+            raise StorageFailed("no space left on device")
+        return write(self, version, *args)
+
+    monkeypatch.setattr(CheckpointFolder, "write", refuse_twice)
+    await check(world, Reaper(None))
+    assert tries == [(2, 0), (4, 0), (5, 0)]
+    assert world.num_lives == 1
+
+
+async def test_after_a_damaged_checkpoint_what_it_held_is_counted_as_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=4)
+    await world.live(Reaper(None))
+    newest = world.root / "000002.version-4"
+    (newest / "weights.json").write_text("[]")
+    world.config = world.config.model_copy(update={"run": world.config.run.model_copy(update={"num_updates": 6})})
+    trained = await world.live_until_done(Reaper(None))
+    assert len(trained) == len(set(trained)) == 6 * BATCH
+    audit = await world.replay.audit()
+    assert audit.balances
+    assert audit.trajectories.trained == len(trained)
+    assert audit.trajectories.dropped["rolled_back"] == 2 * BATCH
+    assert (world.root / f"damaged-{newest.name}").is_dir()
+    assert [row.update for row in world.rows()] == [1, 2, 3, 4, 5, 6]
