@@ -206,7 +206,7 @@ class World:
         who = await self.registry.register(Role.LEARNER, "learner")
         self.epochs["learner"] = who.epoch
         self.num_lives += 1
-        restore = self._mortal_disk(reaper)
+        restore = mortal_disk(reaper)
         learner: Learner | None = None
         context: MortalContext | None = None
         try:
@@ -261,19 +261,20 @@ class World:
         self.published[version] = trained
         path.write_text(json.dumps(trained))
 
-    def _mortal_disk(self, reaper: Reaper) -> Callable[[], None]:
-        """Put points around every step of a checkpoint's way to the disk."""
-        real = (pipeline.checkpoints._flush, Path.rename, pipeline.checkpoints.shutil.rmtree)
-        pipeline.checkpoints._flush = reaper.around("flush", real[0])
-        cast("Any", Path).rename = reaper.around("rename", real[1])
-        cast("Any", pipeline.checkpoints.shutil).rmtree = reaper.around("remove", real[2])
 
-        def restore() -> None:
-            pipeline.checkpoints._flush = real[0]
-            cast("Any", Path).rename = real[1]
-            cast("Any", pipeline.checkpoints.shutil).rmtree = real[2]
+def mortal_disk(reaper: Reaper) -> Callable[[], None]:
+    """Put points around every step of a checkpoint's way to the disk."""
+    real = (pipeline.checkpoints._flush, Path.rename, pipeline.checkpoints.shutil.rmtree)
+    pipeline.checkpoints._flush = reaper.around("flush", real[0])
+    cast("Any", Path).rename = reaper.around("rename", real[1])
+    cast("Any", pipeline.checkpoints.shutil).rmtree = reaper.around("remove", real[2])
 
-        return restore
+    def restore() -> None:
+        pipeline.checkpoints._flush = real[0]
+        cast("Any", Path).rename = real[1]
+        cast("Any", pipeline.checkpoints.shutil).rmtree = real[2]
+
+    return restore
 
 
 class _Sampled:
