@@ -25,7 +25,7 @@ def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refus
         return evaluation[1]
     if is_behind:
         return Refusal.BEHIND
-    oldest, parked = s.open.first, s.parked.first
+    oldest, parked = _first_open(s), s.parked.first
     if parked is not None and (oldest is None or parked < oldest):
         why = s.refusal(1)
         if why is None:
@@ -43,6 +43,22 @@ def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refus
         assert oldest is not None
     s.open.discard(oldest)
     return oldest
+
+
+def _first_open(s: LedgerState) -> TrajectoryId | None:
+    """Return the open trajectory that comes first.
+
+    While the learner makes updates again that it had made before, what is sampled would be too old when its turn comes: then
+    only one whose unit grows no older by it, lest the learner wait for that unit; unless it has too little to go on with.
+    """
+    if s.used <= s.credit_limit or len(s.ready) * s.weight < s.spec.units_per_update:
+        return s.open.first
+    updates = s.lineage.updates(s.version)
+    for trajectory in s.open:
+        age = s.running_age.get(s.unit_of(ChunkId(trajectory, s.trajectories[trajectory].next)))
+        if age is not None and age <= updates:
+            return trajectory
+    return None
 
 
 def _admit_group(s: LedgerState, now: float) -> Refusal | None:

@@ -81,7 +81,7 @@ def test_after_a_power_cut_every_trajectory_goes_on_and_an_older_checkpoint_can_
     with fleet(tmp_path, f"run.num_updates={wanted}", resume=run.run_dir) as resumed:
         assert resumed.finish() == 0, resumed.output.read_text()
     after = check_books(resumed, wanted)
-    assert set(after["trajectories"]["dropped"]) <= {"no_signal", "stale", "cancelled"}
+    assert set(after["trajectories"]["dropped"]) <= {"no_signal", "cancelled"}, "what came back was too old"
 
     versions = sorted(int(path.name.rpartition("-")[2]) for path in (run.run_dir / "checkpoints").glob("[0-9]*"))
     chosen = versions[-2]

@@ -82,6 +82,29 @@ local function admit_group()
   return nil
 end
 
+-- Return the open trajectory that comes first, with its order. While the learner makes updates again that it had made before,
+-- what is sampled would be too old when its turn comes: then only one whose unit grows no older by it, lest the learner wait
+-- for that unit; unless it has too little to go on with.
+local function first_open()
+  local is_catching_up = counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
+  if not is_catching_up then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
+  local updates = updates_in(counter('version'))
+  local open = call('ZRANGE', P .. 'open', 0, -1, 'WITHSCORES')
+  for i = 1, #open, 2 do
+    local tid = open[i]
+    local unit = tid
+    if S.unit == 'group' then
+      local _, group = parts(tid)
+      unit = string.format('%d', group)
+    elseif S.unit == 'chunk' then
+      unit = chunk_id(tid, integer(call('HGET', trajectory_key(tid), 'next')))
+    end
+    local age = call('ZSCORE', P .. 'running_age', unit)
+    if age and tonumber(age) <= updates then return { tid, open[i + 1] } end
+  end
+  return {}
+end
+
 -- Return the next trajectory, taken out of its queue, or nil and why there is none.
 local function take()
   local evaluation = call('ZRANGE', P .. 'evaluation_open', 0, 0)[1]
@@ -90,7 +113,7 @@ local function take()
     return evaluation
   end
   if is_behind then return nil, 'behind' end
-  local open = call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES')
+  local open = first_open()
   local parked = call('ZRANGE', P .. 'parked', 0, 0, 'WITHSCORES')
   if parked[1] and not (open[1] and tonumber(open[2]) < tonumber(parked[2])) then
     local why = refusal(1)

@@ -116,3 +116,42 @@ async def test_a_drop_of_claims_that_no_update_trained_on_marks_nothing(bench):
     claim = await update(replay, LEARNER, 0)
     await replay.settle(LEARNER, (claim.claim_id,))
     assert await replay.resume_from(LEARNER, Restart(2, 0)) == 0
+
+
+@pytest.mark.parametrize("unit", UNITS)
+async def test_nothing_is_sampled_by_restored_weights_that_would_be_too_old_when_its_turn_comes(bench, unit):
+    replay = await bench.open(make_spec(unit, eta=1))
+    await replay.resume_from(LEARNER, Restart(0, 0))
+    claims = []
+    for version in range(5):
+        await fill(replay, version)
+        claims.append((await update(replay, LEARNER, version)).claim_id)
+    begun = await replay.lease(GENERATOR, max_trajectories=4, policy_version=5)
+    assert len(begun.leases) == 4
+    assert await replay.give_back(GENERATOR) == 4  # it dies, as everything does
+    await replay.settle(LEARNER, (claims[0],), num_updates=1)
+    await replay.recover(LEARNER, ())
+    await replay.resume_from(LEARNER, Restart(6, 1))
+    for version in range(6, 10):
+        refused = await replay.lease(GENERATOR, max_trajectories=8, policy_version=version)
+        assert refused.leases == () and refused.refusal is Refusal.NO_CREDIT
+        await update(replay, LEARNER, version)
+    assert await fill(replay, 10) == 4
+    claim = await update(replay, LEARNER, 10)
+    assert not (await replay.audit()).trajectories.dropped
+    assert len(claim.units) > 0
+
+
+async def test_a_learner_that_waits_for_a_unit_is_given_it_although_it_catches_up(bench):
+    """One member is sampled by restored weights, so the group is as old as they are; its other member must come, too."""
+    replay = await bench.open(make_spec(Unit.GROUP, eta=1))
+    await replay.resume_from(LEARNER, Restart(0, 0))
+    for version in range(5):
+        await fill(replay, version)
+        await update(replay, LEARNER, version)
+    held = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=5)).leases[0].trajectory
+    await replay.recover(LEARNER, ())
+    await replay.resume_from(LEARNER, Restart(6, 0))
+    await replay.write_chunk(GENERATOR, make_chunk(held, version=6))
+    grant = await replay.lease(GENERATOR, max_trajectories=8, policy_version=6)
+    assert [lease.trajectory.group for lease in grant.leases] == [held.group]
