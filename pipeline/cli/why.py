@@ -80,7 +80,6 @@ async def snapshot_of(at: Attached) -> Snapshot:
     from pipeline.replay.redis_admin import RedisAdmin
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.status import worker_rows
-    from pipeline.watchdog import Patience
     from pipeline.why.terms import CriticNeeds, Snapshot
 
     assert isinstance(at.replay, RedisReplay)
@@ -91,7 +90,6 @@ async def snapshot_of(at: Attached) -> Snapshot:
     totals, queues = await at.replay.totals(), await at.replay.queues()
     # last, so that nobody looks sillier than they are for the time that the rest took
     beats = await at.registry.heartbeats()
-    patience = Patience(settings.stuck_after_s, settings.start_timeout_s)
     return Snapshot(
         run=str(at.run_dir),
         state=state.state,
@@ -108,7 +106,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         if declaration(at.config).has_critic
         else None,
         exits=last_exits(at.run_dir, time.time()),
-        replaced_after_s=patience.silent_after_s,
+        replaced_after_s=settings.silent_after_s,
     )
 
 
