@@ -18,7 +18,9 @@
     │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
     ├── EngineError                       an engine cannot go on
     │   ├── WeightsRejected (ValueError)  the digest, names or shapes of published weights do not match
-    │   └── Diverged (FloatingPointError) optimiser steps, or what the weights compute, are not finite
+    │   ├── Diverged (FloatingPointError) optimiser steps, or what the weights compute, are not finite
+    │   ├── EngineDied                    what an engine runs on has ended or hangs; its work goes on elsewhere
+    │   └── ParityFailed                  an engine's log-probs are not those of the weights that it was given
     ├── StorageFailed (OSError)           the disk refused a checkpoint; the one before is untouched
     └── VerifierError                     a reward function raised or ran out of time; never scored as wrong
 
@@ -103,6 +105,14 @@ class WeightsRejected(EngineError, ValueError):
 
 class Diverged(EngineError, FloatingPointError):
     """Training has diverged: optimiser steps, or the logits of published weights, are not finite. A restart cannot help."""
+
+
+class EngineDied(EngineError):
+    """What an engine runs on has ended, failed or hangs. A new engine may do better; what this one held goes on elsewhere."""
+
+
+class ParityFailed(EngineError):
+    """After a weight update an engine computes other log-probs than the learner: it must not sample under the new version."""
 
 
 class StorageFailed(HeadraceError, OSError):

@@ -17,7 +17,7 @@ from pipeline.weights import WeightsStore, weights_folder
 from protocol.endpoints import mailbox_endpoint
 from protocol.errors import UnknownMessage
 from protocol.ids import Role
-from workers.engines.build import write_weights
+from workers.engines.build import take_probe, write_weights
 
 if TYPE_CHECKING:
     from workers.engines.training import TrainingBackend
@@ -60,7 +60,8 @@ class Publisher:
         self._ctx.waiting_for(WaitingFor.COMPUTE)
 
         def write(path: Path) -> None:
-            write_weights(self._ctx.config, path, backend.tensors())
+            probe = take_probe(self._ctx.config, backend)
+            write_weights(self._ctx.config, path, backend.tensors(), probe=probe)
 
         stored = await self._ctx.compute(self._store.publish, policy_version, write)
         await self._ctx.registry.announce_weights(

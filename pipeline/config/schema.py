@@ -169,12 +169,39 @@ class StalenessSection(Section):
     )
 
 
+class VllmSection(Section):
+    """vLLM, when ``generation.engine`` is vllm; versions: pipeline/vllm_check.py."""
+
+    mode: Literal["auto", "in-process", "background"] = Field(
+        default="auto", description="auto: in-process on a CPU, background (vLLM's async engine) on GPUs."
+    )
+    tensor_parallel_size: Positive = Field(default=1, description="GPUs that share each layer; divides the heads.")
+    data_parallel_size: Positive = Field(default=1, description="Copies of the model behind one generator.")
+    pause: Literal["keep", "wait", "abort"] = Field(
+        default="keep",
+        description="Live windows at a weight swap: go on under the new weights, end first, or are cut and continued.",
+    )
+    block_tokens: Positive | None = Field(
+        default=None, description="Prefixes are cached in blocks of so many; vLLM's choice when absent."
+    )
+    kv_cache_gb: Positive = Field(default=1, description="KV cache of one generator on a CPU, GiB.")
+    parity_tolerance: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Mean difference to the learner's log-probs after a swap, nats; absent: 1e-3 in fp32, 0.1 in bf16.",
+    )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="Passed through to vLLM's EngineArgs, for example gpu_memory_utilization."
+    )
+
+
 class GenerationSection(Section):
     """Sampling."""
 
-    engine: Literal["local", "emulated"] = Field(
+    engine: Literal["local", "vllm", "emulated"] = Field(
         default="local", description="emulated: for drills and benchmarks of the pipeline; see [emulation]."
     )
+    vllm: VllmSection = VllmSection()
     num_slots: Positive = Field(default=64, description="Sequences decoded at once by one generator.")
     window_tokens: Positive = Field(default=512, description="W: a chunk is at most this long.")
     max_response_tokens: Positive = Field(

@@ -12,10 +12,12 @@ from protocol.errors import (
     ConfigError,
     DeadlineExceeded,
     Diverged,
+    EngineDied,
     Fenced,
     HeadraceError,
     LedgerError,
     LedgerMismatch,
+    ParityFailed,
 )
 
 
@@ -54,6 +56,9 @@ class ExitCode(IntEnum):
     """Frozen, or without progress though it had work: the supervisor fenced and killed it."""
     HOST_FAILED = 9
     """The host refused it: no room on a disk, no memory, a file or a socket that fails."""
+    ENGINE = 10
+    """A generator's engine died, or computed other log-probs than the learner after a weight update. What it held goes on
+    elsewhere; the supervisor starts it again."""
     INTERRUPTED = 130
     """Told twice to stop: ended at once."""
 
@@ -76,6 +81,7 @@ _TELLING = (
     ExitCode.INTERRUPTED,
     ExitCode.CONFIG,
     ExitCode.BAD_STEPS,
+    ExitCode.ENGINE,
     ExitCode.FAILURE,
     ExitCode.HOST_FAILED,
     ExitCode.LEDGER_UNAVAILABLE,
@@ -97,6 +103,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
         return ExitCode.CONFIG
     if isinstance(error, Diverged):
         return ExitCode.BAD_STEPS
+    if isinstance(error, EngineDied | ParityFailed):
+        return ExitCode.ENGINE
     if isinstance(error, LedgerError):
         return ExitCode.LEDGER_UNAVAILABLE
     if isinstance(error, DrainTimeout):

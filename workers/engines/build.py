@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from workers.engines.scoring import ScoringEngine
     from workers.engines.training import TrainingBackend
     from workers.engines.value import ValueEngine
+    from workers.engines.weights_file import Probe
 
 
 def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
@@ -32,12 +33,16 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
             from workers.engines.local.build import build_local
 
             return build_local(config, model_path)
+        case "vllm":
+            from workers.engines.vllm.build import build_vllm
+
+            return build_vllm(config, model_path)
         case "emulated":
             from workers.engines.emulated.build import build_emulated
 
             return build_emulated(config, model_path)
         case other:
-            raise ConfigError(f"generation.engine is {other!r}, expected local or emulated; correct the configuration")
+            raise ConfigError(f"generation.engine is {other!r}, expected local, vllm or emulated; correct the configuration")
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
@@ -95,7 +100,9 @@ def read_weights(config: RunConfig, path: Path) -> Mapping[str, Any]:
     return weights_file.read_weights(path)
 
 
-def write_weights(config: RunConfig, path: Path, tensors: Iterable[tuple[str, Any]]) -> None:
+def write_weights(
+    config: RunConfig, path: Path, tensors: Iterable[tuple[str, Any]], *, probe: Probe | None = None
+) -> None:
     """Write what the run's training backend yields; see :func:`workers.engines.weights_file.write_weights`."""
     if config.learner.backend == "emulated":
         from workers.engines.emulated import weights
@@ -104,4 +111,14 @@ def write_weights(config: RunConfig, path: Path, tensors: Iterable[tuple[str, An
         return
     from workers.engines import weights_file
 
-    weights_file.write_weights(path, tensors, dtype=config.weights.dtype)
+    weights_file.write_weights(path, tensors, dtype=config.weights.dtype, probe=probe)
+
+
+def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe | None:
+    """Return what the learner computes now, for an engine that must show that it computes the same; see
+    :func:`workers.engines.probe.take_probe`. None for engines that run the learner's own model code, or none."""
+    if config.generation.engine != "vllm":
+        return None
+    from workers.engines import probe
+
+    return probe.take_probe(config, backend)

@@ -16,7 +16,7 @@ from pipeline.value_model import HEAD_PREFIXES, ValueSource, value_source
 from protocol.errors import ConfigError, DataError, EngineError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Names that a configuration may use."""
@@ -81,6 +81,16 @@ def load_model(
         ) from error
     torch.nn.Module.to(model, device)  # moves in place
     return model.eval()
+
+
+def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
+    """Return the names and shapes of a causal language model's weights, on no device; tied names hold one object."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return model.state_dict(keep_vars=True)
 
 
 def load_value_model(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -44,6 +44,13 @@ def check_logprobs(model: PreTrainedModel, asked: WindowRequest, window: Window,
 
 class ModelContract(GenerationContract):
     """The tests. ``old`` and ``new`` are two policies of one architecture; version 0 is ``old``."""
+
+    sliding: ClassVar[dict[str, int]] = {"max_window_layers": 1}
+    """A model of which some layers, or all, look back only so far."""
+
+    def num_kept(self, context: int) -> int:
+        """Return how many keys and values a trajectory finds again that comes back with ``context`` tokens."""
+        return context - 1
 
     @abstractmethod
     def make_engine(
@@ -87,8 +94,9 @@ class ModelContract(GenerationContract):
     @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
     def test_every_architecture_is_served_tied_or_not(self, architecture: str) -> None:
         for tied in (True, False):
-            policy = tiny_model(architecture, seed=5, tie_word_embeddings=tied).eval()
-            engine = self.make_engine(tiny_model(architecture, tie_word_embeddings=tied), num_slots=4)
+            changes = {"tie_word_embeddings": tied, "hidden_size": 128}  # Qwen2's head is its share of the hidden size
+            policy = tiny_model(architecture, seed=5, **changes).eval()
+            engine = self.make_engine(tiny_model(architecture, **changes), num_slots=4)
             engine.load_weights(published(policy), 3)
             requests = [request(n) for n in range(6)]
             for each in requests:
@@ -98,7 +106,7 @@ class ModelContract(GenerationContract):
                 check_logprobs(policy, each, windows[each.trajectory])
 
     def test_a_sliding_window_is_respected_in_prefill_and_decode(self) -> None:
-        changes = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+        changes = {"use_sliding_window": True, "sliding_window": 7} | self.sliding
         policy = tiny_model("qwen2", seed=6, **changes).eval()
         engine = self.make_engine(tiny_model("qwen2", **changes), num_slots=4)
         engine.load_weights(published(policy), 0)
@@ -192,19 +200,19 @@ class ModelContract(GenerationContract):
         for each in requests:
             window = windows[each.trajectory]
             assert window.segments == (Segment(0, 6), Segment(5, 14))
+            mixed = mixed_forward(old, new, each, window, kept=each.prompt_tokens.size + 5)
             if kv_policy == "recompute":
                 truth = np.concatenate([forward(old, each, window)[:6], forward(new, each, window)[6:]])
             else:
-                truth = mixed_forward(old, new, each, window, swap_at=6)
+                truth = mixed
             np.testing.assert_allclose(window.behavior_logprobs, truth, atol=1e-4)
-            other = mixed_forward(old, new, each, window, swap_at=6) if kv_policy == "recompute" else None
-            if other is not None:  # the policies differ, so the check above can fail
-                assert np.abs(other - truth).max() > 1e-2
+            if kv_policy == "recompute":  # the policies differ, so the check above can fail
+                assert np.abs(mixed - truth).max() > 1e-2
 
-    def test_a_swap_between_windows_reaches_retained_rows_by_the_kv_policy(self, start, old, new) -> None:
+    def test_a_swap_between_windows_reaches_what_is_kept_by_the_kv_policy(self, start, old, new) -> None:
         for kv_policy in ("keep", "recompute"):
             engine = start(num_slots=2, stop=(), kv_policy=kv_policy)
-            first = request(prompt=range(2, 10), window=6)
+            first = request(prompt=range(2, 42), window=6)
             engine.submit(first)
             window = drain(engine)[first.trajectory]
             engine.load_weights(published(new), 1)
@@ -217,7 +225,7 @@ class ModelContract(GenerationContract):
                 both = Window(
                     first.trajectory, np.concatenate([window.tokens, then.tokens]), EMPTY, (), then.finish_reason
                 )
-                truth = mixed_forward(old, new, first, both, swap_at=6)[6:]
+                truth = mixed_forward(old, new, first, both, kept=self.num_kept(46))[6:]
                 np.testing.assert_allclose(then.behavior_logprobs, truth, atol=1e-4)
 
     def test_weights_that_do_not_fit_are_rejected_and_the_old_ones_stay(self, start, old, new) -> None:
@@ -250,17 +258,16 @@ def forward(model: PreTrainedModel, asked: WindowRequest, window: Window) -> np.
 
 
 def mixed_forward(
-    old: PreTrainedModel, new: PreTrainedModel, asked: WindowRequest, window: Window, *, swap_at: int
+    old: PreTrainedModel, new: PreTrainedModel, asked: WindowRequest, window: Window, *, kept: int
 ) -> np.ndarray:
-    """Return log-probs when keys and values up to the swap are the old policy's: transformers' own cache, handed over.
+    """Return log-probs when the first ``kept`` keys and values are the old policy's: transformers' own cache, handed over.
 
-    The last token before the swap is fed after it, hence under the new weights.
+    In a swap after n sampled tokens, prompt + n - 1 are: the last token before it is fed after it, under the new weights.
     """
     sequence = torch.from_numpy(np.concatenate([asked.prompt_tokens, window.tokens]).astype(np.int64))[None]
-    cut = asked.prompt_tokens.size + swap_at - 1
     with torch.no_grad():
-        before = old(sequence[:, :cut], use_cache=True)
-        after = new(sequence[:, cut:], past_key_values=before.past_key_values, use_cache=True)
+        before = old(sequence[:, :kept], use_cache=True)
+        after = new(sequence[:, kept:], past_key_values=before.past_key_values, use_cache=True)
     logits = torch.cat([before.logits, after.logits], 1)[0, :-1]
     logprobs = torch.log_softmax(logits, -1).gather(1, sequence[0, 1:, None])[:, 0]
     return logprobs[asked.prompt_tokens.size - 1 :].numpy()

@@ -1,0 +1,43 @@
+"""vLLM as it really is, on this machine's CPU. These tests need an environment that holds it: ``make test-vllm``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ |= {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+from tests.vllm.cores import CorePool  # noqa: E402 -- vLLM reads its environment when it is imported
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let vLLM and what it imports warn: that is not ours to mend."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def all_cores(tmp_path_factory: pytest.TempPathFactory) -> CorePool:
+    return CorePool(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def cores(all_cores: CorePool) -> Iterator[CorePool]:
+    """Cores to take in a test; they come back after it."""
+    yield all_cores
+    all_cores.give_back()

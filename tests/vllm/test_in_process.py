@@ -1,0 +1,58 @@
+"""vLLM in this process keeps the generation contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.vllm.cores import BLOCK, POSITIONS, CorePool
+from tests.workers.engines.generation_contract import continued, drain, request
+from tests.workers.engines.model_contract import ModelContract
+from tests.workers.engines.tiny import VOCABULARY
+from workers.engines.generation import GenerationEngine
+from workers.engines.models import model_state
+from workers.engines.vllm.engine import VllmEngine
+
+
+class TestVllmInProcess(ModelContract):
+    @pytest.fixture(autouse=True)
+    def _cores(self, cores: CorePool) -> None:
+        self.cores = cores
+
+    def make_engine(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        stop: Iterable[int] = (1,),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+    ) -> GenerationEngine:
+        return VllmEngine(
+            self.cores.take(model),
+            model_state(model.config),
+            num_slots=num_slots,
+            vocabulary=VOCABULARY,
+            positions=POSITIONS,
+            stop_token_ids=stop,
+            kv_policy=kv_policy,
+        )
+
+    # vLLM refuses a Qwen2 of which only some layers slide
+    sliding: ClassVar[dict[str, int]] = {"max_window_layers": 0, "hidden_size": 128}
+
+    def num_kept(self, context: int) -> int:
+        return (context - 1) // BLOCK * BLOCK
+
+    def test_a_returning_trajectory_is_not_prefilled_again_while_its_slot_is_free(self, start) -> None:
+        """vLLM has no slots: whole blocks are kept, and the last token is always computed."""
+        engine = start(num_slots=2, stop=())
+        first = request(prompt=range(2, 62), window=12)
+        engine.submit(first)
+        second = continued(first, drain(engine)[first.trajectory])
+        assert engine.stats().num_prefill_tokens == 60
+        engine.submit(second)
+        drain(engine)
+        assert engine.stats().num_prefill_tokens == 60 + 72 - self.num_kept(72) < 132

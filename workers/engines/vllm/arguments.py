@@ -1,0 +1,49 @@
+"""From a run's configuration to vLLM's engine arguments.
+
+*Consumes* settings. *Produces* keyword arguments of vLLM's ``EngineArgs``. *Waits for* nothing; imports no vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+EXTENSION = "workers.engines.vllm.worker.WorkerExtension"
+
+
+def engine_arguments(
+    model_path: Path,
+    *,
+    num_slots: int,
+    positions: int,
+    dtype: str,
+    on_cpu: bool,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return vLLM's arguments.
+
+    Args:
+        model_path: Folder of the model. Its weights are not read: the first published version brings them.
+        num_slots: Requests decoded at once; one more is let in, so that a probe never waits for a window to end.
+        positions: Longest sequence, prompt and response.
+        dtype: ``float32`` or ``bfloat16``.
+        on_cpu: Step plainly, in this process, without compiling anything.
+        extra: What the configuration passes through; it comes last.
+    """
+    arguments: dict[str, Any] = {
+        "model": str(model_path),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": dtype,
+        "max_model_len": positions,
+        "max_num_seqs": num_slots + 1,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "worker_extension_cls": EXTENSION,
+    }
+    if on_cpu:
+        arguments |= {"distributed_executor_backend": "uni", "enforce_eager": True, "async_scheduling": False}
+    return arguments | dict(extra or {})

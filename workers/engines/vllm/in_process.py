@@ -1,0 +1,179 @@
+# pyright: reportMissingImports=false
+"""vLLM in this process, stepped on the caller's thread: what serves a CPU best, and what tests can drive token by token.
+
+*Consumes* requests. *Produces* samples. *Waits for* nothing: a step computes and returns.
+
+Partial output is read from vLLM's request states, which hold it anyway: asking vLLM to report every token as it comes would
+cost a tenth of a small model's decode step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from protocol.errors import EngineDied
+from workers.engines.vllm.core import CoreRequest, Sample
+from workers.engines.vllm.worker import STREAM
+
+if TYPE_CHECKING:
+    import torch
+
+_PROBE = "headrace-probe"
+
+
+class InProcessCore:
+    """A :class:`workers.engines.vllm.core.Core` on vLLM's ``LLMEngine``."""
+
+    def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
+        """Load the model.
+
+        Args:
+            arguments: Of vLLM's ``EngineArgs``.
+            temperature: Of probes.
+        """
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import EngineArgs, LLMEngine
+
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self.has_streams = all(self._engine.collective_rpc("headrace_begin", args=(temperature,)))
+        self.block_tokens = int(self._engine.vllm_config.cache_config.block_size)
+        self._version = -1
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+        self._inner: dict[str, str] = {}
+        self._num_steps = 0
+
+    @property
+    def live(self) -> list[str]:
+        """Names of requests that are neither over nor cut."""
+        return list(self._inner)
+
+    def add(self, request: CoreRequest) -> None:
+        """Queue a request."""
+        self._spans[request.name] = [(self._version, 0)]
+        self._inner[request.name] = self._engine.add_request(
+            request.name,
+            {"prompt_token_ids": request.context.tolist(), "cache_salt": request.salt},
+            sampling_params(request),
+        ) or request.name
+
+    def step(self, timeout_s: float) -> list[Sample]:
+        """Decode one token per live row; return what is over. Raises EngineDied."""
+        del timeout_s
+        return [self._sample(output) for output in self._step()]
+
+    def cut(self, names: Sequence[str]) -> list[Sample]:
+        """End requests at the present token; return those that have sampled something."""
+        samples = [sample for sample in map(self._partial, names) if sample.tokens.size]
+        self._engine.abort_request(list(names))
+        for name in names:
+            del self._spans[name], self._inner[name]
+        return samples
+
+    def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
+        """Change the weights between two steps."""
+        for name, spans in self._spans.items():
+            spans.append((policy_version, self._num_sampled(name)))
+        self._version = policy_version
+        self._engine.collective_rpc("headrace_load", args=(list(tensors.items()),))
+        if recompute:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[Sample]]:
+        """Score a sequence; live requests go on meanwhile."""
+        self._engine.add_request(_PROBE, {"prompt_token_ids": tokens.tolist()}, probe_params())
+        over: list[Sample] = []
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            outputs = self._step()
+            found = next((output for output in outputs if output.request_id == _PROBE), None)
+            over += [self._sample(output) for output in outputs if output is not found]
+            if found is not None:
+                return prompt_logprobs(found, tokens), over
+        self._engine.abort_request([_PROBE])
+        raise EngineDied(f"vLLM did not score a probe of {tokens.size} tokens within {timeout_s:g} s; it hangs or is overloaded")
+
+    def num_steps(self) -> int:
+        """Return decode steps so far."""
+        return self._num_steps
+
+    def close(self) -> None:
+        """Free the model."""
+        self._engine.engine_core.shutdown()
+
+    def _step(self) -> list[Any]:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            raise EngineDied(f"vLLM failed in a decode step: {type(error).__name__}: {error}") from error
+        self._num_steps += 1
+        return outputs
+
+    def _num_sampled(self, name: str) -> int:
+        return self._state(name).detokenizer.num_output_tokens()
+
+    def _state(self, name: str) -> Any:
+        return self._engine.output_processor.request_states[self._inner[name]]
+
+    def _partial(self, name: str) -> Sample:
+        state = self._state(name)
+        tokens = np.asarray(state.detokenizer.output_token_ids[:], np.int32)
+        logprobs = np.asarray(state.logprobs_processor.logprobs.logprobs[: tokens.size], np.float32)
+        return Sample(name, tokens, logprobs, spans_of(self._spans[name], tokens.size), 0, is_over=False)
+
+    def _sample(self, output: Any) -> Sample:
+        name, completion = output.request_id, output.outputs[0]
+        tokens = np.asarray(completion.token_ids, np.int32)
+        logprobs = np.asarray(completion.logprobs.logprobs, np.float32)
+        del self._inner[name]
+        spans = spans_of(self._spans.pop(name), tokens.size)
+        return Sample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
+
+
+def sampling_params(request: CoreRequest) -> Any:
+    """Return vLLM's parameters of a request."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=request.max_tokens,
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=True,  # ours are all named above
+        seed=request.stream >> 1,  # vLLM takes signed 64 bits
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={STREAM: (request.stream, request.num_prompt_tokens)},
+    )
+
+
+def probe_params() -> Any:
+    """Return vLLM's parameters of a probe: score the prompt, from scratch, and sample one token for nobody."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_reading_prefix_cache=True,
+    )  # fmt: skip
+
+
+def prompt_logprobs(output: Any, tokens: np.ndarray) -> np.ndarray:
+    """Return float32 [tokens - 1] from a probe's output."""
+    rows = output.prompt_logprobs[1:]
+    return np.array([row[int(token)].logprob for row, token in zip(rows, tokens[1:], strict=True)], np.float32)
+
+
+def spans_of(starts: Sequence[tuple[int, int]], num_tokens: int) -> tuple[tuple[int, int], ...]:
+    """Turn (version, number of tokens sampled before it) into (version, number of tokens sampled under it), none empty."""
+    ends = [start for _, start in starts[1:]] + [num_tokens]
+    return tuple((version, end - start) for (version, start), end in zip(starts, ends, strict=True) if end > start)

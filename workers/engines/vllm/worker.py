@@ -1,0 +1,131 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""What runs inside vLLM's own worker processes: taking weights, and drawing tokens from the trajectory's random stream.
+
+*Consumes* calls by name (``collective_rpc``) and, at every decode step, logits. *Produces* tokens with the log-probs of the
+distribution that they were drawn from. *Waits for* nothing.
+
+vLLM seeds a generator for each request and draws from it in order, so a trajectory that goes on in another request, batch or
+process would draw other numbers. Here the sampler of vLLM's first model runner is replaced by the one that the local engine
+uses (``workers.engines.sampling``, ``streams``): the number for response position p is a function of (run seed, trajectory, p) alone, so a
+trajectory goes on identically whichever engine continues it, as far as two kernels compute the same logits. Rows that did not
+come from us (vLLM's own warm-up, a benchmark's plain requests) are left to vLLM's sampler.
+
+vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which this does not reach. It keys its numbers
+by the request's seed and the position in the sequence; since every window of a trajectory has the same seed, that is the same
+promise within vLLM, with other numbers than the local engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.sampler import Sampler
+
+from workers.engines.generation import SamplingParams
+from workers.engines.sampling import Distributions, sample
+from workers.engines.streams import uniforms
+from workers.engines.weights_file import read_weights
+
+STREAM = "headrace_stream"
+"""In a request's ``extra_args``: (key of the random stream, number of prompt tokens)."""
+
+
+class StreamSampler(Sampler):
+    """vLLM's sampler for rows without a stream; ours for batches in which every row has one."""
+
+    def __init__(self, runner: Any) -> None:
+        """Sample for the rows of ``runner.input_batch``."""
+        super().__init__("processed_logprobs")
+        self._runner = runner
+        self._names: list[str] = []
+        self._keys = np.empty(0, np.uint64)
+        self._offsets = np.empty(0, np.int64)
+        self._distributions: Distributions | None = None
+        self.temperature = 1.0
+        """Of prompt log-probs; sampled ones have their request's own."""
+
+    def forward(self, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **options: Any) -> SamplerOutput:
+        """Sample one token per row of ``logits`` [rows, vocabulary]."""
+        batch = self._runner.input_batch
+        self._look_at(batch.req_ids[: batch.num_reqs], logits)
+        if self._distributions is None or logits.shape[0] != self._keys.size:
+            return super().forward(logits, sampling_metadata, *args, **options)
+        positions = batch.num_tokens_no_spec[: self._keys.size] - self._offsets
+        uniform = torch.from_numpy(uniforms(self._keys, positions)).to(logits.device)
+        tokens, logprobs = sample(logits, self._distributions, uniform)
+        chosen = tokens.to(torch.int32).unsqueeze(-1)
+        ranks = torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device)
+        return SamplerOutput(chosen, LogprobsTensors(chosen, logprobs.unsqueeze(-1), ranks))
+
+    def compute_logprobs(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return log-probs [rows, vocabulary] at the probe's temperature."""
+        return (logits.float() / self.temperature).log_softmax(dim=-1)
+
+    @staticmethod
+    def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+        """Gather the log-prob of each given token; without ranks, whose kernel would have to be compiled first."""
+        if num_logprobs:
+            return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
+        column = token_ids.unsqueeze(-1)
+        ranks = torch.zeros(token_ids.shape[0], dtype=torch.int64, device=token_ids.device)
+        return LogprobsTensors(column.to(torch.int32), logprobs.gather(-1, column), ranks)
+
+    def _look_at(self, names: list[str], logits: torch.Tensor) -> None:
+        """Gather the rows' streams and distributions, once for every change of the batch."""
+        if names == self._names:
+            return
+        self._names = list(names)
+        params = [self._runner.requests[name].sampling_params for name in names]
+        streams = [(each.extra_args or {}).get(STREAM) for each in params]
+        self._distributions = None
+        if not streams or None in streams:
+            return
+        self._keys = np.array([stream[0] for stream in streams], np.uint64)
+        self._offsets = np.array([stream[1] for stream in streams], np.int64)
+        vocabulary = logits.shape[-1]
+        ours = [SamplingParams(p.temperature, p.top_p, p.top_k if 0 < p.top_k < vocabulary else 0) for p in params]
+        self._distributions = Distributions.of(ours, vocabulary, logits.device)
+
+
+class WorkerExtension:
+    """Methods that vLLM mixes into its worker class; called on every rank at once."""
+
+    model_runner: Any
+
+    def headrace_begin(self, temperature: float) -> bool:
+        """Take over sampling where that is possible; return whether it was. Prompt log-probs are at ``temperature``."""
+        runner = self.model_runner
+        if not (isinstance(getattr(runner, "sampler", None), Sampler) and hasattr(runner, "input_batch")):
+            return False
+        runner.sampler = StreamSampler(runner)
+        runner.sampler.temperature = temperature
+        return True
+
+    def headrace_load_file(self, path: str) -> None:
+        """Take the weights in a published file; every rank maps it and copies its own share."""
+        self.headrace_load(read_weights(Path(path)).items())
+
+    def headrace_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take weights by their Hugging Face names. They were checked against the model before."""
+        with torch.no_grad():
+            self.model_runner.reload_weights(weights_iterator=iter(tensors))
+            repack_tied_head(self.model_runner.get_model())
+
+
+def repack_tied_head(model: torch.nn.Module) -> None:
+    """Pack a tied output layer again.
+
+    On a CPU vLLM keeps a packed copy of the output layer for its matrix product. A reload packs every layer whose weights
+    came, and a tied output layer's never come: they are the embedding's. Its copy would stay the old one, silently.
+    """
+    head = getattr(model, "lm_head", None)
+    if head is None or not hasattr(head, "cpu_linear") or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    dispatch_cpu_unquantized_gemm(head, remove_weight=False)
