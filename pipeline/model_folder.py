@@ -40,6 +40,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def weight_bytes(folder: Path) -> int:
+    """Return the size of a model's weight files. Raises DataError when it has none."""
+    return sum(file.stat().st_size for file in _weight_files(folder))
+
+
 def _weight_files(folder: Path) -> list[Path]:
     for name in _SINGLE:
         if (folder / name).is_file():

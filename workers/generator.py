@@ -17,6 +17,7 @@ windows that it did not want any more (after a drain nothing is left between the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from pipeline.runtime.outbox import Outbox
 from pipeline.runtime.registry import WaitingFor, WeightsAnnouncement
 from pipeline.runtime.retry import ride_out
 from pipeline.weights import fetch_file, fetch_folder, local_file
-from protocol.errors import WeightsRejected
+from protocol.errors import EngineDied, ParityFailed, WeightsRejected
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
 from workers.engines.build import build_generation_engine, read_weights
@@ -42,6 +43,7 @@ from workers.engines.generation import GenerationEngine, SamplingParams, Window,
 
 _NUM_WRITERS = 4
 _IDLE_S = 0.02
+_GIVE_UP_S = 5.0
 _DRAIN_SEND_S = 0.2
 """While draining nobody is kept waiting for a scorer that may be draining too."""
 
@@ -102,6 +104,13 @@ class Generator(Actor):
         """Decode until told to drain, while writers carry what is finished."""
         for number in range(_NUM_WRITERS):
             self.ctx.spawn(f"writer-{number}", self._write_windows())
+        try:
+            await self._decode()
+        except (EngineDied, ParityFailed):
+            await self._give_up()
+            raise
+
+    async def _decode(self) -> None:
         while not self.ctx.draining.is_set():
             await self._look_for_weights()
             await self._renew()
@@ -129,6 +138,17 @@ class Generator(Actor):
         await self.ctx.replay.give_back(self.ctx.who)
         self._count()
         self.ctx.log.info("generator_drained", **self.ctx.counters)
+
+    async def _give_up(self) -> None:
+        """The engine is lost: write what it had finished, and open the rest for others at once, not when leases run out."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GIVE_UP_S):
+                await self._finished.join()
+        await self.ctx.replay.give_back(self.ctx.who)
+
+    async def teardown(self) -> None:
+        """End what the engine runs on."""
+        await self.ctx.compute(self._engine.close)
 
     # -- the decode loop -----------------------------------------------------------------------------------------------
 

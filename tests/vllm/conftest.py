@@ -16,7 +16,7 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-from tests.vllm.cores import CorePool  # noqa: E402 -- vLLM reads its environment when it is imported
+from tests.vllm.cores import CorePool
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,7 +42,9 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
 
             return build_emulated(config, model_path)
         case other:
-            raise ConfigError(f"generation.engine is {other!r}, expected local, vllm or emulated; correct the configuration")
+            raise ConfigError(
+                f"generation.engine is {other!r}, expected local, vllm or emulated; correct the configuration"
+            )
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:

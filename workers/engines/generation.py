@@ -112,3 +112,7 @@ class GenerationEngine(Protocol):
     def stats(self) -> EngineStats:
         """Return counters."""
         ...
+
+    def close(self) -> None:
+        """End what the engine runs on besides this process; nothing else may be called after it."""
+        ...

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 
 from protocol.errors import WeightsRejected
 
-
 _PROBE = "headrace.probe"
 
 

@@ -177,6 +177,9 @@ class EmulatedEngine:
         self._live.pop(trajectory, None)
         self._kept.pop(trajectory, None)
 
+    def close(self) -> None:
+        """Nothing runs besides this process."""
+
     def stats(self) -> EngineStats:
         """Return counters."""
         return EngineStats(

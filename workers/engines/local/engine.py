@@ -135,6 +135,9 @@ class LocalEngine:
             num_prefill_tokens=self._num_prefill_tokens,
         )
 
+    def close(self) -> None:
+        """Nothing runs besides this process."""
+
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:

@@ -7,9 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 EXTENSION = "workers.engines.vllm.worker.WorkerExtension"
+
+
+def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
+    """Return vLLM's arguments for a run."""
+    generation, vllm = config.generation, config.generation.vllm
+    extra: dict[str, Any] = dict(vllm.engine_args)
+    if vllm.block_tokens is not None:
+        extra["block_size"] = vllm.block_tokens
+    if vllm.tensor_parallel_size > 1:
+        extra["tensor_parallel_size"] = vllm.tensor_parallel_size
+    if vllm.data_parallel_size > 1:
+        extra["data_parallel_size"] = vllm.data_parallel_size
+    return engine_arguments(
+        model_path,
+        num_slots=generation.num_slots,
+        positions=config.data.max_prompt_tokens + generation.max_response_tokens,
+        dtype=generation.dtype,
+        on_cpu=on_cpu,
+        extra=extra,
+    )
 
 
 def engine_arguments(
@@ -28,7 +51,7 @@ def engine_arguments(
         num_slots: Requests decoded at once; one more is let in, so that a probe never waits for a window to end.
         positions: Longest sequence, prompt and response.
         dtype: ``float32`` or ``bfloat16``.
-        on_cpu: Step plainly, in this process, without compiling anything.
+        on_cpu: Step plainly, without compiling anything.
         extra: What the configuration passes through; it comes last.
     """
     arguments: dict[str, Any] = {

@@ -264,7 +264,9 @@ class VllmEngine:
                 self._ready += self._finish_live()
             elif self._pause == "abort":
                 self._ready += self._cut_live()
-            self._core.load(PublishedWeights(chosen, path=path), policy_version, recompute=self._kv_policy == "recompute")
+            self._core.load(
+                PublishedWeights(chosen, path=path), policy_version, recompute=self._kv_policy == "recompute"
+            )
             if isinstance(tensors, PublishedWeights) and tensors.probe is not None:
                 self._check_parity(tensors.probe, policy_version)
         except (EngineDied, ParityFailed) as error:

