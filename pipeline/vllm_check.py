@@ -119,8 +119,8 @@ def _check_parallel(config: RunConfig, heads: int, key_heads: int, *, on_cpu: bo
         )
     if (on_cpu or vllm.mode == "in-process") and (size > 1 or vllm.data_parallel_size > 1):
         raise ConfigError(
-            f"generation.vllm has tensor_parallel_size {size} and data_parallel_size {vllm.data_parallel_size}, but vLLM in one "
-            "process has one worker; set both to 1 and raise fleet.generator, or use GPUs with mode background"
+            f"generation.vllm has tensor_parallel_size {size} and data_parallel_size {vllm.data_parallel_size}, but vLLM in "
+            "one process has one worker; set both to 1 and raise fleet.generator, or use GPUs with mode background"
         )
 
 
@@ -139,8 +139,8 @@ def _check_memory(config: RunConfig, token_bytes: int) -> None:
     if available is not None and needed > available:
         raise ConfigError(
             f"{config.fleet.generator} generators with vLLM need {needed / 2**30:.1f} GiB (KV cache "
-            f"{config.generation.vllm.kv_cache_gb} GiB and weights {weights / 2**30:.1f} GiB each), {available / 2**30:.1f} GiB are "
-            "available here; lower fleet.generator or generation.vllm.kv_cache_gb"
+            f"{config.generation.vllm.kv_cache_gb} GiB and weights {weights / 2**30:.1f} GiB each), here are "
+            f"{available / 2**30:.1f} GiB; lower fleet.generator or generation.vllm.kv_cache_gb"
         )
 
 

@@ -1,4 +1,4 @@
-"""What :class:`workers.engines.vllm.engine.VllmEngine` asks of vLLM: requests in, finished or partial ones out, weights in between.
+"""What :class:`workers.engines.vllm.engine.VllmEngine` asks of vLLM: requests in, samples out, weights in between.
 
 *Consumes* requests. *Produces* samples. *Waits for* vLLM, each wait with a deadline. Two implementations: ``in_process`` steps
 vLLM on the caller's thread, ``background`` talks to processes that run on by themselves.

@@ -138,8 +138,8 @@ class InProcessCore:
         return Sample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
 
 
-def sampling_params(request: CoreRequest) -> Any:
-    """Return vLLM's parameters of a request."""
+def sampling_params(request: CoreRequest, *, as_they_come: bool = False) -> Any:
+    """Return vLLM's parameters of a request, whose tokens are reported at its end, or as they come."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -153,9 +153,9 @@ def sampling_params(request: CoreRequest) -> Any:
         ignore_eos=True,  # ours are all named above
         seed=request.stream >> 1,  # vLLM takes signed 64 bits
         logprobs=0,
-        flat_logprobs=True,
+        flat_logprobs=not as_they_come,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if as_they_come else RequestOutputKind.FINAL_ONLY,
         extra_args={STREAM: (request.stream, request.num_prompt_tokens)},
     )
 

@@ -6,9 +6,9 @@ distribution that they were drawn from. *Waits for* nothing.
 
 vLLM seeds a generator for each request and draws from it in order, so a trajectory that goes on in another request, batch or
 process would draw other numbers. Here the sampler of vLLM's first model runner is replaced by the one that the local engine
-uses (``workers.engines.sampling``, ``streams``): the number for response position p is a function of (run seed, trajectory, p) alone, so a
-trajectory goes on identically whichever engine continues it, as far as two kernels compute the same logits. Rows that did not
-come from us (vLLM's own warm-up, a benchmark's plain requests) are left to vLLM's sampler.
+uses (``workers.engines.sampling``, ``streams``): the number for response position p is a function of (run seed, trajectory, p)
+alone, so a trajectory goes on identically whichever engine continues it, as far as two kernels compute the same logits. Rows
+that did not come from us (vLLM's own warm-up, a benchmark's plain requests) are left to vLLM's sampler.
 
 vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which this does not reach. It keys its numbers
 by the request's seed and the position in the sequence; since every window of a trajectory has the same seed, that is the same
