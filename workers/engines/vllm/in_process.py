@@ -48,6 +48,11 @@ class InProcessCore:
         self._num_steps = 0
 
     @property
+    def llm(self) -> Any:
+        """The engine of vLLM itself."""
+        return self._engine
+
+    @property
     def live(self) -> list[str]:
         """Names of requests that are neither over nor cut."""
         return list(self._inner)

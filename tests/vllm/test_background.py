@@ -1,0 +1,164 @@
+"""vLLM's async engine, in processes of its own: what serves GPUs, run here on a CPU. It goes on by itself, so claims are about
+what windows say of themselves, never about how far it got."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+from protocol.errors import EngineDied
+from protocol.trajectory import FinishReason
+from tests.vllm.cores import BLOCK, POSITIONS
+from tests.vllm.test_parity import probed
+from tests.workers.engines.generation_contract import continued, drain, request
+from tests.workers.engines.model_contract import check_logprobs, forward, mixed_forward
+from tests.workers.engines.tiny import VOCABULARY, tiny_model
+from workers.engines.models import model_state
+from workers.engines.vllm.arguments import engine_arguments
+from workers.engines.vllm.background import BackgroundCore
+from workers.engines.vllm.engine import VllmEngine
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundCore]:
+    """One core for the module: its three processes take ten seconds to start."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(path)
+    extra = {"block_size": BLOCK, "num_gpu_blocks_override": 400}
+    made = BackgroundCore(
+        engine_arguments(path, num_slots=8, positions=POSITIONS, dtype="float32", on_cpu=True, extra=extra)
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def old() -> PreTrainedModel:
+    return tiny_model(seed=1).eval()
+
+
+@pytest.fixture
+def new() -> PreTrainedModel:
+    return tiny_model(seed=2).eval()
+
+
+def engine_on(core: BackgroundCore, *, kv_policy: str = "keep", pause: str = "keep") -> VllmEngine:
+    settings = {"kv_policy": kv_policy, "pause": pause}
+    state = model_state(tiny_model().config)
+    return VllmEngine(core, state, num_slots=8, vocabulary=VOCABULARY, positions=POSITIONS, **settings)  # type: ignore[arg-type]
+
+
+def test_it_serves_the_distribution_and_the_streams_that_the_local_engine_does(core, old, tmp_path: Path) -> None:
+    from tests.workers.engines.model_contract import published
+    from workers.engines.local.engine import LocalEngine
+
+    assert core.has_streams
+    engine = engine_on(core)
+    engine.load_weights(probed(old, tmp_path / "0"), 0)
+    local = LocalEngine(tiny_model(), num_slots=8)
+    local.load_weights(published(old), 0)
+    requests = [request(n, window=20) for n in range(12)]
+    for each in requests:
+        engine.submit(each)
+        local.submit(each)
+    windows, truth = drain(engine), drain(local)
+    for each in requests:
+        np.testing.assert_array_equal(windows[each.trajectory].tokens, truth[each.trajectory].tokens)
+        check_logprobs(old, each, windows[each.trajectory])
+
+
+@pytest.mark.parametrize("kv_policy", ["keep", "recompute"])
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
+    core, old, new, tmp_path: Path, kv_policy: str, reported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether vLLM reports the version of each token or the pauses are recorded."""
+    monkeypatch.setattr(core, "_reports_versions", reported and core._reports_versions)
+    for _ in range(5):  # until the swap fell inside the windows
+        engine = engine_on(core, kv_policy=kv_policy)
+        engine.load_weights(probed(old, tmp_path / "0"), 0)
+        requests = [request(n, window=300, limit=300) for n in range(4)]
+        for each in requests:
+            engine.submit(each)
+        early = engine.advance(1)
+        engine.load_weights(probed(new, tmp_path / "1"), 1)
+        windows = {w.trajectory: w for w in early} | drain(engine)
+        split = [each for each in requests if len(windows[each.trajectory].segments) == 2]
+        if split:
+            break
+    assert split
+    for each in split:
+        window = windows[each.trajectory]
+        at = window.segments[0].num_tokens
+        assert [s.policy_version for s in window.segments] == [0, 1]
+        if kv_policy == "recompute":
+            truth = np.concatenate([forward(old, each, window)[:at], forward(new, each, window)[at:]])
+        else:
+            truth = mixed_forward(old, new, each, window, kept=each.prompt_tokens.size + at - 1)
+        np.testing.assert_allclose(window.behavior_logprobs, truth, atol=1e-3)
+
+
+@pytest.mark.parametrize("pause", ["wait", "abort"])
+def test_by_wait_and_abort_no_window_spans_two_versions(core, old, new, tmp_path: Path, pause: str) -> None:
+    engine = engine_on(core, pause=pause, kv_policy="recompute")
+    engine.load_weights(probed(old, tmp_path / "0"), 0)
+    requests = {request(n).trajectory: request(n, window=60, limit=100) for n in range(4)}
+    for each in requests.values():
+        engine.submit(each)
+    early = engine.advance(1)
+    engine.load_weights(probed(new, tmp_path / "1"), 1)
+    for window in [*early, *drain(engine).values()]:
+        assert [s.policy_version for s in window.segments] == [0]
+        check_logprobs(old, requests[window.trajectory], window)
+
+
+def test_cut_windows_go_on_where_they_were(core, old, tmp_path: Path) -> None:
+    engine = engine_on(core)
+    engine.load_weights(probed(old, tmp_path / "0"), 0)
+    asked = {request(n).trajectory: request(n, window=400, limit=400) for n in range(4)}
+    for each in asked.values():
+        engine.submit(each)
+    windows = {w.trajectory: w for w in engine.advance(2)}
+    windows |= {w.trajectory: w for w in engine.cut()}
+    assert engine.stats().num_live == 0
+    assert core.live == []
+    for name, window in windows.items():
+        check_logprobs(old, asked[name], window, atol=1e-3)
+        if window.finish_reason is FinishReason.WINDOW:
+            after = continued(asked[name], window)
+            engine.submit(after)
+            check_logprobs(old, after, drain(engine)[name], atol=1e-3)
+
+
+def test_dead_processes_end_every_wait_with_an_engine_that_died(core, old, tmp_path: Path) -> None:
+    """The last test of the module: nothing lives after it."""
+    engine = engine_on(core)
+    engine.load_weights(probed(old, tmp_path / "0"), 0)
+    engine.submit(request(0, window=400, limit=400))
+    children = subprocess.run(
+        ["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=True
+    ).stdout.split()
+    killed = [
+        pid for pid in map(int, children) if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() or _is_core(pid)
+    ]
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineDied):
+        for _ in range(10_000):
+            engine.advance(1)
+    with pytest.raises(EngineDied):
+        engine.load_weights(probed(old, tmp_path / "1"), 1)
+
+
+def _is_core(pid: int) -> bool:
+    return b"multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes()
