@@ -62,6 +62,10 @@ class PacedEngine:
         self._pace.spend(lasts_s - (time.perf_counter() - started))
         return windows
 
+    def close(self) -> None:
+        """End what the engine runs on."""
+        self._engine.close()
+
     def cut(self) -> list[Window]:
         """End every live request at the present token."""
         return self._engine.cut()
