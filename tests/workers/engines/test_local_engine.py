@@ -184,7 +184,7 @@ def test_an_engine_is_built_from_a_folder_and_stops_at_the_tokenizers_and_the_co
 
 
 def test_an_unknown_engine_is_a_configuration_error(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="expected local or emulated"):
+    with pytest.raises(ConfigError, match="expected local, vllm or emulated"):
         build_engine(configuration(engine="remote"), folder)
 
 
