@@ -17,8 +17,9 @@ from typing import Any, cast
 
 from protocol.errors import DataError
 
-_SINGLE = ("model.safetensors", "pytorch_model.bin")
-_SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SINGLE = "model.safetensors"
+_SHARDED = "model.safetensors.index.json"
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _MAX_HEADER_BYTES = 100_000_000
 """Of the format itself; anything longer is not a header."""
 
@@ -46,14 +47,26 @@ def weight_bytes(folder: Path) -> int:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    for name in _SINGLE:
-        if (folder / name).is_file():
-            return [folder / name]
-    for name in _SHARDED:
-        if (folder / name).is_file():
-            shards = cast("dict[str, str]", _read_json(folder / name).get("weight_map", {}))
-            return [folder / shard for shard in sorted(set(shards.values()))]
-    raise DataError(f"{folder} has no weights: none of {', '.join((*_SINGLE, *_SHARDED))}; download the model again")
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    if (folder / _SHARDED).is_file():
+        shards = cast("dict[str, str]", _read_json(folder / _SHARDED).get("weight_map", {}))
+        return [_within(folder, shard) for shard in sorted(set(shards.values()))]
+    if any((folder / name).is_file() for name in _PICKLED):
+        raise DataError(
+            f"{folder} has no weights in safetensors format, only pickled ones, which are not read since reading them may run "
+            "code; save the model again with save_pretrained, where you trust it"
+        )
+    raise DataError(f"{folder} has no weights: neither {_SINGLE} nor {_SHARDED}; download the model again")
+
+
+def _within(folder: Path, name: str) -> Path:
+    """Return the file that an index names. Raises DataError for a name that leads out of the folder."""
+    if Path(name).name != name:
+        raise DataError(
+            f"{folder / _SHARDED} names {name!r}, which is no file of this folder; download the model again"
+        )
+    return folder / name
 
 
 def _check_safetensors(file: Path) -> None:

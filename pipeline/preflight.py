@@ -13,9 +13,11 @@ import socket
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from pipeline.algorithms.catalogue import declaration
 from pipeline.config.schema import RunConfig
+from pipeline.config.secrets import hide_password
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.model_folder import read_model_config
@@ -27,6 +29,7 @@ from pipeline.rewards.pool import VerifierPool
 from pipeline.runtime.server import external_url
 from pipeline.value_model import value_source
 from pipeline.vllm_check import check_vllm
+from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError
 
 _ANSWER_S = 5.0
@@ -90,6 +93,7 @@ async def _check_ledger(config: RunConfig) -> None:
     url = external_url(config.ledger.url, os.environ)
     if url is None:
         return
+    _check_encryption(url, allowed=config.ledger.allow_plaintext)
     client = connect(url, timeout_s=_ANSWER_S, num_retries=1)
     try:
         with ledger_faults("ledger.url" if config.ledger.url else "REDIS_URL"):
@@ -98,9 +102,21 @@ async def _check_ledger(config: RunConfig) -> None:
         await client.aclose()
 
 
+def _check_encryption(url: str, *, allowed: bool) -> None:
+    """Refuse a plain connection that leaves this host: whoever reads it has the password, and with it the run."""
+    parts = urlsplit(url)
+    hosts = [host.rpartition(":")[0] or host for host in parts.netloc.rpartition("@")[2].split(",")]
+    if allowed or parts.scheme != "redis" or all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts):
+        return
+    raise ConfigError(
+        f"the ledger's URL {hide_password(url)} sends password and data over the network in the clear; use rediss:// (a "
+        "certificate of your own: ?ssl_ca_certs=FILE), or set ledger.allow_plaintext if that network is yours alone"
+    )
+
+
 async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:
     """Import every verifier that the data ask for, as a reward worker would. Raises ConfigError."""
-    async with VerifierPool(config.reward) as pool:
+    async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         await pool.start(verifiers)
 
 

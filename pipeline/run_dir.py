@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
         raise ConfigError(f"{run_dir} holds no run to resume; start it without --resume")
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (run_dir / "logs").mkdir(exist_ok=True)
+        (run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
         probe = run_dir / f".write-probe-{os.getpid()}"
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
@@ -55,6 +56,12 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
             f"{run_dir} cannot be written to: {error.strerror}; make room or give rights there, or choose another place with "
             "--set run.dir=FOLDER"
         ) from error
+    found = run_dir.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise ConfigError(
+            f"{run_dir} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):04o}; expected a folder of "
+            f"ours that nobody else may write to: chmod 700 {run_dir}, or choose another place with --set run.dir=FOLDER"
+        )
     return run_dir
 
 

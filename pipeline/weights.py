@@ -24,6 +24,7 @@ import xxhash
 
 from pipeline.runtime.registry import WeightsAnnouncement
 from protocol.channel import Requester
+from protocol.endpoints import ensure_private_folder
 from protocol.errors import UnknownMessage, WeightsRejected
 from protocol.messages import Message, WeightsPart, WeightsRequest
 
@@ -71,7 +72,9 @@ class WeightsStore:
         self._folder = folder
         self._keep = keep
         self._held: dict[int, StoredWeights] = {}
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ensure_private_folder(
+            folder
+        )  # its name can be guessed: another user may have made it, or a link to something of ours
         for leftover in folder.iterdir():  # of an earlier incarnation: nobody is told of them any more
             leftover.unlink()
 

@@ -56,7 +56,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     answer: str
     verifier: str
-    """Name in the verifier registry, or ``package.module:function``."""
+    """Name in the verifier registry, or ``package.module:function`` as the configuration names it."""
     extra: dict[str, Any] = {}
     """Every further column of the data file, handed to the verifier unchanged."""
 

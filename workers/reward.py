@@ -30,7 +30,7 @@ class Reward(Scorer):
     async def setup(self) -> None:
         """Start the verifier processes and open the mailbox."""
         config = self.ctx.config.reward
-        self._pool = VerifierPool(config)
+        self._pool = VerifierPool(config, configured=self.ctx.config.verifier_paths)
         await self._pool.start()
         self.max_batch = config.max_batch
         await super().setup()

@@ -45,10 +45,10 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Print every setting, defaults included, as TOML."""
-    from pipeline.config.load import load_config, to_toml
+    from pipeline.config.load import load_config, public_settings, to_toml
 
     loaded = load_config(files, overrides)
     if as_json:
-        echo_json(loaded.model_dump(mode="json"))
+        echo_json(public_settings(loaded))
     else:
         click.echo(to_toml(loaded), nl=False)

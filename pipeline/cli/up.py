@@ -67,6 +67,7 @@ def up(
     """Start a run and stay with it until it ends."""
     from pipeline.config.load import RESOLVED_NAME, load_config, resolve_paths
     from pipeline.run_dir import prepare_run_dir
+    from pipeline.runtime.ledger_file import known_url
 
     if resume is None and not files:
         raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")
@@ -78,6 +79,8 @@ def up(
     config = resolve_paths(load_config(given, overrides))
     if resume is not None:
         config = _at(config, resume.resolve())
+        url = known_url(config.run_dir, config.ledger.url)
+        config = config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": url})})
     is_live = not (plain or as_json) and sys.stderr.isatty()
 
     def choose(run_dir: Path) -> None:

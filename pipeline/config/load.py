@@ -21,6 +21,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline.config.schema import RunConfig
+from pipeline.config.secrets import hide_password
+from pipeline.runtime.private_files import write_private
 from protocol.errors import ConfigError
 
 RESOLVED_NAME = "config.toml"
@@ -41,7 +43,7 @@ def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConf
     for path in files:
         _merge(merged, _read(path), str(path), origins)
     for override in overrides:
-        _merge(merged, _parse_override(override), f"--set {override}", origins)
+        _merge(merged, _parse_override(override), f"--set {hide_password(override)}", origins)
     return _validate(merged, origins)
 
 
@@ -58,13 +60,22 @@ def read_resolved(run_dir: Path) -> RunConfig:
 def write_resolved(config: RunConfig, run_dir: Path) -> Path:
     """Write the resolved configuration beside the run and return its path."""
     path = run_dir / RESOLVED_NAME
-    path.write_text("# Resolved configuration of this run: every setting, defaults included.\n" + to_toml(config))
+    text = "# Resolved configuration of this run: every setting, defaults included. Passwords are not kept here.\n"
+    write_private(path, (text + to_toml(config)).encode())
     return path
 
 
 def to_toml(config: RunConfig) -> str:
     """Render every set value as TOML; settings that are absent (None) are left out, since TOML has no null."""
-    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
+    return tomli_w.dumps(_without_none(public_settings(config)))
+
+
+def public_settings(config: RunConfig) -> Tree:
+    """Return every setting as plain values, the ledger's password hidden."""
+    settings = config.model_dump(mode="json")
+    if config.ledger.url is not None:
+        settings["ledger"]["url"] = hide_password(config.ledger.url)
+    return settings
 
 
 def resolve_paths(config: RunConfig) -> RunConfig:
@@ -103,7 +114,9 @@ def _parse_override(text: str) -> Tree:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(f"--set {text}: expected section.key=value, for example --set learner.learning_rate=1e-5")
+        raise ConfigError(
+            f"--set {hide_password(text)}: expected section.key=value, for example --set learner.learning_rate=1e-5"
+        )
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -146,7 +159,7 @@ def _explain(error: ErrorDetails, origins: Origins) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if not key:
         return f"{where}: {message}"
-    return f"{where}: `{key}` is {error['input']!r}: {message}"
+    return f"{where}: `{key}` is {hide_password(repr(error['input']))}: {message}"
 
 
 def _suggest(key: str) -> str:

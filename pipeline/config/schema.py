@@ -263,6 +263,10 @@ class RewardSection(Section):
     timeout_s: float = Field(default=5.0, gt=0.0, description="Time limit of one verifier call; a hung call is killed.")
     processes: Positive = Field(default=1, description="Verifier processes a reward worker.")
     max_batch: Positive = Field(default=64, description="Responses scored at once.")
+    verifiers: tuple[str, ...] = Field(
+        default=(),
+        description="Import paths that data lines may name, besides data.verifier; data alone never says what code is run.",
+    )
 
 
 class ReferenceSection(Section):
@@ -352,7 +356,11 @@ class LedgerSection(Section):
 
     url: str | None = Field(
         default=None,
-        description="redis:// or rediss:// or unix://; absent: REDIS_URL, else an embedded server of this run.",
+        description="redis:// or rediss:// or unix://; absent: REDIS_URL, else an embedded server of this run. "
+        "Its password is written to no record.",
+    )
+    allow_plaintext: bool = Field(
+        default=False, description="Let a redis:// URL leave this host unencrypted; else rediss:// is asked for."
     )
     max_memory_mb: Positive = Field(
         default=1024, description="Embedded server's limit; it refuses writes above, it never evicts."
@@ -479,6 +487,11 @@ class RunConfig(Section):
     def run_dir(self) -> Path:
         """Folder of this run."""
         return self.run.dir / self.run.name
+
+    @property
+    def verifier_paths(self) -> frozenset[str]:
+        """Verifiers that data and messages may name besides the registered ones."""
+        return frozenset((self.data.verifier, *self.reward.verifiers))
 
     @property
     def needs_reference(self) -> bool:

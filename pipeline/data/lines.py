@@ -5,7 +5,7 @@
     prompt      text, put into the configuration's template; or
     messages    [{"role": ..., "content": ...}, ...], put through the tokenizer's chat template
     answer      text or a number; what the verifier compares with
-    verifier    optional: a registered name or package.module:function
+    verifier    optional: a registered name; or package.module:function, if reward.verifiers names it too
     id          optional: text or a number, unique over all files; by default file name and line
     ...         every other column is kept and handed to the verifier
 """

@@ -26,7 +26,7 @@ from pipeline.data.lines import PromptLine, Unusable, parse_line
 from pipeline.data.permutation import permuted
 from pipeline.data.report import DataReport, SkipReason
 from pipeline.data.tokenizer import PromptTokenizer
-from pipeline.rewards.registry import resolve
+from pipeline.rewards.registry import resolve, resolve_named
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
 
@@ -74,7 +74,7 @@ class PromptSource:
         self.digest = digest
         """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits, tokenizer), of seed and order."""
         self.verifiers = verifiers
-        """Names of all verifiers that lines or the configuration ask for; each is known or an import path."""
+        """Names of all verifiers that lines or the configuration ask for; each is registered, or named by the configuration."""
 
     @classmethod
     def load(cls, config: RunConfig, tokenizer: PromptTokenizer) -> PromptSource:
@@ -92,7 +92,7 @@ class PromptSource:
         if _HOLE not in data.prompt_template:
             raise ConfigError(f"data.prompt_template is {data.prompt_template!r}; it must contain {_HOLE}")
         resolve(data.verifier)
-        reader = _Reader(tokenizer, data.prompt_template, data.verifier, data.max_prompt_tokens)
+        reader = _Reader(tokenizer, data.prompt_template, data.verifier, config.verifier_paths, data.max_prompt_tokens)
         train, report = reader.read(data.train)
         evaluation, evaluation_report = reader.read(data.evaluation) if data.evaluation else ([], DataReport())
         settings = [config.run.seed, data.shuffle, len(train), getattr(tokenizer, "digest", "")]
@@ -139,7 +139,15 @@ class PromptSource:
 class _Reader:
     """Reads files into stored prompts under one set of rules."""
 
-    def __init__(self, tokenizer: PromptTokenizer, template: str, verifier: str, max_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        template: str,
+        verifier: str,
+        configured: frozenset[str],
+        max_prompt_tokens: int,
+    ) -> None:
+        self._configured = configured
         self._tokenizer = tokenizer
         self._template = template
         self._verifier = verifier
@@ -176,7 +184,7 @@ class _Reader:
         verifier = line.verifier or self._verifier
         if verifier not in self.verifiers:
             try:
-                resolve(verifier)
+                resolve_named(verifier, self._configured)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
             self.verifiers.add(verifier)

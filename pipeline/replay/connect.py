@@ -19,6 +19,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
+from pipeline.config.secrets import hide_password
 from protocol.errors import ConfigError
 
 
@@ -78,7 +79,7 @@ def connect(
     ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL.
     """
     if not url.startswith(_SCHEMES):
-        raise ConfigError(f"ledger URL is {_hide(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")
+        raise ConfigError(f"ledger URL is {hide_password(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")
     settings: dict[str, Any] = {
         "max_connections": max_connections,
         "timeout": timeout_s,
@@ -93,16 +94,11 @@ def connect(
         settings["password"] = password
     if client_name is not None:
         settings["client_name"] = client_name
+    if url.startswith("rediss://"):
+        settings |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True} | tls
     try:
         pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
     except ValueError as error:
-        raise ConfigError(f"ledger URL {_hide(url)!r} cannot be read: {error}") from error
+        raise ConfigError(f"ledger URL {hide_password(url)!r} cannot be read: {error}") from error
     pool.connection_class = _CANCELLABLE[pool.connection_class]
     return redis.asyncio.Redis.from_pool(pool)
-
-
-def _hide(url: str) -> str:
-    """Return a URL without its password, for messages."""
-    scheme, separator, rest = url.partition("://")
-    _, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}***@{host}" if at else url

@@ -26,7 +26,10 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--verifier", help="Registered name or package.module:function; default: each line's `verifier` column.")
+@click.option(
+    "--verifier",
+    help="Registered name or package.module:function; default: the line's (registered ones only).",
+)
 @click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), default=5.0, help="Seconds for one response.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, help="Sandbox processes.")

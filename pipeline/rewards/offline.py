@@ -41,7 +41,7 @@ def score_file(
 
     Args:
         path: ``.jsonl`` or ``.parquet``; one response a line.
-        verifier: for every line; absent, each line's own ``verifier`` column decides.
+        verifier: for every line; absent, each line's own ``verifier`` column decides, among registered ones.
         config: time limit, processes and shaping; a run's reward section, or its defaults.
         max_response_tokens: the run's limit; needed by the soft over-long punishment only.
         by: a column to break the distribution down by.
@@ -66,7 +66,8 @@ def score_file(
 async def _score_rows(
     rows: Iterator[Row | BadRow], verifier: str | None, config: RewardSection, limit: int, tally: Tally
 ) -> None:
-    async with VerifierPool(config) as pool:
+    configured = config.verifiers if verifier is None else (*config.verifiers, verifier)
+    async with VerifierPool(config, configured=configured) as pool:
         await pool.start([] if verifier is None else [verifier])
         while batch := list(itertools.islice(rows, config.max_batch)):
             good: list[tuple[int, Response]] = []

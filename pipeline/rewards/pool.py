@@ -8,11 +8,11 @@ response a call, as many at once as there are processes. Processes start when fi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
 from pipeline.rewards.process import SandboxProcess
-from pipeline.rewards.registry import VerifierSpec, load, resolve
+from pipeline.rewards.registry import VerifierSpec, load, resolve, resolve_named
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
 from protocol.errors import ConfigError
 
@@ -39,7 +39,11 @@ class PoolConfig(Protocol):
 class VerifierPool:
     """Scores batches. Use as ``async with VerifierPool(config.reward) as pool`` or call ``start`` and ``aclose``."""
 
-    def __init__(self, config: PoolConfig, *, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, config: PoolConfig, *, configured: Container[str] = (), memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        """``configured``: import paths that the configuration names; a response that names another one is not scored."""
+        self._configured = configured
         self._timeout_s = config.timeout_s
         self._processes = [SandboxProcess(memory_bytes) for _ in range(config.processes)]
         # Last in, first out: a loaded, warm process is preferred to starting another.
@@ -91,7 +95,7 @@ class VerifierPool:
         jobs: list[Job] = []
         for index, response in enumerate(responses):
             try:
-                spec = resolve(response.verifier)
+                spec = resolve_named(response.verifier, self._configured)
             except ConfigError as error:
                 outcomes[index] = VerifierFailure(kind=FailureKind.UNKNOWN_VERIFIER, error=str(error))
                 continue

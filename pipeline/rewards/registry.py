@@ -1,7 +1,8 @@
 """Names of verifiers, and where each is.
 
-*Consumes* a name from the configuration or a data line. *Produces* a VerifierSpec: an import path, and whether it runs in a
-sandbox process. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox.
+*Consumes* a name from the configuration; or from a data line or a message, which may name registered ones only. *Produces* a
+VerifierSpec: an import path, and whether it runs in a sandbox process. Nothing is imported here: a verifier that fails or
+hangs at import does so in its sandbox.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,23 @@ def resolve(name: str) -> VerifierSpec:
     close = difflib.get_close_matches(name, _SPECS, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names())};"
     raise ConfigError(f"unknown verifier {name!r}: {hint} your own function is named as package.module:function")
+
+
+def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
+    """Find the verifier that a data line or a message names: a registered one, or one that the configuration names too.
+
+    An import path is code to run. That is the configuration's to say, never the data's.
+
+    Raises:
+        ConfigError: the name is unknown, or an import path that is not among ``configured``.
+    """
+    spec = resolve(name)
+    if name not in _SPECS and name not in configured:
+        raise ConfigError(
+            f"verifier {name!r} is an import path, and data may name registered verifiers only ({', '.join(names())}): if you "
+            "trust that code, add it to reward.verifiers in the configuration"
+        )
+    return spec
 
 
 def load(path: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.config.secrets import hide_password, is_hidden
 from pipeline.runtime.private_files import write_private
 from protocol.errors import ConfigError
 
@@ -30,6 +31,10 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the embedded server's program."""
     server_version: str = ""
 
+    def __repr__(self) -> str:
+        """Return what may be logged: no password."""
+        return f"LedgerAddress({hide_password(self.url)!r}, is_embedded={self.is_embedded}, pid={self.pid})"
+
 
 def write_address(run_dir: Path, address: LedgerAddress) -> None:
     """Say where the ledger of this run is."""
@@ -49,6 +54,26 @@ def read_address(run_dir: Path) -> LedgerAddress | None:
         return None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: not a ledger address: {error}; remove it, and start the run again") from error
+
+
+def known_url(run_dir: Path, configured: str | None) -> str | None:
+    """Return the URL that a run which is resumed means by what its resolved configuration says.
+
+    That configuration has no password; the address has. None: neither says anything, the ledger was embedded or never started.
+
+    Raises:
+        ConfigError: the configuration speaks of another server than the address.
+    """
+    if configured is not None and not is_hidden(configured):
+        return configured
+    address = read_address(run_dir)
+    known = None if address is None or address.is_embedded else address.url
+    if configured is not None and (known is None or hide_password(known) != configured):
+        raise ConfigError(
+            f"ledger.url is {configured!r}, whose password is not kept there, and {run_dir / LEDGER_FILE} does not know it "
+            "either: give the whole URL again, in a run file or with --set ledger.url=URL"
+        )
+    return known
 
 
 def read_ledger_url(run_dir: Path) -> str:

@@ -32,9 +32,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pipeline.runtime.ledger_file import LedgerAddress, read_address, read_ledger_url, write_address
+from pipeline.runtime.ledger_file import LedgerAddress, known_url, read_address, read_ledger_url, write_address
 from pipeline.runtime.private_files import is_private_folder, write_private
 from pipeline.runtime.server_binary import ServerBinary, find_server
+from protocol.endpoints import ensure_private_folder
 from protocol.errors import LedgerUnavailable
 
 __all__ = ["EmbeddedServer", "external_url", "open_ledger", "read_ledger_url"]
@@ -59,7 +60,8 @@ def open_ledger(
         ConfigError: no server program is there.
         LedgerUnavailable: the embedded server does not start.
     """
-    url = external_url(configured_url, environment)
+    url = external_url(known_url(run_dir, configured_url) if configured_url else None, environment)
+    url = url or known_url(run_dir, None)
     if url is not None:
         write_address(run_dir, LedgerAddress(url=url))
         return None
@@ -115,7 +117,7 @@ class EmbeddedServer:
             self._end_unanswering(known.pid, timeout_s)
             if self.is_alive():
                 return True
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ensure_private_folder(self._folder)
         binary = find_server()
         socket = self._socket_path(known)
         password = (urlsplit(known.url).password if known else None) or secrets.token_hex(24)

@@ -14,7 +14,7 @@ import pytest
 from pipeline.runtime.registry import WeightsAnnouncement
 from pipeline.weights import WeightsStore, digest_file, fetch_file, fetch_folder, local_file, weights_folder
 from protocol.channel import Requester
-from protocol.errors import UnknownMessage, WeightsRejected
+from protocol.errors import ConfigError, UnknownMessage, WeightsRejected
 from protocol.messages import WeightsPart, WeightsRequest
 from protocol.zeromq import CurveKeys, ZmqTransport
 
@@ -170,3 +170,15 @@ async def test_a_file_that_vanishes_or_is_cut_on_the_learner_is_rejected(
         damage(announced)
         with pytest.raises(WeightsRejected):
             await _fetch(announced, wire.requester, fetch_folder(tmp_path, "g"))
+
+
+def test_a_weights_folder_that_somebody_else_could_have_made_is_refused_and_left_alone(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.mkdir(mode=0o700)
+    (ours / "precious").touch()
+    (tmp_path / "link").symlink_to(ours)
+    (tmp_path / "open").mkdir(mode=0o755)
+    for folder in (tmp_path / "link", tmp_path / "open"):
+        with pytest.raises(ConfigError, match="ours"):
+            WeightsStore(folder, keep=1)
+    assert (ours / "precious").exists()

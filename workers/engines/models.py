@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Names that a configuration may use."""
+
+_OURS_ONLY: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+"""What a model folder may not do: have something fetched, be unpickled, or bring code that is run."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -72,7 +75,7 @@ def load_model(
     _check_folder(path, "config.json", "a model")
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
+            path, dtype=dtype, attn_implementation=attn_implementation, **_OURS_ONLY
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(
@@ -124,8 +127,8 @@ def load_value_model(
             num_labels=1,
             dtype=dtype,
             attn_implementation=attn_implementation,
-            local_files_only=True,
             output_loading_info=True,
+            **_OURS_ONLY,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(
@@ -172,7 +175,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
     _check_folder(path, "tokenizer_config.json", "a tokenizer")
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path} holds no tokenizer that transformers can read: {error}; save one beside the model"

@@ -116,7 +116,9 @@ def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
     try:
         loaded, report = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
-            type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True, output_loading_info=True),
+            type(model).from_pretrained(
+                path, dtype=model.dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            ),
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(f"{path} does not load: {error}; resume from another checkpoint") from error

@@ -80,7 +80,7 @@ class Examiner:
 
     async def _mark(self, responses: Sequence[Response]) -> float:
         num_right = 0
-        async with VerifierPool(self._config.reward) as pool:
+        async with VerifierPool(self._config.reward, configured=self._config.verifier_paths) as pool:
             for verdict in await pool.score(responses):
                 if isinstance(verdict, VerifierFailure):
                     raise DataError(f"a held-out response could not be marked: {verdict.error}")

@@ -170,6 +170,7 @@ def test_the_digest_tells_apart_whatever_changes_what_is_sampled(tmp_path: Path,
         ([{"prompt": "a", "answer": ""}], {}, DataError, "the answer is empty"),
         (numbered(1), {"verifier": "aritmetic"}, ConfigError, "did you mean arithmetic"),
         ([{"prompt": "a", "answer": "1", "verifier": "dapo"}], {}, ConfigError, r"train\.jsonl:1: unknown verifier"),
+        ([{"prompt": "a", "answer": "1", "verifier": "os:system"}], {}, ConfigError, r"jsonl:1: .*reward\.verifiers"),
         (numbered(1), {"prompt_template": "no hole"}, ConfigError, "must contain"),
     ],
 )

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,16 @@ def response(text: str, answer: str = "1", *, by: str, **extra: object) -> Respo
     return Response(response_text=text, answer=answer, verifier=by, extra=extra)
 
 
+class _Everything:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+EVERYTHING = _Everything()
+
+
 async def judge(*responses: Response, limits: Limits | None = None, memory_bytes: int = 1 << 30) -> list[Outcome]:
-    async with VerifierPool(limits or Limits(), memory_bytes=memory_bytes) as pool:
+    async with VerifierPool(limits or Limits(), configured=EVERYTHING, memory_bytes=memory_bytes) as pool:
         return await pool.score(responses)
 
 
@@ -63,14 +72,14 @@ async def test_outcomes_come_in_the_order_of_the_responses_whatever_verifier_eac
 
 
 async def test_an_empty_batch_starts_no_process() -> None:
-    async with VerifierPool(Limits()) as pool:
+    async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
         assert await pool.score([]) == []
         assert await pool.score([response("5", "5", by="arithmetic")]) == [Verdict(accuracy=1.0)]
         assert pool.pids == []
 
 
 async def test_a_hostile_expression_is_killed_in_time_and_fails_alone() -> None:
-    async with VerifierPool(Limits(timeout_s=0.5)) as pool:
+    async with VerifierPool(Limits(timeout_s=0.5), configured=EVERYTHING) as pool:
         await pool.start(["math"])
         (victim,) = pool.pids
         started = time.monotonic()
@@ -198,19 +207,19 @@ async def test_a_verifier_that_does_not_exist_fails_its_own_responses_only() -> 
     ],
 )
 async def test_starting_with_a_verifier_that_cannot_be_loaded_is_refused(name: str, says: str) -> None:
-    async with VerifierPool(Limits()) as pool:
+    async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
         with pytest.raises(ConfigError, match=says):
             await pool.start([name])
 
 
 async def test_processes_work_side_by_side() -> None:
-    async with VerifierPool(Limits(processes=3)) as pool:
+    async with VerifierPool(Limits(processes=3), configured=EVERYTHING) as pool:
         await pool.score([response("1", "1", by=f"{USER}:equals") for _ in range(3)])
         assert len(set(pool.pids)) == 3
 
 
 async def test_a_cancelled_batch_leaves_no_process_behind_that_could_answer_the_next_one() -> None:
-    async with VerifierPool(Limits(timeout_s=30.0)) as pool:
+    async with VerifierPool(Limits(timeout_s=30.0), configured=EVERYTHING) as pool:
         await pool.start([f"{USER}:hangs_when_told"])
         (victim,) = pool.pids
         with pytest.raises(TimeoutError):
@@ -221,7 +230,7 @@ async def test_a_cancelled_batch_leaves_no_process_behind_that_could_answer_the_
 
 
 async def test_a_process_killed_from_outside_between_batches_is_replaced_unnoticed() -> None:
-    async with VerifierPool(Limits()) as pool:
+    async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
         ok = response("1", "1", by=f"{USER}:equals")
         assert await pool.score([ok]) == [Verdict(accuracy=1.0)]
         (victim,) = pool.pids
@@ -231,10 +240,26 @@ async def test_a_process_killed_from_outside_between_batches_is_replaced_unnotic
 
 
 async def test_closing_ends_every_process_and_may_be_repeated() -> None:
-    pool = VerifierPool(Limits(processes=2))
+    pool = VerifierPool(Limits(processes=2), configured=EVERYTHING)
     await pool.score([response("1", "1", by=f"{USER}:equals") for _ in range(8)])
     pids = pool.pids
     assert pids
     await pool.aclose()
     await pool.aclose()
     assert not any(is_alive(pid) for pid in pids)
+
+
+async def test_code_that_only_a_response_names_is_never_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef score(r): return []\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    async with VerifierPool(Limits(), configured=frozenset({"planted:other"})) as pool:
+        outcomes = await pool.score([response("1", by="planted:score"), response("is 1", by="arithmetic")])
+    assert failure(outcomes[0]).kind is FailureKind.UNKNOWN_VERIFIER
+    assert "reward.verifiers" in failure(outcomes[0]).error
+    assert not isinstance(outcomes[1], VerifierFailure)
+    assert not (tmp_path / "ran").exists()
+    async with VerifierPool(Limits(), configured=frozenset({"planted:score"})) as pool:
+        await pool.score([response("1", by="planted:score")])
+    assert (tmp_path / "ran").exists()

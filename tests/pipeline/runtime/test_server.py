@@ -13,7 +13,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pipeline.runtime.ledger_file import read_address
+from pipeline.config.secrets import hide_password
+from pipeline.runtime.ledger_file import known_url, read_address
 from pipeline.runtime.server import (
     MAX_SOCKET_PATH_BYTES,
     EmbeddedServer,
@@ -129,7 +130,7 @@ def test_a_path_too_long_for_a_socket_falls_back_to_a_private_folder_and_remembe
 
 
 def test_a_server_that_cannot_start_says_what_its_log_says(server: EmbeddedServer, tmp_path: Path):
-    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger").mkdir(mode=0o700)
     (tmp_path / "ledger" / "appendonlydir").write_text("in the way")
     with pytest.raises(LedgerUnavailable, match=r"(?s)ended with 1 at its start.*server\.log ends with"):
         server.start()
@@ -146,6 +147,25 @@ def test_an_external_ledger_is_written_down_and_nothing_is_started(tmp_path: Pat
     address = read_address(tmp_path)
     assert address is not None
     assert (address.url, address.is_embedded) == ("redis://b", False)
+
+
+def test_a_run_that_is_resumed_finds_its_ledger_with_the_password_that_its_configuration_does_not_keep(tmp_path: Path):
+    url = "rediss://user:p%40ss@10.0.0.1:6380/0?ssl_ca_certs=/ca.pem"
+    open_ledger(tmp_path, configured_url=url, max_memory_mb=1, environment={})
+    hidden = hide_password(url)
+    assert "p%40ss" not in hidden
+    assert known_url(tmp_path, hidden) == known_url(tmp_path, None) == url
+    assert "p%40ss" not in repr(read_address(tmp_path))
+    assert open_ledger(tmp_path, configured_url=None, max_memory_mb=1, environment={}) is None
+    assert read_ledger_url(tmp_path) == url
+    with pytest.raises(ConfigError, match="give the whole URL again"):
+        known_url(tmp_path, "rediss://***@10.0.0.2:6380/0")
+
+
+def test_a_ledger_folder_that_others_may_enter_is_refused(tmp_path: Path):
+    (tmp_path / "ledger").mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        EmbeddedServer(tmp_path, max_memory_mb=64).start()
 
 
 def test_a_folder_without_a_ledger_is_a_sentence(tmp_path: Path):
