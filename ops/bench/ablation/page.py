@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ops.bench.ablation.runs import Outcome
     from ops.bench.ablation.tables import Table
 
+_ACCURACY = (
+    "Held-out accuracy in per cent, greedy: of the last five versions, mean over seeds with the 95 % interval of the mean. "
+    "Differences are those of the same seeds, which share prompts and their order; 0 outside the interval is a difference."
+)
 _PER_UPDATE = (
     "Per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators over the whole run, "
     "the critic's first phase included, divided by the updates."
@@ -66,19 +70,22 @@ def _rows(table: Table, outcomes: Sequence[Outcome]) -> list[tuple[str, str, lis
 
 def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
     lines = [
-        "Held-out accuracy in per cent, greedy: of the last five versions, mean over seeds with the 95 % interval of the mean.",
+        _ACCURACY,
         "",
-        "| | seeds | accuracy | best version | entropy at the end | single seeds | paper |",
-        "|---|---:|---:|---:|---:|---|---|",
+        "| | seeds | accuracy | against the first row | best version | entropy at the end | single seeds | paper |",
+        "|---|---:|---:|---:|---:|---:|---|---|",
     ]
-    for name, paper, of in _rows(table, outcomes):
+    rows = _rows(table, outcomes)
+    first = {o.seed: o.final_accuracy() for o in rows[0][2]}
+    for name, paper, of in rows:
         end = figures([100 * o.final_accuracy() for o in of])
+        against = [100 * (o.final_accuracy() - first[o.seed]) for o in of if o.seed in first]
+        difference = "" if of is rows[0][2] or not against else _interval(figures(against), sign="+")
         best = figures([100 * max(p.accuracy for p in o.curve) for o in of])
         entropy = figures([o.entropy_last for o in of])
         single = ", ".join(f"{value:.1f}" for value in end.values)
-        lines.append(
-            f"| {name} | {len(of)} | {_interval(end)} | {best.mean:.1f} | {entropy.mean:.3f} | {single} | {paper} |"
-        )
+        cells = (name, len(of), _interval(end), difference, f"{best.mean:.1f}", f"{entropy.mean:.3f}", single, paper)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
@@ -169,9 +176,10 @@ def _differences(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _interval(of: Figures) -> str:
+def _interval(of: Figures, sign: str = "") -> str:
     half = of.half_width
-    return f"{of.mean:.1f}" if half is None else f"{of.mean:.1f} ± {half:.1f}"
+    mean = f"{of.mean:{sign}.1f}"
+    return mean if half is None else f"{mean} ± {half:.1f}"
 
 
 def _number(value: float) -> str:
