@@ -30,7 +30,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.replay.buffer import ChunkWrite, Lease, Refusal, WriteStatus
 from pipeline.replay.spec import ledger_spec
-from pipeline.runtime.actor import Actor
+from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox
 from pipeline.runtime.registry import WaitingFor, WeightsAnnouncement
 from pipeline.runtime.retry import ride_out
@@ -72,6 +72,15 @@ class Generator(Actor):
 
     role: ClassVar[Role] = Role.GENERATOR
 
+    def __init__(self, ctx: ActorContext) -> None:
+        super().__init__(ctx)
+        self._held: dict[TrajectoryId, _Held] = {}
+        self._unwritten: set[TrajectoryId] = set()
+        """Submitted to the engine, and no writer has taken the window yet."""
+        self._ended: set[TrajectoryId] = set()
+        """Their last window is being written."""
+        self._store_trouble = ""
+
     async def setup(self) -> None:
         """Read prompts, join the ledger, build the engine and take the first weights."""
         config = self.ctx.config
@@ -79,12 +88,8 @@ class Generator(Actor):
         self._source = await self.ctx.compute(PromptSource.load, config, self._tokenizer)
         await self.ctx.replay.open(ledger_spec(config, self._source))
         self._engine: GenerationEngine = await self.ctx.compute(build_generation_engine, config)
-        self._held: dict[TrajectoryId, _Held] = {}
-        self._unwritten: set[TrajectoryId] = set()
-        """Submitted to the engine, and no writer has taken the window yet."""
         self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
-        self._store_trouble = ""
         self._decode_s = 0.0
         self._next_weights_look = 0.0
         self._next_renewal = 0.0
@@ -156,6 +161,8 @@ class Generator(Actor):
         while self._finished.full():
             self._say_writing()
             await self.ctx.clock.sleep(_IDLE_S)
+        if window.finish_reason.is_final:
+            self._ended.add(window.trajectory)
         self._finished.put_nowait(window)
 
     def _say_writing(self) -> None:
@@ -172,7 +179,8 @@ class Generator(Actor):
             return
         while not self._resumed.empty():
             self._submit(self._held[self._resumed.get_nowait()])
-        wanted = self._engine.num_slots - len(self._held)
+        # A response that has ended needs no slot while it is written; one that goes on keeps its slot, and its KV cache.
+        wanted = self._engine.num_slots - len(self._held) + len(self._ended)
         if wanted <= 0:
             return
         grant = await self.ctx.replay.lease(
@@ -331,6 +339,7 @@ class Generator(Actor):
         while True:
             window = await self._finished.get()
             await self._write(window)
+            self._ended.discard(window.trajectory)
             self._finished.task_done()
             self.ctx.progress()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from protocol.messages import Message
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
 from tests.pipeline.replay.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
-from workers.engines.generation import Window
+from workers.engines.generation import Window, WindowRequest
 from workers.generator import Generator, _Held
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
@@ -68,7 +69,6 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
         (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
         generator = Generator(ctx)
         generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
-        generator._store_trouble, generator._unwritten = "", set()
         generator._outboxes = [_SlowOutbox(generator)] if leased_meanwhile else []  # pyright: ignore[reportAttributeAccessIssue]
 
         await generator._write(window(lease.trajectory))
@@ -110,6 +110,49 @@ async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_
         assert list(generator._held) == [lease.trajectory]
         (waited,) = (await admin.waits()).units[0].trajectories
         assert waited.place is (Place.OPEN if moved_on else Place.LEASED), "what moved on elsewhere is for others"
+        ctx.close()
+
+
+class _OneSlot:
+    """An engine with one slot, busy or free; what is submitted is noted."""
+
+    num_slots = 1
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self.submitted: list[TrajectoryId] = []
+
+    def submit(self, request: WindowRequest) -> None:
+        self.submitted.append(request.trajectory)
+
+
+class _Prompts:
+    def at(self, position: int) -> Prompt:
+        del position
+        return PROMPT
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.WINDOW])
+async def test_a_response_that_ended_frees_its_slot_while_it_is_written_and_one_that_goes_on_keeps_it(
+    tmp_path: Path, reason: FinishReason
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock, registry = ManualClock(), MemoryRegistry(ManualClock())
+        ctx = await context_of(
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
+        )
+        await ctx.replay.open(make_spec(group_size=1, units_per_update=4))
+        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1)).leases
+        generator, engine = Generator(ctx), _OneSlot()
+        generator._engine = engine  # pyright: ignore[reportAttributeAccessIssue]
+        generator._source = _Prompts()  # pyright: ignore[reportAttributeAccessIssue]
+        generator._finished, generator._resumed = asyncio.Queue(2), asyncio.Queue(4)
+        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
+
+        await generator._pass_on(replace(window(lease.trajectory), finish_reason=reason))
+        await generator._lease_and_resume()
+
+        assert len(engine.submitted) == (1 if reason is FinishReason.STOP else 0)
         ctx.close()
 
 

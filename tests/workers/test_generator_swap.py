@@ -51,7 +51,6 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
         await ctx.replay.open(make_spec(Unit.CHUNK, fields=frozenset({Field.REWARD}), eta=2, group_size=1))
         await ctx.replay.advance(LEARNER, 0)
         generator = Generator(ctx)
-        generator._held, generator._unwritten = {}, set()
         generator._resumed = asyncio.Queue(8)
         generator._source = _OnePrompt()  # pyright: ignore[reportAttributeAccessIssue]
         engine = generator._engine = EmulatedEngine(
