@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ops.drill.fleet import ROOT
-from ops.drill.one import Outcome, drill
+from ops.drill.one import PATIENCE_S, Outcome, drill
 from ops.drill.schedule import FaultKind, plan
 
 
@@ -32,10 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Run real fleets, inject faults by a seeded schedule, and check what must hold whatever fails.",
         epilog="example: python -m ops.fault_drill --runs 20 --jobs 2",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first drill's (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=1, help="drills, with the seeds that follow (default: %(default)s)")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], metavar="SEED", help="one drill each (default: 0)")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="drills, with the last seed and those that follow (default: 1)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="drills at once (default: %(default)s)")
     parser.add_argument("--engine", choices=["emulated", "local"], default="emulated", help="(default: %(default)s)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        help="seconds without an update before a run counts as stuck; more on "
+        "a machine that is busy (default: %(default)g)",
+    )
     parser.add_argument("--only", nargs="+", metavar="KIND", help=f"kinds of fault: {', '.join(FaultKind)}")
     parser.add_argument("--keep", action="store_true", help="keep the folders of sound drills too")
     parser.add_argument("--json", type=Path, help="append each outcome to this file, one JSON object a line")
@@ -43,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = [FaultKind(kind) for kind in options.only] if options.only else list(FaultKind)
     os.chdir(ROOT)
     outcomes: list[Outcome] = []
-    seeds = range(options.seed, options.seed + options.runs)
+    seeds = [*options.seed[:-1], *range(options.seed[-1], options.seed[-1] + options.runs)]
     for outcome in _drills(seeds, kinds, options):
         outcomes.append(outcome)
         print(line(outcome), flush=True)
@@ -56,12 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.Namespace) -> Iterator[Outcome]:
     def one(seed: int) -> Outcome:
-        # a short path: sockets lie in it
-        folder = Path(tempfile.mkdtemp(prefix=f"drill-{seed}-"))
-        return drill(plan(seed, kinds), folder, engine=options.engine, keep=options.keep)
+        return drill(
+            plan(seed, kinds), folder_of(seed), engine=options.engine, patience_s=options.patience, keep=options.keep
+        )
 
     with ThreadPoolExecutor(options.jobs) as pool:
         yield from pool.map(one, seeds)
+
+
+def folder_of(seed: int) -> Path:
+    """Make the folder of a seed's drill: under the system's, since sockets lie in it, whose paths must be short."""
+    return Path(tempfile.mkdtemp(prefix=f"drill-{seed}-"))
 
 
 def line(outcome: Outcome) -> str:

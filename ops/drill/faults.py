@@ -180,7 +180,7 @@ class Striking:
                 case FaultKind.KILL_LEARNER_PUBLISHED:
                     return fleet.ledger("GET", keys.weights(RUN)) != published
                 case FaultKind.KILL_LEARNER_WRITING:
-                    return any(folder.glob(".writing-*"))
+                    return any(folder.glob(".writing-*/*"))
                 case _:
                     return bool(set(fleet.checkpoints()) - checkpoints)
 

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = "drill"
 _NUM_PROMPTS = 512
 _ANSWER_S = 1.0
-_COMMAND_S = 60.0
+_COMMAND_S = 300.0
 
 
 class DrillFleet:
@@ -119,13 +119,13 @@ class DrillFleet:
 
     def command(self, *arguments: str) -> Any:
         """Run a ``headrace`` command with ``--json``; return what it printed, or None when it failed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
-            cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=_COMMAND_S,
-        )  # fmt: skip
         try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
+                cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=_COMMAND_S,
+            )  # fmt: skip
             return json.loads(done.stdout)
-        except json.JSONDecodeError:
+        except (subprocess.TimeoutExpired, json.JSONDecodeError):
             return None
 
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> bool:

@@ -21,8 +21,8 @@ from ops.drill.relay import Relays
 from ops.drill.schedule import WIRE, FaultKind, Plan
 from pipeline.config.load import RESOLVED_NAME, load_config, read_resolved
 
-_HANG_S = 120.0
-"""Without an update for so long, a run is stuck."""
+PATIENCE_S = 60.0
+"""Without an update for so long, a run is stuck; on a machine with two cores of its own one comes every 0.2 s."""
 _LAST_UPDATES = 2
 _LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend=torch", "value.backend=torch")
 
@@ -51,8 +51,9 @@ class Outcome:
 class _Watch:
     """Looks at the run while the drill waits."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, patience_s: float) -> None:
         self._site = site
+        self.patience_s = patience_s
         self._next_interpose_s = 0.0
         self.version = -1
         """Newest policy version in the history; it never goes back, whatever is taken out of it."""
@@ -81,7 +82,7 @@ class _Watch:
 
     def _until(self, condition: Callable[[], bool]) -> bool:
         moved_s, seen = time.monotonic(), self.num_seen
-        while time.monotonic() < moved_s + _HANG_S:
+        while time.monotonic() < moved_s + self.patience_s:
             for _ in each_turn(0.1):
                 self.look()
                 if condition() or self._site.fleet.is_over():
@@ -91,7 +92,9 @@ class _Watch:
         return False
 
 
-def drill(plan: Plan, folder: Path, *, engine: str = "emulated", keep: bool = False) -> Outcome:
+def drill(
+    plan: Plan, folder: Path, *, engine: str = "emulated", patience_s: float = PATIENCE_S, keep: bool = False
+) -> Outcome:
     """Run a drill in ``folder``, which is removed afterwards unless something was violated or ``keep`` is set."""
     started = time.monotonic()
     kinds = tuple(str(kind) for kind in plan.kinds)
@@ -101,6 +104,7 @@ def drill(plan: Plan, folder: Path, *, engine: str = "emulated", keep: bool = Fa
         f"run.num_updates={plan.num_updates(step_s)}",
         f"run.seed={plan.seed}",
         f"algorithm.name={plan.algorithm}",
+        f"fleet.reward={plan.num_rewards}",
         f"algorithm.dynamic_sampling={'true' if plan.algorithm == 'dapo' else 'false'}",
         *(_LOCAL if engine == "local" else ()),
     ]
@@ -112,7 +116,7 @@ def drill(plan: Plan, folder: Path, *, engine: str = "emulated", keep: bool = Fa
         if FaultKind.DISK_FULL in plan.kinds:
             site.has_disk = stack.enter_context(small_disk(fleet.run_dir / "checkpoints"))
         try:
-            _carry_out(plan, site, outcome)
+            _carry_out(plan, site, outcome, patience_s)
             if fleet.is_over():
                 site.events.append(_audit(fleet))
                 site.events.append(Finished(fleet.supervisor.returncode))
@@ -144,13 +148,13 @@ def drill(plan: Plan, folder: Path, *, engine: str = "emulated", keep: bool = Fa
     return outcome
 
 
-def _carry_out(plan: Plan, site: Site, outcome: Outcome) -> None:
+def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> None:
     """Start the run, inject its faults, and wait for its end."""
-    fleet, watch = site.fleet, _Watch(site)
+    fleet, watch = site.fleet, _Watch(site, patience_s)
     fleet.start()
     for number, faults in enumerate(plan.rounds):
         if not watch.updates(2):
-            site.events.append(Stalled(f"no update for {_HANG_S:g} s before round {number} of the faults"))
+            site.events.append(Stalled(f"no update for {patience_s:g} s before round {number} of the faults"))
             return
         if fleet.is_over():
             site.notes.append(f"the run was over before round {number} of the faults")
@@ -168,11 +172,11 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome) -> None:
         ended = time.monotonic()
         if not watch.updates(_LAST_UPDATES):
             names = ", ".join(str(fault.kind) for fault in faults)
-            site.events.append(Stalled(f"no update for {_HANG_S:g} s after {names}"))
+            site.events.append(Stalled(f"no update for {patience_s:g} s after {names}"))
             return
         outcome.resume_s.append(time.monotonic() - ended)
     if not watch.end():
-        site.events.append(Stalled(f"the run did not end: no update for {_HANG_S:g} s"))
+        site.events.append(Stalled(f"the run did not end: no update for {patience_s:g} s"))
 
 
 def _audit(fleet: DrillFleet) -> Audited:

@@ -91,9 +91,9 @@ _AT_ONCE = frozenset(kind for kind in FaultKind if kind.value.startswith("kill")
 _ALONE = frozenset({FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE})
 """Faults that nothing is combined with: they would end the other one, or last longer than it makes sense."""
 _SHORTEST_S, _LONGEST_S = 0.5, 2.5
-_LONG_FREEZE_S = 14.0
-_UPDATES_A_ROUND = 6
-_UPDATES_AROUND = 6
+_LONG_FREEZE_S = 8.0
+_UPDATES_A_ROUND = 5
+_UPDATES_AROUND = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class Plan:
 
     seed: int
     algorithm: str
+    num_rewards: int
     rounds: tuple[tuple[PlannedFault, ...], ...]
 
     @property
@@ -141,7 +142,7 @@ def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
         rounds.append(tuple(_fault(kind, rng) for kind in chosen))
     needs_critic = any(fault.kind is FaultKind.KILL_VALUE for faults in rounds for fault in faults)
     algorithms = ["tppo", "vapo"] if needs_critic else ["dapo", "dapo", "tppo"]
-    return Plan(seed, rng.choice(algorithms), tuple(rounds))
+    return Plan(seed, rng.choice(algorithms), rng.choice([1, 1, 2]), tuple(rounds))
 
 
 def _fault(kind: FaultKind, rng: random.Random) -> PlannedFault:
