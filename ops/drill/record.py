@@ -7,6 +7,7 @@ of checkpoints, journals, history and logs. *Waits for* the disk.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from workers.engines.emulated.journal import read_journal
 from workers.engines.emulated.law import TokenLaw
 
 _CRASH = "worker_failed"
+_TRACEBACK = re.compile("^Traceback", re.MULTILINE)
+"""At the start of a line: those of a user's verifier are told within a warning."""
 _ERROR_CHARS = 600
 
 
@@ -40,7 +43,7 @@ def read_events(fleet: DrillFleet) -> Iterator[Event]:
     for path in sorted(fleet.journals.glob("*.journal")):
         for trajectory, begin, end in read_journal(path):
             yield Sampled(int(path.stem), str(trajectory), begin, end)
-    yield from _crashes(fleet.run_dir / "logs")
+    yield from crashes(fleet.run_dir / "logs")
 
 
 def _truth(run_dir: Path) -> Callable[[TrajectoryChunk], bool]:
@@ -71,7 +74,7 @@ def _checkpoints(folder: Path) -> Iterator[Event]:
         yield Checkpointed(path.name, checkpoint.version, int(state["num_updates"]), tuple(state["claims"]))
 
 
-def _crashes(logs: Path) -> Iterator[Event]:
+def crashes(logs: Path) -> Iterator[Event]:
     """Find workers that ended by an error that they had no word for."""
     for path in sorted(logs.glob("*.jsonl")):
         for line in path.read_text(errors="replace").splitlines():
@@ -85,5 +88,5 @@ def _crashes(logs: Path) -> Iterator[Event]:
                 yield Crashed(path.stem, str(row.get("exception", row))[-_ERROR_CHARS:])
     for path in sorted(logs.glob("*.out")):
         text = path.read_text(errors="replace")
-        if "Traceback" in text:
+        if _TRACEBACK.search(text):
             yield Crashed(path.stem, text[-_ERROR_CHARS:])

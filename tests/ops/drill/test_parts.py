@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import struct
@@ -19,6 +20,7 @@ import zmq
 from ops.drill.append_only import read_transactions
 from ops.drill.events import Admitted, Claimed, Ended, Epoch, Held, Published, Stored, Tally
 from ops.drill.ledger_history import LedgerHistory
+from ops.drill.record import crashes
 from ops.drill.relay import Relays, damage
 from ops.drill.schedule import WIRE, FaultKind, plan
 from ops.drill.verifier import judge
@@ -229,3 +231,20 @@ def test_the_verifier_judges_about_half_as_right_until_it_is_told_to_fail(tmp_pa
     switch.write_text("raise")
     with pytest.raises(RuntimeError, match="asked this verifier to raise"):
         judge(responses)
+
+
+# -- crashes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_error_is_none(tmp_path: Path) -> None:
+    failed = {"event": "worker_failed", "exception": "Traceback ...\nKeyError: 7"}
+    torn = '{"event": "worker_failed'
+    (tmp_path / "learner.jsonl").write_text(json.dumps({"event": "update"}) + "\n" + json.dumps(failed) + "\n" + torn)
+    (tmp_path / "value.out").write_text("\nTraceback (most recent call last):\n  File x\nImportError: y\n")
+    (tmp_path / "reward-0.out").write_text(
+        "[warning] scoring_failed error='Traceback (most recent call last):\\n ...'\n"
+    )
+    assert [(crash.worker, crash.error[-11:].strip()) for crash in crashes(tmp_path)] == [
+        ("learner", "KeyError: 7"),
+        ("value", "rtError: y"),
+    ]
