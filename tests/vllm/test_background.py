@@ -3,9 +3,7 @@ what windows say of themselves, never about how far it got."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,21 +142,12 @@ def test_dead_processes_end_every_wait_with_an_engine_that_died(core, old, tmp_p
     engine = engine_on(core)
     engine.load_weights(probed(old, tmp_path / "0"), 0)
     engine.submit(request(0, window=400, limit=400))
-    children = subprocess.run(
-        ["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=True
-    ).stdout.split()
-    killed = [
-        pid for pid in map(int, children) if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() or _is_core(pid)
-    ]
-    assert killed
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
+    children = multiprocessing.active_children()
+    assert children
+    for child in children:
+        child.kill()
     with pytest.raises(EngineDied):
         for _ in range(10_000):
             engine.advance(1)
     with pytest.raises(EngineDied):
         engine.load_weights(probed(old, tmp_path / "1"), 1)
-
-
-def _is_core(pid: int) -> bool:
-    return b"multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes()
