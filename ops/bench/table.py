@@ -23,16 +23,20 @@ _MIN_WIDTH = 110
 
 
 def interleaved_medians(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Call every contender once a round and return the median seconds of each; ``warmup`` rounds are not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmup + rounds):
         for name, run in contenders.items():
-            started = time.perf_counter()
+            started = clock()
             run()
             if number >= warmup:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     return {name: median(values) for name, values in seconds.items()}
 
 

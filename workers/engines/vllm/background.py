@@ -258,6 +258,8 @@ class BackgroundCore:
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 def _is_death(error: BaseException) -> bool:
