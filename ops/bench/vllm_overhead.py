@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """What Headrace's engine costs over vLLM itself: tokens a second of the same prompts, in this process, on this CPU.
 
 *Consumes* a random model and ragged prompts. *Produces* a table of sampled tokens a second.
