@@ -13,6 +13,7 @@ them in order. Where vLLM reports versions itself (``CompletionOutput.weight_ver
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import tempfile
@@ -182,8 +183,10 @@ class BackgroundCore:
         async def stop() -> None:
             self._engine.shutdown()
 
+        self._failure = None  # what is dead has leftovers too
         try:
-            self._call(stop())
+            with contextlib.suppress(EngineDied):
+                self._call(stop())
         finally:
             self._stop_loop()
 
