@@ -181,6 +181,17 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
     return _newest(root)[0]
 
 
+def list_checkpoints(root: Path) -> list[Checkpoint]:
+    """Return what the checkpoints that may be resumed from say of themselves, oldest first; their files are not checked."""
+    found: list[Checkpoint] = []
+    for _, folder in _complete(root):
+        try:
+            found.append(Checkpoint(folder, _version(folder), _read(folder / STATE_FILE, dict[str, Any])))
+        except DataError as error:
+            _log.warning("checkpoint passed over", checkpoint=str(folder), reason=str(error))
+    return found
+
+
 def choose_checkpoint(root: Path, version: int) -> Path:
     """Make the checkpoint of ``version`` the newest: those after it are set aside, by another name.
 

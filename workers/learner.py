@@ -47,6 +47,7 @@ from workers.engines.build import build_training_backend
 from workers.engines.training import StepResult, TrainingBackend
 from workers.evaluation import Evaluations
 from workers.publishing import Publisher
+from workers.recording import SEGMENT_KEY, Recorder
 from workers.update import PolicyUpdate
 
 _POLL_S = 0.02
@@ -76,6 +77,9 @@ class Learner(Actor):
         if checkpoint is not None:
             await self.ctx.compute(self._backend.load, checkpoint.path)
         self._updates = PolicyUpdate(config, self._backend)
+        self._recorder = Recorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
+        loaded = checkpoint.path if checkpoint else None
+        await self.ctx.compute(self._recorder.begin, loaded, int(state.get("policy_version", 0)))
         self._num_updates = int(state.get("num_updates", 0))
         self._applied: dict[str, tuple[str, ...]] = {}  # claims that no checkpoint holds yet, with their units
         self._writer = CheckpointWriter(self.ctx, self._folder)
@@ -140,6 +144,7 @@ class Learner(Actor):
         """Close files and endpoints."""
         self._history.close()
         self._folder.close()
+        self._recorder.close()
         self._publisher.close()
 
     async def _wait_for_critic(self) -> str | None:
@@ -173,14 +178,16 @@ class Learner(Actor):
                 "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
             )
         units = await self.ctx.replay.fetch(claim)
+        number, version = self._num_updates + 1, self._version + 1
+        await self.ctx.compute(self._recorder.batch, claim, units, number, self._version)
         prepared = self._updates.prepare(units)
         for refused in prepared.refused:
             self.ctx.log.error("non_finite_unit", unit=refused.unit, error=str(refused))
             await self.ctx.replay.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
         samples = prepared.samples
         stepped = await self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
-        self._num_updates += 1
-        self._version += 1
+        await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
+        self._num_updates, self._version = number, version
         self._applied[claim.claim_id] = claim.units
         started = time.monotonic()
         await self._publish()
@@ -227,6 +234,7 @@ class Learner(Actor):
             "next_evaluation": self._evaluations.next_number,
             "evaluations": self._evaluations.pending,
             "critic_open": self._critic is not None and self._critic.is_open,
+            SEGMENT_KEY: await self.ctx.compute(self._recorder.cut),
         }
 
         async def settle() -> None:

@@ -47,6 +47,23 @@ def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConf
     return _validate(merged, origins)
 
 
+def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Check a configuration that is at hand as TOML, named ``origin`` in errors, with ``overrides`` of ``--what-if``.
+
+    Raises:
+        ConfigError: It is not TOML, a key is unknown, or a value does not fit.
+    """
+    merged: Tree = {}
+    origins: Origins = {}
+    try:
+        _merge(merged, tomllib.loads(text), origin, origins)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: not TOML: {error}") from None
+    for override in overrides:
+        _merge(merged, _parse_override(override), f"--what-if {override}", origins)
+    return _validate(merged, origins)
+
+
 def read_resolved(run_dir: Path) -> RunConfig:
     """Read the configuration that a run was started with. Raises ConfigError when the folder holds no run."""
     path = run_dir / RESOLVED_NAME

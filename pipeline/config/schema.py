@@ -340,6 +340,15 @@ class CheckpointSection(Section):
     keep: Positive = Field(default=2, description="Older ones are removed after a newer one is complete.")
 
 
+class ReplaySection(Section):
+    """The update log, from which `headrace replay` makes updates again. RUNBOOK tells what it costs."""
+
+    record: bool = Field(default=True, description="Log what every update was made of, and the digests of its weights.")
+    keep_mb: Positive = Field(
+        default=4096, description="Above it, what no kept checkpoint is followed by is removed, so early versions go."
+    )
+
+
 class EvaluationSection(Section):
     """Periodic evaluation, done by the generators in a lane of its own."""
 
@@ -475,6 +484,7 @@ class RunConfig(Section):
     value: ValueSection = ValueSection()
     learner: LearnerSection = LearnerSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    replay: ReplaySection = ReplaySection()
     evaluation: EvaluationSection = EvaluationSection()
     ledger: LedgerSection = LedgerSection()
     wire: WireSection = WireSection()

@@ -124,3 +124,40 @@ def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe | None:
     from workers.engines import probe
 
     return probe.take_probe(config, backend)
+
+
+def digest_tensors(config: RunConfig, tensors: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
+    """Digest what the run's training backend yields; see :func:`workers.engines.fingerprint.digest_tensors`."""
+    if config.learner.backend == "emulated":
+        from workers.engines.emulated import weights
+
+        return weights.digest_tensors(tensors)
+    from workers.engines import fingerprint
+
+    return fingerprint.digest_tensors(tensors)
+
+
+def describe_environment(config: RunConfig) -> dict[str, str]:
+    """Say what the learner's numbers depend on besides data; see :func:`workers.engines.fingerprint.describe_environment`."""
+    if config.learner.backend == "emulated":
+        return {"device": "emulated"}
+    from workers.engines import fingerprint
+
+    return fingerprint.describe_environment(config.model.device)
+
+
+def random_state(config: RunConfig) -> dict[str, bytes]:
+    """Return the learner's random streams; see :func:`workers.engines.fingerprint.random_state`."""
+    if config.learner.backend == "emulated":
+        return {}
+    from workers.engines import fingerprint
+
+    return fingerprint.random_state()
+
+
+def restore_random_state(states: Mapping[str, bytes]) -> None:
+    """Put random streams back, if there are any; see :func:`workers.engines.fingerprint.restore_random_state`."""
+    if states:
+        from workers.engines import fingerprint
+
+        fingerprint.restore_random_state(states)

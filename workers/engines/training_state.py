@@ -82,7 +82,7 @@ def snapshot_optimizer(
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-    tensors |= {f"{_RNG}/{device}": state for device, state in _rng_states().items()}
+    tensors |= {f"{_RNG}/{device}": state for device, state in rng_states().items()}
 
     def write(folder: Path) -> None:
         with _storage_errors(folder / OPTIMIZER_FILE):
@@ -207,7 +207,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _rng_states() -> dict[str, torch.Tensor]:
+def rng_states() -> dict[str, torch.Tensor]:
+    """Return torch's random streams by device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states |= {f"cuda:{index}": torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+from xxhash import xxh3_128_digest
 
 from protocol.errors import WeightsRejected
 
@@ -27,6 +28,11 @@ def make_tensor(digest: str, num_weights: int) -> np.ndarray:
 def write_weights(path: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write tensors under their names."""
     save_file(dict(tensors), path)
+
+
+def digest_tensors(tensors: Iterable[tuple[str, np.ndarray]]) -> dict[str, bytes]:
+    """Return xxh3-128 of each tensor's bytes, by name."""
+    return {name: xxh3_128_digest(tensor.tobytes()) for name, tensor in tensors}
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:

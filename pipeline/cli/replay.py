@@ -1,0 +1,77 @@
+"""``headrace replay``: the learner's part of a run, made again from its update log and compared bit by bit.
+
+*Consumes* a run's folder. *Produces* what ``workers.replay`` prints, in a process of its own, since commands import no torch.
+*Waits for* that process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from pipeline.cli.common import find_run, json_option, run_argument
+from protocol.errors import ConfigError
+
+_EPILOG = """\b
+Examples:
+  headrace replay runs/demo                      # every update, from the start model; compares after each
+  headrace replay runs/demo --from 40 --to 45    # from the newest checkpoint at or before version 40
+  headrace replay runs/demo --to 37 --out w37    # the weights of version 37 again, as w37/model
+  headrace replay runs/demo --from 40 --what-if learner.learning_rate=1e-4
+
+\b
+Exit code 1: an update did not come out as it was, and its tensors are named. 2: there is no log, it is damaged, or the
+model or checkpoint to begin from is not at hand. Bit for bit is promised on a CPU, with the same libraries and threads.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@run_argument
+@click.option(
+    "--from", "after", type=click.IntRange(min=0), metavar="VERSION", help="Begin at or just before this one."
+)
+@click.option("--to", "until", type=click.IntRange(min=0), metavar="VERSION", help="End with this one.")
+@click.option(
+    "--check/--no-check",
+    default=None,
+    help="Stop at the first difference, with exit code 1. Default, without --what-if.",
+)
+@click.option("--what-if", multiple=True, metavar="SECTION.KEY=VALUE", help="Another setting, on the same data.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Save the last state here; a new folder."
+)
+@json_option
+def replay(
+    run: Path | None,
+    after: int | None,
+    until: int | None,
+    check: bool | None,
+    what_if: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Make a run's updates again from its update log, and compare the weights bit by bit.
+
+    Scores, reference log-probs and values are those of the log: only the learner's part is made again.
+    """
+    from pipeline.config.load import read_resolved
+    from pipeline.runtime.threads import thread_environment
+
+    run_dir = find_run(run)
+    if out is not None and out.exists():
+        raise ConfigError(f"--out {out} is there already; give a folder that is new")
+    if after is not None and until is not None and until <= after:
+        raise ConfigError(f"--to {until} is not after --from {after}; nothing would be made")
+    command = [sys.executable, "-P", "-m", "workers.replay", str(run_dir)]
+    command += [] if after is None else ["--from", str(after)]
+    command += [] if until is None else ["--to", str(until)]
+    command += [argument for setting in what_if for argument in ("--what-if", setting)]
+    command += ["--check" if (not what_if if check is None else check) else "--no-check"]
+    command += [] if out is None else ["--out", str(out)]
+    command += ["--json"] if as_json else []
+    environment = os.environ | thread_environment(read_resolved(run_dir).learner.threads)
+    return subprocess.run(command, check=False, env=environment).returncode

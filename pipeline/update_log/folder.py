@@ -1,0 +1,200 @@
+"""The update log of a run: a folder of segments, one for each stretch between two checkpoints of one learner.
+
+*Consumes* records from the learner, its only writer. *Produces* segments; a whole one is on disk before the checkpoint that
+follows it. *Waits for* the disk.
+
+    <run_dir>/updates/000012.epoch-3.log     the twelfth segment, written by learner#3; its first record is a Start
+
+A segment is appended to without waiting for the disk, and sealed (End, fsync) when a checkpoint is taken: so every update
+that a checkpoint holds is in a whole segment. The last segment of a learner that died has no End and may end in the
+middle of a record.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from pipeline.replay.buffer import ClaimedUnit
+from pipeline.update_log.frames import Frame, encode_frame, read_record, scan
+from pipeline.update_log.records import FORMAT, Batch, End, Origin, Outcome, Record, Start, Units, unpack_units
+from protocol.errors import DataError
+
+UPDATES_FOLDER = "updates"
+_NAME = re.compile(r"(?P<sequence>\d{6,})\.epoch-(?P<epoch>\d+)\.log")
+
+
+class LogWriter:
+    """Appends records. Every method may raise OSError; what was written before is then as it was."""
+
+    def __init__(self, folder: Path, *, epoch: int) -> None:
+        """Write as the learner's incarnation ``epoch``, after all segments that there are."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._epoch = epoch
+        self._file: BinaryIO | None = None
+        self._num_records = 0
+        self.next_segment = max((sequence for (sequence, _), _ in _segments(folder)), default=0) + 1
+        """Number of the segment that is begun next."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a segment has been begun and not sealed."""
+        return self._file is not None
+
+    def begin(self, start: Start) -> None:
+        """Begin a segment."""
+        path = self._folder / f"{self.next_segment:06d}.epoch-{self._epoch}.log"
+        self.next_segment += 1
+        self._file = cast("BinaryIO", path.open("xb", buffering=0))
+        self._num_records = 0
+        self.append(start)
+
+    def append(self, record: Record) -> None:
+        """Write a record to the operating system: it outlives this process, not yet the host."""
+        if self._file is None:
+            raise ValueError("no segment is open; begin one")
+        view = memoryview(encode_frame(record))
+        while view:
+            view = view[self._file.write(view) :]
+        self._num_records += 1
+
+    def seal(self) -> None:
+        """Say that the segment is whole, and wait until it is on disk. Nothing when none is open."""
+        if self._file is None:
+            return
+        self.append(End(num_records=self._num_records))
+        os.fsync(self._file.fileno())
+        self.close()
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Leave the segment as it is."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(path.stat().st_size for _, path in _segments(self._folder))
+
+    def trim(self, first_needed: int) -> int:
+        """Remove the segments before number ``first_needed``; return how many there were."""
+        old = [path for (sequence, _), path in _segments(self._folder) if sequence < first_needed]
+        for path in old:
+            path.unlink()
+        return len(old)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedUpdate:
+    """An update of the log; its units are read when they are needed."""
+
+    batch: Batch
+    outcome: Outcome | None
+    """None when the learner ended before the update was made."""
+    path: Path
+    frames: tuple[Frame, ...]
+    """Of its units."""
+
+    def units(self) -> list[ClaimedUnit]:
+        """Read the units, in order. Raises DataError when some were never written."""
+        found = [unit for frame in self.frames for unit in unpack_units(cast("Units", read_record(self.path, frame)))]
+        if tuple(unit.name for unit in found) != self.batch.units:
+            raise DataError(
+                f"{self.path}: update {self.batch.update} has {len(found)} of its {len(self.batch.units)} units; the learner "
+                "ended while it wrote them: replay up to the version before"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment as it was read."""
+
+    path: Path
+    epoch: int
+    start: Start
+    updates: tuple[LoggedUpdate, ...]
+    is_whole: bool
+    num_torn_bytes: int
+
+
+def read_log(folder: Path) -> list[Segment]:
+    """Check every byte of a run's update log and return its segments, oldest first.
+
+    A segment without its first record, of a learner that died at once, is left out.
+
+    Raises:
+        DataError: There is no log, or a segment is damaged: the message names the place.
+    """
+    found = _segments(folder)
+    if not found:
+        raise DataError(
+            f"{folder} holds no update log; it is written when replay.record is on, from the first update on, and a run made "
+            "without it cannot be replayed"
+        )
+    try:
+        segments = [_read_segment(path) for _, path in found]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}; make it readable") from error
+    for before, after in pairwise(segments):
+        if before and after and after.start.origin is Origin.CONTINUED and not before.is_whole:
+            raise DataError(
+                f"{before.path} lacks its end, which was on disk before {after.path.name} was begun; restore the file from a "
+                "copy, or replay from a checkpoint after it"
+            )
+    return [segment for segment in segments if segment is not None]
+
+
+def _read_segment(path: Path) -> Segment | None:
+    scanned = scan(path)
+    if not scanned.frames:
+        return None
+    start = read_record(path, scanned.frames[0])
+    if not isinstance(start, Start):
+        raise DataError(f"{path} begins with a record of kind {type(start).__name__}, expected Start; restore the file")
+    if start.format != FORMAT:
+        raise DataError(
+            f"{path} has format {start.format}, this release reads {FORMAT}; replay with the release that wrote it"
+        )
+    updates: list[LoggedUpdate] = []
+    units: list[Frame] = []
+    batch: Batch | None = None
+    for frame in scanned.frames[1:]:
+        if frame.kind is Units:
+            units.append(frame)
+            continue
+        record = read_record(path, frame)
+        if isinstance(record, Outcome):
+            if batch is None:
+                raise DataError(f"{path}: an outcome without its batch at byte {frame.offset}; restore the file")
+            updates.append(LoggedUpdate(batch, record, path, tuple(units)))
+            batch, units = None, []
+        elif isinstance(record, Batch):
+            if batch is not None:
+                updates.append(LoggedUpdate(batch, None, path, tuple(units)))
+            batch, units = record, []
+    if batch is not None:
+        updates.append(LoggedUpdate(batch, None, path, tuple(units)))
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, "only files of this name are read"
+    is_whole = scanned.frames[-1].kind is End
+    return Segment(path, int(match["epoch"]), start, tuple(updates), is_whole, scanned.num_torn_bytes)
+
+
+def _segments(folder: Path) -> list[tuple[tuple[int, int], Path]]:
+    """Return the segments by number and epoch."""
+    if not folder.is_dir():
+        return []
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted(((int(match["sequence"]), int(match["epoch"])), path) for match, path in matches if match)

@@ -1,0 +1,201 @@
+"""What to run, and from where, to make logged updates again.
+
+*Consumes* the segments of an update log, the checkpoints at hand, and the versions that are asked for. *Produces* legs: each
+loads a state and makes updates one after the other. *Waits for* nothing: pure functions.
+
+A run's updates are a tree. Each learner began at the start model or at a checkpoint, which an earlier learner had written
+somewhere on its way; what it did after that checkpoint died with it, and is another branch. A state is known by its number of
+updates and the digests of its weights, so that a leg may begin at a checkpoint, or at a state that an earlier leg has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from xxhash import xxh3_128_digest
+
+from pipeline.update_log.folder import LoggedUpdate, Segment
+from pipeline.update_log.records import Digests, Origin, Start
+
+Checkpoints = Mapping[tuple[int, int], str]
+"""(policy version, number of updates) -> name of the checkpoint's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateId:
+    """Weights at a point of a run."""
+
+    num_updates: int
+    fingerprint: bytes
+
+    @classmethod
+    def of(cls, num_updates: int, digests: Digests) -> StateId:
+        """Identify weights by the digests of their tensors."""
+        return cls(num_updates, xxh3_128_digest(b"".join(name.encode() + digests[name] for name in sorted(digests))))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Updates that one learner made one after the other. Position i is the state after i of them."""
+
+    start: Start
+    updates: tuple[LoggedUpdate, ...]
+
+    @property
+    def states(self) -> list[StateId]:
+        """The states by position; the last update may have none."""
+        made = [StateId.of(u.outcome.update, u.outcome.digests) for u in self.updates if u.outcome is not None]
+        return [StateId.of(self.start.num_updates, self.start.digests), *made]
+
+    def version(self, position: int) -> int:
+        """Return the policy version of a position."""
+        return version_of(self.updates[position - 1]) if position else self.start.policy_version
+
+    def checkpoints(self, at_hand: Checkpoints) -> dict[int, str]:
+        """Return the checkpoints at hand by position."""
+        found: dict[int, str] = {}
+        first = self.start.num_updates
+        for position in range(len(self.updates) + 1):
+            versions = {self.version(position)} | ({self.start.state_version} if position == 0 else set())
+            for version in versions:
+                if name := at_hand.get((version, first + position)):
+                    found[position] = name
+        return found
+
+
+class Source(Enum):
+    """Where a leg's first state comes from."""
+
+    START_MODEL = "start model"
+    CHECKPOINT = "checkpoint"
+    REPLAYED = "replayed"
+    """An earlier leg passes it, and keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Updates ``begin`` to ``end`` (not included) of a stretch, from a state that can be had."""
+
+    stretch: Stretch
+    begin: int
+    end: int
+    source: Source
+    checkpoint: str | None
+    """To load, where the source is one."""
+    kept: frozenset[int]
+    """Positions from which later legs begin."""
+
+    @property
+    def state(self) -> StateId:
+        """What the leg begins with."""
+        return self.stretch.states[self.begin]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Legs, in order, and what cannot be had."""
+
+    legs: tuple[Leg, ...]
+    unreachable: tuple[LoggedUpdate, ...]
+    """Asked for, but no state before them is at hand."""
+
+
+def version_of(update: LoggedUpdate) -> int:
+    """Return the version that an update made, or was to make."""
+    return update.outcome.policy_version if update.outcome else update.batch.policy_version + 1
+
+
+def stretches(segments: Sequence[Segment]) -> list[Stretch]:
+    """Join the segments that go on where the one before ended."""
+    joined: list[Stretch] = []
+    epoch = -1
+    for segment in segments:
+        start = segment.start
+        here = StateId.of(start.num_updates, start.digests)
+        is_next = start.origin is Origin.CONTINUED and segment.epoch == epoch
+        if joined and is_next and joined[-1].states[-1] == here:
+            joined[-1] = Stretch(joined[-1].start, (*joined[-1].updates, *segment.updates))
+        else:
+            joined.append(Stretch(start, segment.updates))
+        epoch = segment.epoch
+    return joined
+
+
+def make_plan(
+    found: Sequence[Stretch], at_hand: Checkpoints, *, after: int | None = None, until: int | None = None
+) -> Plan:
+    """Plan the updates that made versions above ``after``, up to ``until``.
+
+    Without ``after`` everything is made again from as far back as can be; with it, from the newest checkpoint before it.
+    """
+    return _Planner(found, at_hand, after, until).plan()
+
+
+class _Planner:
+    def __init__(self, found: Sequence[Stretch], at_hand: Checkpoints, after: int | None, until: int | None) -> None:
+        self._found = found
+        self._states = [stretch.states for stretch in found]
+        self._checkpoints = [stretch.checkpoints(at_hand) for stretch in found]
+        self._late = after is not None
+        self._wanted = [
+            [
+                place
+                for place, update in enumerate(stretch.updates)
+                if (after is None or version_of(update) > after) and (until is None or version_of(update) <= until)
+            ]
+            for stretch in found
+        ]
+        self._kept: list[set[int]] = [set() for _ in found]
+
+    def plan(self) -> Plan:
+        legs: list[Leg] = []
+        for number in reversed(range(len(self._found))):
+            wanted, kept = self._wanted[number], self._kept[number]
+            if not wanted and not kept:
+                continue
+            first = min([*wanted[:1], *kept])
+            end = max([*(place + 1 for place in wanted[-1:]), *kept])
+            begun = self._begin(number, first, end)
+            if begun is None:
+                continue
+            begin, source, earlier = begun
+            if earlier is not None:
+                self._kept[earlier[0]].add(earlier[1])
+            checkpoint = self._checkpoints[number][begin] if source is Source.CHECKPOINT else None
+            legs.append(Leg(self._found[number], begin, end, source, checkpoint, frozenset(kept)))
+        reached = {id(u) for leg in legs for u in leg.stretch.updates[leg.begin : leg.end]}
+        lost = tuple(u for u in self._all_wanted() if id(u) not in reached)
+        return Plan(tuple(reversed(legs)), lost)
+
+    def _all_wanted(self) -> Iterator[LoggedUpdate]:
+        for stretch, places in zip(self._found, self._wanted, strict=True):
+            for place in places:
+                yield stretch.updates[place]
+
+    def _begin(self, number: int, first: int, end: int) -> tuple[int, Source, tuple[int, int] | None] | None:
+        """Return where to begin so that ``first`` is reached if possible, and the earlier position that it rests on."""
+        positions = sorted(self._checkpoints[number])
+        before = [position for position in positions if position <= first]
+        if self._late and before:
+            return before[-1], Source.CHECKPOINT, None
+        start = self._found[number].start
+        if start.origin is Origin.START_MODEL:
+            return 0, Source.START_MODEL, None
+        if earlier := self._earlier(number):
+            return 0, Source.REPLAYED, earlier
+        usable = before[:1] or [position for position in positions if position < end]
+        return (usable[0], Source.CHECKPOINT, None) if usable else None
+
+    def _earlier(self, number: int) -> tuple[int, int] | None:
+        """Return the stretch and position before ``number`` whose state it begins with, if that can be made again."""
+        for other in reversed(range(number)):
+            for position, state in enumerate(self._states[other]):
+                if state == self._states[number][0] and self._can_pass(other, position):
+                    return other, position
+        return None
+
+    def _can_pass(self, number: int, position: int) -> bool:
+        begun = self._begin(number, position, position + 1)
+        return begun is not None and begun[0] <= position

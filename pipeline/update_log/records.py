@@ -1,0 +1,241 @@
+"""The records of the update log, and units in a compact form.
+
+*Consumes* claimed units as the ledger handed them out, and what the learner says of itself. *Produces* records that hold all
+that training reads of them. *Waits for* nothing.
+
+    Start      a learner, or a segment, begins: from which state, under which settings, versions, threads and random streams
+    Batch      an update begins: the claim, and the version that the learner is at
+    Units      some of its units, in order; as many records as needed
+    Outcome    the update is made: the version that it is published as, and the digest of every weight tensor
+    End        the segment is whole
+
+Chunks and scores are the ledger's own blobs. What training does not read is left out: a prompt's text, answer and further
+columns (``prompt_id`` finds them in the data), and the response's text. What is there twice is stored once: a prompt that
+several chunks share, and the context of a chunk that follows the others of its trajectory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from pipeline.replay.buffer import ClaimedUnit, ScoredChunk
+from pipeline.replay.checks import SCORE_TYPES
+from protocol.codec import from_blob, to_blob
+from protocol.errors import DataError
+from protocol.trajectory import Field, Prompt, TrajectoryChunk
+
+FORMAT: Final = 1
+FRAME_BYTES: Final = 1 << 20
+"""A Units record is closed when it holds this much before compression; a unit is never cut."""
+
+Digests: TypeAlias = dict[str, bytes]
+"""xxh3-128 of each weight tensor's bytes, by name."""
+
+
+class Origin(StrEnum):
+    """Where the state comes from with which a segment begins."""
+
+    START_MODEL = "start_model"
+    CHECKPOINT = "checkpoint"
+    CONTINUED = "continued"
+    """From the segment before, of the same learner."""
+    AFTER_FAILURE = "after_failure"
+    """From updates that the disk would not hold."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """From here on, updates follow from one state."""
+
+    format: int = FORMAT
+    run: str
+    learner: str
+    """The incarnation: ``learner#3``."""
+    origin: Origin
+    checkpoint: str | None = None
+    """Name of the folder, where the origin is one."""
+    state_version: int
+    """Version of the state when it was made. ``policy_version`` is higher where a restored state got a new number."""
+    policy_version: int
+    """The number that it is published as."""
+    num_updates: int
+    """Updates before it, since the start of the run."""
+    config: str
+    """Every setting, as TOML, without the ledger's address."""
+    environment: dict[str, str]
+    """What else the numbers depend on: threads, device, processor, library versions."""
+    seed: int
+    """The run's; every sampled token is drawn from (seed, trajectory, position)."""
+    random_state: dict[str, bytes]
+    """Torch's random streams, by device."""
+    digests: Digests
+    at_s: float
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What an update is made of; its units follow."""
+
+    update: int
+    """1 for the first of the run."""
+    policy_version: int
+    """That the learner was at."""
+    claim: str
+    units: tuple[str, ...]
+    """Names, in order."""
+    at_s: float
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What an update made."""
+
+    update: int
+    policy_version: int
+    """That it is published as."""
+    refused: tuple[str, ...]
+    """Units that held NaN or infinity and were left out."""
+    losses: tuple[float, ...]
+    """One an optimiser step."""
+    grad_norms: tuple[float, ...]
+    applied: tuple[bool, ...]
+    digests: Digests
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """The last record of a whole segment."""
+
+    num_records: int
+    """Before this one."""
+
+
+class StoredPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """What training reads of a prompt."""
+
+    prompt_id: str
+    tokens: bytes
+    """int32, little-endian"""
+
+
+class StoredChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk and its scores as blobs of ``protocol.codec``."""
+
+    blob: bytes
+    """Without its prompt."""
+    prompt: int
+    """Place in ``Units.prompts``."""
+    is_context_cut: bool
+    """The context is the tokens of the chunks before it."""
+    scores: dict[Field, bytes]
+
+
+class StoredUnit(msgspec.Struct, frozen=True, array_like=True):
+    """A claimed unit."""
+
+    name: str
+    trajectories: tuple[tuple[StoredChunk, ...], ...]
+
+
+class Units(msgspec.Struct, frozen=True, kw_only=True):
+    """Some units of the batch before."""
+
+    prompts: tuple[StoredPrompt, ...]
+    units: tuple[StoredUnit, ...]
+
+
+Record: TypeAlias = Start | Batch | Units | Outcome | End
+KINDS: Final[tuple[type[Record], ...]] = (Start, Batch, Units, Outcome, End)
+"""A record's kind on disk is its place here, from 1."""
+
+_NOTHING = np.empty(0, np.int32)
+_NO_PROMPT = Prompt(prompt_id="", tokens=_NOTHING, text="", answer="", verifier="")
+
+
+def pack_units(units: Sequence[ClaimedUnit]) -> Iterator[Units]:
+    """Yield records that hold ``units``, in order."""
+    packer = _Packer()
+    for unit in units:
+        packer.add(unit)
+        if packer.num_bytes >= FRAME_BYTES:
+            yield packer.take()
+    if packer.units:
+        yield packer.take()
+
+
+def unpack_units(record: Units) -> list[ClaimedUnit]:
+    """Return the units of a record: what ``pack_units`` was given, but for texts. Raises DataError, WireError."""
+    prompts = [
+        Prompt(prompt_id=p.prompt_id, tokens=_int32(p.tokens), text="", answer="", verifier="") for p in record.prompts
+    ]
+    return [
+        ClaimedUnit(unit.name, tuple(_unpack_trajectory(unit.name, chunks, prompts) for chunks in unit.trajectories))
+        for unit in record.units
+    ]
+
+
+class _Packer:
+    """Gathers units until they are a record."""
+
+    def __init__(self) -> None:
+        self._places: dict[StoredPrompt, int] = {}
+        self.units: list[StoredUnit] = []
+        self.num_bytes = 0
+
+    def add(self, unit: ClaimedUnit) -> None:
+        self.units.append(StoredUnit(unit.name, tuple(self._trajectory(chunks) for chunks in unit.trajectories)))
+
+    def take(self) -> Units:
+        record = Units(prompts=tuple(self._places), units=tuple(self.units))
+        self._places, self.units, self.num_bytes = {}, [], 0
+        return record
+
+    def _trajectory(self, chunks: Sequence[ScoredChunk]) -> tuple[StoredChunk, ...]:
+        stored: list[StoredChunk] = []
+        before = _NOTHING
+        for scored in chunks:
+            chunk = scored.chunk
+            is_cut = chunk.context_tokens.size > 0 and np.array_equal(chunk.context_tokens, before)
+            slim = msgspec.structs.replace(
+                chunk,
+                prompt=_NO_PROMPT,
+                context_tokens=_NOTHING if is_cut else chunk.context_tokens,
+                response_text=None,
+            )
+            scores = {field: to_blob(score) for field, score in scored.scores.items()}
+            stored.append(StoredChunk(to_blob(slim), self._place(chunk.prompt), is_cut, scores))
+            self.num_bytes += len(stored[-1].blob) + sum(map(len, scores.values()))
+            before = np.concatenate([before, chunk.tokens])
+        return tuple(stored)
+
+    def _place(self, prompt: Prompt) -> int:
+        stored = StoredPrompt(prompt.prompt_id, prompt.tokens.astype("<i4").tobytes())
+        if stored not in self._places:
+            self.num_bytes += len(stored.tokens)
+        return self._places.setdefault(stored, len(self._places))
+
+
+def _unpack_trajectory(unit: str, chunks: Sequence[StoredChunk], prompts: Sequence[Prompt]) -> tuple[ScoredChunk, ...]:
+    found: list[ScoredChunk] = []
+    before = _NOTHING
+    for stored in chunks:
+        if not 0 <= stored.prompt < len(prompts):
+            raise DataError(
+                f"unit {unit} names prompt {stored.prompt} of {len(prompts)}; the update log was not written by this release"
+            )
+        chunk = from_blob(stored.blob, TrajectoryChunk)
+        context = before if stored.is_context_cut else chunk.context_tokens
+        scores = {field: from_blob(blob, SCORE_TYPES[field]) for field, blob in stored.scores.items()}
+        whole = msgspec.structs.replace(chunk, prompt=prompts[stored.prompt], context_tokens=context)
+        found.append(ScoredChunk(whole, scores))
+        before = np.concatenate([before, chunk.tokens])
+    return tuple(found)
+
+
+def _int32(data: bytes) -> np.ndarray:
+    if len(data) % 4:
+        raise DataError(
+            f"a prompt of {len(data)} bytes, which are no int32; the update log was not written by this release"
+        )
+    return np.frombuffer(data, "<i4").astype(np.int32, copy=False)

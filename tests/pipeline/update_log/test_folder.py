@@ -1,0 +1,131 @@
+"""Claims about the update log's folder: what a learner that dies leaves can be read, what was on disk is missed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.update_log.folder import LogWriter, read_log
+from pipeline.update_log.records import Origin
+from protocol.errors import DataError
+from tests.pipeline.update_log.logs import append_update, one_segment, start, units
+from tests.protocol.samples import same
+
+
+def test_updates_come_back_with_their_units_in_order(tmp_path: Path) -> None:
+    one_segment(tmp_path)
+    [segment] = read_log(tmp_path)
+    assert segment.is_whole
+    assert [update.batch.update for update in segment.updates] == [1, 2, 3]
+    for update in segment.updates:
+        expected = units(update.batch.update)
+        assert update.outcome is not None and update.outcome.update == update.batch.update
+        assert [unit.name for unit in update.units()] == [unit.name for unit in expected]
+        for one, other in zip(expected, update.units(), strict=True):
+            first, second = one.trajectories[0][0].chunk, other.trajectories[0][0].chunk
+            assert same(first.tokens, second.tokens) and same(first.behavior_logprobs, second.behavior_logprobs)
+
+
+def test_a_learner_that_died_at_any_byte_leaves_its_updates_up_to_there(tmp_path: Path) -> None:
+    path = one_segment(tmp_path / "whole", sealed=False)
+    data = path.read_bytes()
+    counts: list[int] = []
+    for cut in range(0, len(data), 37):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / path.name).write_bytes(data[:cut])
+        segments = read_log(folder)
+        made = [update for segment in segments for update in segment.updates if update.outcome]
+        assert [update.batch.update for update in made] == list(range(1, len(made) + 1))
+        assert all(len(update.units()) == 2 for update in made)
+        assert not any(segment.is_whole for segment in segments)
+        counts.append(len(made))
+    assert counts == sorted(counts) and set(counts) == {0, 1, 2}
+
+
+def test_units_that_were_never_written_are_missed_by_number(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, epoch=1)
+    writer.begin(start("v0"))
+    append_update(writer, 1, state=None)
+    writer.close()
+    path = next(tmp_path.iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    [segment] = read_log(tmp_path)
+    with pytest.raises(DataError, match="has 0 of its 2 units"):
+        segment.updates[0].units()
+
+
+def test_a_sealed_segment_is_followed_by_the_next_and_a_new_learner_begins_its_own(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, epoch=1)
+    writer.begin(start("v0"))
+    append_update(writer, 1)
+    writer.seal()
+    writer.seal()  # nothing is open: nothing happens
+    assert (writer.next_segment, writer.is_open) == (2, False)
+    writer.begin(start("v1", num_updates=1, origin=Origin.CONTINUED))
+    append_update(writer, 2)
+    writer.close()
+    other = LogWriter(tmp_path, epoch=4)
+    other.begin(start("v1", num_updates=1, version=5, origin=Origin.CHECKPOINT, checkpoint="000001.version-1"))
+    other.close()
+    assert [(s.path.name, s.epoch, s.is_whole) for s in read_log(tmp_path)] == [
+        ("000001.epoch-1.log", 1, True),
+        ("000002.epoch-1.log", 1, False),
+        ("000003.epoch-4.log", 4, False),
+    ]
+
+
+def test_a_segment_that_lost_its_end_is_refused_when_its_learner_went_on(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, epoch=1)
+    writer.begin(start("v0"))
+    append_update(writer, 1)
+    writer.seal()
+    writer.begin(start("v1", num_updates=1, origin=Origin.CONTINUED))
+    writer.seal()
+    first = tmp_path / "000001.epoch-1.log"
+    first.write_bytes(first.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"000001\.epoch-1\.log lacks its end"):
+        read_log(tmp_path)
+
+
+def test_a_segment_that_the_disk_cut_off_is_tolerated_when_its_learner_said_so(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, epoch=1)
+    writer.begin(start("v0"))
+    append_update(writer, 1, state=None)
+    writer.close()
+    writer.begin(start("v4", num_updates=4, origin=Origin.AFTER_FAILURE))
+    writer.seal()
+    assert [segment.is_whole for segment in read_log(tmp_path)] == [False, True]
+
+
+def test_the_log_is_trimmed_of_its_oldest_segments(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, epoch=1)
+    for number in range(4):
+        writer.begin(start(f"v{number}", num_updates=number, origin=Origin.CONTINUED))
+        append_update(writer, number + 1)
+        writer.seal()
+    total = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert writer.num_bytes == total
+    assert [writer.trim(0), writer.trim(3), writer.trim(3)] == [0, 2, 0]
+    assert writer.num_bytes < total
+    assert sorted(path.name[:6] for path in tmp_path.iterdir()) == ["000003", "000004"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_run_without_a_log_is_told_how_to_get_one(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path / "updates"
+    if exists:
+        folder.mkdir()
+    with pytest.raises(DataError, match=r"holds no update log; it is written when replay\.record is on"):
+        read_log(folder)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    import msgspec
+
+    writer = LogWriter(tmp_path, epoch=1)
+    writer.begin(msgspec.structs.replace(start("v0"), format=99))
+    writer.close()
+    with pytest.raises(DataError, match="has format 99"):
+        read_log(tmp_path)

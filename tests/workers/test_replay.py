@@ -1,0 +1,305 @@
+"""Claims about replays: a learner's updates come out bit for bit, and what does not is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from pipeline.checkpoints import CheckpointFolder
+from pipeline.config.schema import RunConfig
+from pipeline.replay.buffer import Claim, ClaimedUnit, Unit
+from pipeline.update_log.folder import read_log
+from protocol.errors import ConfigError, DataError, Diverged
+from protocol.ids import Incarnation, Role
+from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses
+from tests.workers.engines.tiny import tiny_model
+from workers.engines import fingerprint
+from workers.engines.build import build_training_backend, digest_tensors
+from workers.recording import SEGMENT_KEY, Recorder
+from workers.replay import Replay, Report, Request, main
+from workers.update import PolicyUpdate
+
+
+def config_of(folder: Path, **changes: dict[str, Any]) -> RunConfig:
+    model = folder / "model"
+    if not model.exists():
+        tiny_model().save_pretrained(model)
+    settings: dict[str, Any] = {
+        "run": {"name": "test", "dir": folder},
+        "model": {"path": model},
+        "data": {"train": [folder / "no-data.jsonl"]},
+        "algorithm": {"group_size": 4, "num_minibatches": 2, "groups_per_update": 6},
+        "learner": {"learning_rate": 3e-3, "warmup_updates": 2, "micro_batch_tokens": 100},
+        "generation": {"window_tokens": 16, "max_response_tokens": 32},
+    }
+    for section, values in changes.items():
+        settings[section] = settings.get(section, {}) | values
+    return RunConfig.model_validate(settings)
+
+
+_LIVES: list[Learning] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while _LIVES:
+        life = _LIVES.pop()
+        life.recorder.close()
+        life.folder.close()
+
+
+class Learning:
+    """One life of a learner: the real backend, updates, recorder and checkpoints, on units that are drawn by number."""
+
+    def __init__(self, config: RunConfig, epoch: int, *, tell_as: RunConfig | None = None) -> None:
+        self.config = config
+        self.backend = build_training_backend(config)
+        who = Incarnation(Role.LEARNER, "learner", epoch)
+        self.folder = CheckpointFolder(config.run_dir / "checkpoints", owner=str(who), keep=config.checkpoint.keep)
+        checkpoint = self.folder.take_over()
+        state = checkpoint.state if checkpoint else {}
+        if checkpoint:
+            self.backend.load(checkpoint.path)
+        self.updates = PolicyUpdate(config, self.backend)
+        self.recorder = Recorder(tell_as or config, config.run_dir, who, self.backend)
+        self.recorder.begin(checkpoint.path if checkpoint else None, state.get("policy_version", 0))
+        self.num_updates = state.get("num_updates", 0)
+        _LIVES.append(self)
+        self.version = state.get("policy_version", 0) if epoch == 1 else 100 * epoch  # numbers were announced meanwhile
+
+    def units(self) -> list[ClaimedUnit]:
+        drawn = responses(1000 * self.version + self.num_updates, num_groups=2)
+        make = chunk_units if self.config.declaration.unit is Unit.CHUNK else group_units
+        return make(drawn, self.config.generation.window_tokens)
+
+    def update(self, units: list[ClaimedUnit] | None = None) -> None:
+        given = self.units() if units is None else units
+        claim = Claim(f"c{self.version}", self.version, tuple(unit.name for unit in given))
+        self.recorder.batch(claim, given, self.num_updates + 1, self.version)
+        prepared = self.updates.prepare(given)
+        stepped = asyncio.run(self.updates.step(prepared.samples, policy_version=self.version, compute=_at_once))
+        self.recorder.outcome(prepared, stepped, self.num_updates + 1, self.version + 1)
+        self.num_updates += 1
+        self.version += 1
+
+    def make(self, num: int) -> Learning:
+        for _ in range(num):
+            self.update()
+        return self
+
+    def checkpoint(self) -> Learning:
+        state = {
+            "policy_version": self.version, "num_updates": self.num_updates, SEGMENT_KEY: self.recorder.cut(),
+        }  # fmt: skip
+        self.folder.write(self.version, self.backend.snapshot(), state)
+        return self
+
+
+async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def replayed(config: RunConfig, **request: Any) -> Report:
+    return asyncio.run(Replay(Request(config.run_dir, **request), lambda _: None).run())
+
+
+def versions(report: Report) -> list[int]:
+    return [one.policy_version for one in report.remade]
+
+
+def a_life_with_a_restart(config: RunConfig) -> None:
+    """Versions 1 to 5, of which the checkpoint holds 3; then 201 to 203, from there."""
+    Learning(config, 1).make(3).checkpoint().make(2)
+    Learning(config, 2).make(2).checkpoint().make(1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("dapo", {}),
+        ("dapo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01, "proximal": "interpolate"}),
+        ("tppo", {"positive_nll_coefficient": 0.1}),
+    ],
+)
+def test_every_update_of_every_life_of_a_learner_comes_out_bit_for_bit(
+    tmp_path: Path, algorithm: str, settings: dict[str, Any]
+) -> None:
+    config = config_of(tmp_path, algorithm={**settings, "name": algorithm})
+    a_life_with_a_restart(config)
+    report = replayed(config)
+    assert versions(report) == [1, 2, 3, 4, 5, 201, 202, 203]
+    assert report.num_equal == 8
+    assert report.first_difference is None
+    assert (report.num_unreachable, report.environment) == (0, {})
+    assert all(one.losses == one.recorded_losses and any(one.losses) for one in report.remade)
+
+
+def test_a_range_begins_at_a_checkpoint_and_gives_the_weights_of_its_last_version(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    a_life_with_a_restart(config)
+    report = replayed(config, after=3, until=4, out=tmp_path / "v4")
+    assert (versions(report), report.num_equal) == ([4], 1)
+    [segment] = [s for s in read_log(config.run_dir / "updates") if s.updates[0].batch.policy_version == 3]
+    outcome = segment.updates[0].outcome
+    assert outcome is not None
+    backend = build_training_backend(config)
+    backend.load(tmp_path / "v4")
+    assert digest_tensors(config, backend.tensors()) == outcome.digests
+
+
+def test_a_learner_that_did_other_than_its_log_tells_is_found_at_the_first_update_by_the_names_of_its_tensors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path, algorithm={"num_minibatches": 1})
+    told = config_of(tmp_path, algorithm={"num_minibatches": 1}, learner={"weight_decay": 0.5})
+    Learning(config, 1, tell_as=told).make(2).checkpoint()
+    report = replayed(config)
+    assert versions(report) == [1]
+    first = report.first_difference
+    assert first is not None
+    assert "model.embed_tokens.weight" in first.differing
+    assert not any("norm" in name for name in first.differing), "norms have no weight decay: they are the same"
+    assert main([str(config.run_dir), "--to", "1"]) == 1
+    assert "version 1 (update 1) differs in model.embed_tokens.weight" in capsys.readouterr().out
+    assert main([str(config.run_dir), "--json", "--to", "1"]) == 1
+    assert json.loads(capsys.readouterr().out)["first_difference"]["policy_version"] == 1
+
+
+def test_another_setting_on_the_same_data_tells_every_update_and_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path)
+    Learning(config, 1).make(1).checkpoint()
+    Learning(config, 2).make(1).checkpoint()
+    assert main([str(config.run_dir), "--what-if", "learner.learning_rate=1e-4", "--no-check"]) == 0
+    out = capsys.readouterr().out
+    assert "version 1: differs in" in out
+    assert "version 201: differs in" in out, (
+        "the second life goes on from what the first came to under the other setting"
+    )
+    assert replayed(config, what_if=("learner.learning_rate=3e-3",)).num_equal == 2
+    with pytest.raises(ConfigError, match=r"did you mean `learner\.learning_rate`"):
+        replayed(config, what_if=("learner.learning_rte=1e-4",))
+
+
+def test_a_start_model_or_a_checkpoint_that_is_not_what_it_was_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    Learning(config, 1).make(2).checkpoint().make(1)
+    tiny_model(seed=1).save_pretrained(config.model.path)
+    with pytest.raises(DataError, match="the start model does not hold the weights"):
+        replayed(config)
+    assert replayed(config, after=2).num_equal == 1  # begins at the checkpoint
+    backend = build_training_backend(config)
+    folder = CheckpointFolder(config.run_dir / "checkpoints", owner="learner#9", keep=1)
+    folder.take_over()
+    folder.write(2, backend.snapshot(), {"policy_version": 2, "num_updates": 2})
+    with pytest.raises(DataError, match=r"000002\.version-2 does not hold the weights"):
+        replayed(config, after=2)
+
+
+def test_units_with_nan_are_left_out_again_also_when_no_other_is_left(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    learning = Learning(config, 1).make(1)
+    drawn = responses(5, num_groups=3)
+    bad = replace(drawn[0], behavior_logprobs=np.full_like(drawn[0].behavior_logprobs, np.nan))
+    learning.update(group_units([bad, *drawn[1:]], 16))
+    learning.update(group_units([bad, *drawn[1:4]], 16))
+    report = replayed(config)
+    assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
+    assert [one.num_samples for one in report.remade] == [8, 8, 0]
+    outcomes = [update.outcome for update in read_log(config.run_dir / "updates")[0].updates]
+    assert [outcome.refused if outcome else None for outcome in outcomes] == [(), ("0",), ("0",)]
+
+
+def test_the_update_in_which_a_learner_ended_can_be_made_again_to_see_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(
+        tmp_path,
+        algorithm={"num_minibatches": 1},
+        learner={"max_bad_steps": 1, "learning_rate": 1e30, "warmup_updates": 0},
+    )
+    learning = Learning(config, 1).make(1)
+    with pytest.raises(Diverged):
+        learning.update()
+    assert main([str(config.run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "version 2: was never made; now: 1 optimiser steps in a row were not finite" in out
+    assert "1 of 1 updates came out" in out
+
+
+@contextmanager
+def no_file_above(num_bytes: int) -> Iterator[None]:
+    """Let the system refuse, as a full disk does, every byte of a file above so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_stops_the_log_but_not_the_learner_and_the_next_checkpoint_begins_it_anew(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    learning = Learning(config, 1).make(2).checkpoint()
+    learning.make(1)
+    open_segment = config.run_dir / "updates" / "000002.epoch-1.log"
+    with capture_logs() as logs, no_file_above(open_segment.stat().st_size + 100):
+        learning.make(2)
+    assert [entry["event"] for entry in logs].count("update_log_stopped") == 1
+    learning.make(1).checkpoint().make(2)
+    report = replayed(config)
+    assert (versions(report), report.num_equal) == ([1, 2, 3, 7, 8], 5)
+    assert report.num_unreachable == 0
+
+
+def test_the_log_stays_within_its_bound_and_what_is_left_is_replayed_from_the_oldest_checkpoint(tmp_path: Path) -> None:
+    config = config_of(tmp_path, replay={"keep_mb": 1}, checkpoint={"keep": 2})
+    learning = Learning(config, 1)
+    for _ in range(4):
+        learning.make(1).checkpoint()
+    oldest = config.run_dir / "updates" / "000001.epoch-1.log"
+    oldest.write_bytes(oldest.read_bytes() + bytes(1 << 20))  # the log grows over a megabyte
+    learning.make(1).checkpoint()  # when it is begun, those of versions 3 and 4 are there
+    assert sorted(path.name[:6] for path in (config.run_dir / "updates").iterdir()) == ["000004", "000005"]
+    report = replayed(config)
+    assert (versions(report), report.num_equal, report.num_unreachable) == ([5], 1, 1)
+
+
+def test_a_run_that_records_nothing_has_no_log(tmp_path: Path) -> None:
+    config = config_of(tmp_path, replay={"record": False})
+    Learning(config, 1).make(1).checkpoint()
+    assert not (config.run_dir / "updates").exists()
+    with pytest.raises(DataError, match=r"replay\.record"):
+        replayed(config)
+
+
+def test_the_log_holds_no_address_of_a_ledger(tmp_path: Path) -> None:
+    config = config_of(tmp_path, ledger={"url": "redis://:secret@host:6379/0"})
+    Learning(config, 1).make(1).checkpoint()
+    [segment] = read_log(config.run_dir / "updates")
+    assert "secret" not in segment.start.config
+    assert segment.start.environment["torch"] == torch.__version__
+
+
+def test_a_tensors_digest_tells_its_bits_its_shape_and_its_type() -> None:
+    zero = torch.zeros(2, 3)
+    found = [
+        fingerprint.digest_tensors([("w", tensor)])["w"]
+        for tensor in (zero, zero.reshape(3, 2), zero.double(), -zero, zero.to(torch.int32), torch.zeros(0))
+    ]
+    assert len(set(found)) == len(found)
+    one, other = (fingerprint.digest_tensors([("w", tensor)]) for tensor in (zero.t(), torch.zeros(3, 2)))
+    assert one == other, "how it lies in memory does not matter"

@@ -1,0 +1,330 @@
+"""``headrace replay``: make a run's updates again from its log, and compare the weights bit by bit.
+
+*Consumes* a run's update log, its start model, and those of its checkpoints that are still there. *Produces* the same
+weights, by the learner's own lines (``workers.update``), and the first update after which they are not. *Waits for* nothing;
+nothing of the run is changed, and it may go on meanwhile.
+
+Scores, reference log-probs and values come from the log: only the learner's part of the run is made again. With other settings
+(``--what-if``) the same data trains another policy; then differences are told, not an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from pipeline.checkpoints import list_checkpoints, read_checkpoint
+from pipeline.config.load import parse_config
+from pipeline.runtime.exit_codes import ExitCode, exit_code_of
+from pipeline.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
+from pipeline.update_log.plan import Leg, Plan, Source, Stretch, make_plan, stretches, version_of
+from pipeline.update_log.records import Digests
+from protocol.errors import DataError, HeadraceError
+from workers.engines.build import (
+    build_training_backend,
+    describe_environment,
+    digest_tensors,
+    restore_random_state,
+)
+from workers.engines.training import TrainingBackend
+from workers.update import PolicyUpdate
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+T = TypeVar("T")
+
+_MAX_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """One update, made again."""
+
+    update: int
+    policy_version: int
+    num_samples: int
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    recorded_losses: tuple[float, ...] | None
+    """None when the learner ended before the update was made."""
+    recorded_grad_norms: tuple[float, ...] | None
+    differing: tuple[str, ...]
+    """Tensors that are not what they were."""
+    num_tensors: int
+
+
+@dataclass(slots=True)
+class Report:
+    """What a replay found."""
+
+    run: str
+    num_logged: int
+    num_unreachable: int
+    remade: list[Remade] = field(default_factory=list[Remade])
+    environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """What differs from when the updates were made: recorded, now."""
+    saved: str | None = None
+
+    @property
+    def num_equal(self) -> int:
+        """Updates that came out as they were."""
+        return sum(one.recorded_losses is not None and not one.differing for one in self.remade)
+
+    @property
+    def first_difference(self) -> Remade | None:
+        """The first update that did not."""
+        return next((one for one in self.remade if one.differing), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be made again."""
+
+    run_dir: Path
+    after: int | None = None
+    """Begin as late as possible at or before this version."""
+    until: int | None = None
+    """Last version to make."""
+    what_if: tuple[str, ...] = ()
+    """``section.key=value``, over the settings of the run."""
+    check: bool = True
+    """Stop at the first difference."""
+    out: Path | None = None
+    """Save the last state here."""
+
+
+class Replay:
+    """Makes updates again."""
+
+    def __init__(self, request: Request, tell: Callable[[str], None]) -> None:
+        """Carry out ``request``; ``tell`` is given a line for people now and then."""
+        self._request = request
+        self._tell = tell
+        self._checkpoints = request.run_dir / "checkpoints"
+
+    async def run(self) -> Report:
+        """Make the updates, and say how they came out.
+
+        Raises:
+            DataError: There is no log, it is damaged, or the start of it is not at hand.
+            ConfigError: ``what_if`` makes no valid configuration.
+        """
+        segments = read_log(self._request.run_dir / UPDATES_FOLDER)
+        plan = self._plan(stretches(segments))
+        report = Report(
+            str(self._request.run_dir), sum(len(segment.updates) for segment in segments), len(plan.unreachable)
+        )
+        if not plan.legs:
+            raise DataError(self._why_nothing(plan))
+        if plan.unreachable:
+            versions = sorted(version_of(update) for update in plan.unreachable)
+            self._tell(
+                f"{len(versions)} updates between versions {versions[0]} and {versions[-1]} cannot be made again: the log and "
+                "the checkpoints hold no state before them"
+            )
+        backend: TrainingBackend | None = None
+        with tempfile.TemporaryDirectory(prefix="headrace-replay-") as scratch:
+            for leg in plan.legs:
+                backend = None  # one model at a time in memory
+                backend = await self._leg(leg, Path(scratch), report)
+                if self._request.check and report.first_difference:
+                    break
+        if self._request.out is not None and backend is not None:
+            _save(backend, self._request.out)
+            report.saved = str(self._request.out)
+        return report
+
+    def _plan(self, found: list[Stretch]) -> Plan:
+        at_hand = {
+            (int(checkpoint.state["policy_version"]), int(checkpoint.state["num_updates"])): checkpoint.path.name
+            for checkpoint in list_checkpoints(self._checkpoints)
+        }
+        return make_plan(found, at_hand, after=self._request.after, until=self._request.until)
+
+    def _why_nothing(self, plan: Plan) -> str:
+        place = self._request.run_dir / UPDATES_FOLDER
+        if plan.unreachable:
+            return (
+                f"{place}: none of the {len(plan.unreachable)} updates asked for can be made again, since the checkpoints that "
+                "they followed are gone; ask for later versions, or raise replay.keep_mb or checkpoint.keep in the next run"
+            )
+        return f"{place} holds no update in the range asked for; leave out --from and --to to see what there is"
+
+    async def _leg(self, leg: Leg, scratch: Path, report: Report) -> TrainingBackend:
+        start = leg.stretch.start
+        config = parse_config(start.config, f"the configuration of {start.learner}", self._request.what_if)
+        backend = build_training_backend(config)
+        if leg.source is Source.REPLAYED:
+            backend.load(scratch / leg.state.fingerprint.hex())
+        elif leg.checkpoint is not None:
+            backend.load(read_checkpoint(self._checkpoints / leg.checkpoint).path)
+        if leg.begin == 0:
+            restore_random_state(start.random_state)
+        place = leg.checkpoint or (
+            "the start model" if leg.source is Source.START_MODEL else "where it began, made again"
+        )
+        self._tell(f"{start.learner} from {place}, version {leg.stretch.version(leg.begin)}")
+        self._check_start(leg, backend, config, place)
+        here = describe_environment(config)
+        there = start.environment
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) != there.get(name):
+                report.environment[name] = (there.get(name, "unset"), here.get(name, "unset"))
+        updates = PolicyUpdate(config, backend)
+        for position in range(leg.begin, leg.end + 1):
+            if position in leg.kept:
+                _save(backend, scratch / leg.stretch.states[position].fingerprint.hex())
+            if position < leg.end:
+                await self._make(
+                    leg.stretch.updates[position], updates, lambda: digest_tensors(config, backend.tensors()), report
+                )
+                if self._request.check and report.first_difference:
+                    break
+        return backend
+
+    def _check_start(self, leg: Leg, backend: TrainingBackend, config: RunConfig, place: str) -> None:
+        if not self._request.check or leg.source is Source.REPLAYED:
+            return
+        before = leg.stretch.updates[leg.begin - 1].outcome if leg.begin else None
+        expected = before.digests if before else leg.stretch.start.digests
+        if differing := _differing(expected, digest_tensors(config, backend.tensors())):
+            raise DataError(
+                f"{place} does not hold the weights that the update log tells of: {_names(differing)} differ; put back "
+                "what the run began with, or replay from another version"
+            )
+
+    async def _make(
+        self, logged: LoggedUpdate, updates: PolicyUpdate, digest: Callable[[], Digests], report: Report
+    ) -> None:
+        batch, outcome = logged.batch, logged.outcome
+        try:
+            prepared = updates.prepare(logged.units())
+            stepped = await updates.step(prepared.samples, policy_version=batch.policy_version, compute=_at_once)
+        except HeadraceError as error:
+            if outcome is not None:
+                raise
+            self._tell(f"version {version_of(logged)}: was never made; now: {error}")
+            return
+        digests = digest()
+        refused = tuple(one.unit for one in prepared.refused)
+        differing: tuple[str, ...] = ()
+        if outcome is not None:
+            differing = tuple(_differing(outcome.digests, digests))
+            if refused != outcome.refused:
+                differing += ("units refused",)
+        remade = Remade(
+            update=batch.update,
+            policy_version=version_of(logged),
+            num_samples=len(prepared.samples),
+            losses=tuple(result.loss for result in stepped.results),
+            grad_norms=tuple(result.grad_norm for result in stepped.results),
+            recorded_losses=outcome.losses if outcome else None,
+            recorded_grad_norms=outcome.grad_norms if outcome else None,
+            differing=differing,
+            num_tensors=len(digests),
+        )
+        report.remade.append(remade)
+        self._tell(_line(remade))
+
+
+def _save(backend: TrainingBackend, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.snapshot()(folder)
+
+
+async def _at_once(function: Callable[..., T], *arguments: Any) -> T:
+    return function(*arguments)
+
+
+def _differing(expected: Digests, got: Digests) -> list[str]:
+    return sorted(name for name in expected.keys() | got.keys() if expected.get(name) != got.get(name))
+
+
+def _names(names: list[str] | tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _mean(values: tuple[float, ...] | None) -> str:
+    return f"{sum(values) / len(values):.6g}" if values else "none"
+
+
+def _line(one: Remade) -> str:
+    figures = f"loss {_mean(one.losses)}, gradient norm {_mean(one.grad_norms)}"
+    if one.recorded_losses is None:
+        return f"version {one.policy_version}: was never made; now: {figures}"
+    if not one.differing:
+        return f"version {one.policy_version}: the same, {figures}"
+    was = f"loss {_mean(one.recorded_losses)}, gradient norm {_mean(one.recorded_grad_norms)}"
+    return (
+        f"version {one.policy_version}: differs in {len(one.differing)} of {one.num_tensors} tensors; {figures}; "
+        f"recorded: {was}"
+    )
+
+
+def _conclude(report: Report, seconds: float, *, check: bool) -> str:
+    lines: list[str] = []
+    first = report.first_difference
+    if first is not None and check:
+        lines.append(f"version {first.policy_version} (update {first.update}) differs in {_names(first.differing)}")
+    if (first is not None or not report.remade) and report.environment:
+        told = "; ".join(f"{name} was {was}, is {now}" for name, (was, now) in sorted(report.environment.items()))
+        lines.append(f"what differs from when it was made: {told}")
+    num_made = sum(one.recorded_losses is not None for one in report.remade)
+    lines.append(
+        f"{report.num_equal} of {num_made} updates came out bit for bit as they were, in {seconds:.1f} s "
+        f"({report.num_logged} in the log, {report.num_unreachable} asked for without a state to begin from)"
+    )
+    if report.saved:
+        lines.append(f"saved: {report.saved}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replay, and return the exit code: 1 when an update did not come out as it was and that was asked."""
+    parser = argparse.ArgumentParser(prog="headrace replay", allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--from", dest="after", type=int)
+    parser.add_argument("--to", dest="until", type=int)
+    parser.add_argument("--what-if", action="append", default=[])
+    parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    request = Request(options.run_dir, options.after, options.until, tuple(options.what_if), options.check, options.out)
+
+    def tell(line: str) -> None:
+        if not options.json:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
+    started = time.monotonic()
+    try:
+        report = asyncio.run(Replay(request, tell).run())
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        return exit_code_of(error)
+    tell(_conclude(report, time.monotonic() - started, check=request.check))
+    if options.json:
+        first = report.first_difference
+        told = {
+            **msgspec.to_builtins(report),
+            "num_equal": report.num_equal,
+            "first_difference": msgspec.to_builtins(first) if first else None,
+        }
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
+    return ExitCode.FAILURE if request.check and report.first_difference else ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
