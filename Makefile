@@ -79,6 +79,7 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.startup --json bench-results/startup.json
 	$(BIN)/python -m ops.bench.engine --json bench-results/engine.json
 	$(BIN)/python -m ops.bench.learner --json bench-results/learner.json
+	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
 
 clean: ## remove the environments and caches, never runs
