@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ _TURN_MS = 3
 _HIGH_WATER_MARK = 8
 _REMEMBERED = 64
 _MOST_PENDING = 64
+_LONGEST_HELD_S = 0.3
 
 
 def damage(kind: FaultKind | None, message: Frames, memory: Sequence[Frames], rng: random.Random) -> list[Frames]:
@@ -77,6 +79,7 @@ class _Relay:
         self._pending: deque[Frames] = deque()
         self._memory: deque[Frames] = deque(maxlen=_REMEMBERED)
         self.kind: FaultKind | None = None
+        self._held_since_s = 0.0
         self.num_passed = 0
         self.num_damaged = 0
         self.open()
@@ -109,7 +112,8 @@ class _Relay:
             return
         self.open()
         assert self._in is not None
-        self._flush()
+        if self.kind is not FaultKind.REORDER:
+            self._flush()
         while self.kind is not FaultKind.STALL and len(self._pending) < _HIGH_WATER_MARK:
             try:
                 message = self._in.recv_multipart(zmq.NOBLOCK)
@@ -119,15 +123,25 @@ class _Relay:
             handed = damage(self.kind, message, self._memory, self._rng)
             self.num_damaged += handed != [message]
             self._memory.append(message)
+            if not self._pending:
+                self._held_since_s = time.monotonic()
             self._pending.extend(handed[:_MOST_PENDING])
-            if self.kind is FaultKind.REORDER:
-                if len(self._pending) < _HIGH_WATER_MARK // 2:
-                    continue
-                shuffled = list(self._pending)
-                self._rng.shuffle(shuffled)
-                self._pending = deque(shuffled)
-                self.num_damaged += 1
-            self._flush()
+            if self.kind is not FaultKind.REORDER:
+                self._flush()
+        if self.kind is FaultKind.REORDER and self._pending:
+            self._shuffle()
+
+    def _shuffle(self) -> None:
+        """Hand on what has gathered in another order, once there is enough of it or it has been held for long."""
+        is_late = time.monotonic() >= self._held_since_s + _LONGEST_HELD_S
+        if len(self._pending) < _HIGH_WATER_MARK // 2 and not is_late:
+            return
+        order = list(self._pending)
+        self._rng.shuffle(order)
+        self.num_damaged += sum(one is not other for one, other in zip(order, self._pending, strict=True))
+        self._pending = deque(order)
+        self._held_since_s = time.monotonic()
+        self._flush()
 
     def _flush(self) -> None:
         assert self._out is not None

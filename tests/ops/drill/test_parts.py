@@ -128,6 +128,27 @@ def test_a_relay_hands_on_is_cut_off_and_goes_on(tmp_path: Path) -> None:
         context.destroy(linger=0)
 
 
+def test_a_relay_hands_on_in_another_order_and_keeps_nothing_for_long(tmp_path: Path) -> None:
+    context = zmq.Context()
+    relays = Relays(tmp_path / "r", 0)
+    try:
+        mailbox = context.socket(zmq.PULL)
+        mailbox.bind(f"ipc://{tmp_path / 'mailbox'}")
+        sender = context.socket(zmq.PUSH)
+        sender.connect(str(relays.stand_before("reward-0", f"ipc://{tmp_path / 'mailbox'}")))
+        relays.set("reward-0", FaultKind.REORDER)
+        sent = [[b"%d" % number] for number in range(21)]  # the last one is alone in its round
+        for message in sent:
+            sender.send_multipart(message)
+        came = [mailbox.recv_multipart() for _ in sent if mailbox.poll(10_000)]
+        assert sorted(came) == sorted(sent)
+        assert came != sent
+        assert relays.num_damaged > 0
+    finally:
+        relays.close()
+        context.destroy(linger=0)
+
+
 def test_every_wire_fault_is_one_that_a_relay_knows() -> None:
     assert {kind for kind in WIRE if handed(kind) == handed(None)} == {
         FaultKind.PARTITION, FaultKind.STALL, FaultKind.REORDER,
