@@ -58,7 +58,7 @@ test: $(VENV)/.dev ## every test, integration included
 	$(BIN)/python -m pytest -q
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
-	$(VLLM)/bin/python -m pytest -q tests/vllm
+	$(VLLM)/bin/python -m pytest -q -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
 check: $(VENV)/.dev ## format, lint, types, floors, fast tests: before every commit
 	$(BIN)/ruff format --check .
