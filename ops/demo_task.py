@@ -122,7 +122,14 @@ def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
             return problem
 
 
-def generate(split: Split, num_prompts: int, seed: int, *, tail_exponent: float = TAIL_EXPONENT) -> Iterator[Problem]:
+def generate(
+    split: Split,
+    num_prompts: int,
+    seed: int,
+    *,
+    tail_exponent: float = TAIL_EXPONENT,
+    min_terms: int = MIN_TERMS,
+) -> Iterator[Problem]:
     """Yield ``num_prompts`` different problems of one side. A smaller exponent makes long chains, the harder ones, frequent.
 
     Raises:
@@ -131,7 +138,7 @@ def generate(split: Split, num_prompts: int, seed: int, *, tail_exponent: float 
     rng = random.Random(f"{split}:{seed}")
     seen: set[Problem] = set()
     for _ in range(num_prompts):
-        num_terms = draw_num_terms(rng, MIN_TERMS, tail_exponent)
+        num_terms = draw_num_terms(rng, min_terms, tail_exponent)
         for _ in range(_MAX_REDRAWS):
             problem = draw(rng, split, num_terms)
             if problem not in seen:
@@ -145,11 +152,19 @@ def generate(split: Split, num_prompts: int, seed: int, *, tail_exponent: float 
         yield problem
 
 
-def write_file(path: Path, split: Split, num_prompts: int, seed: int, *, tail_exponent: float = TAIL_EXPONENT) -> None:
+def write_file(
+    path: Path,
+    split: Split,
+    num_prompts: int,
+    seed: int,
+    *,
+    tail_exponent: float = TAIL_EXPONENT,
+    min_terms: int = MIN_TERMS,
+) -> None:
     """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and num_borrows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for problem in generate(split, num_prompts, seed, tail_exponent=tail_exponent):
+        for problem in generate(split, num_prompts, seed, tail_exponent=tail_exponent, min_terms=min_terms):
             row = {
                 "prompt": problem.prompt,
                 "answer": problem.answer,

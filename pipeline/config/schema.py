@@ -438,7 +438,7 @@ class SupervisorSection(Section):
     backoff_s: float = Field(default=0.5, gt=0.0, description="Before the first restart; doubles up to 16 times this.")
     drain_timeout_s: float = Field(default=20.0, gt=0.0, description="For two-phase stop; then workers are killed.")
     silent_after_s: float = Field(
-        default=10.0,
+        default=20.0,
         gt=0.0,
         description="A worker without a heartbeat for so long (they come every second) is replaced.",
     )

@@ -48,7 +48,9 @@ def test_rows_of_a_table_share_batch_and_task(table: Table) -> None:
     configs = [load_config([ROOT / v.config], v.overrides) for v in table.variants]
     assert len({c.algorithm.groups_per_update * c.algorithm.group_size for c in configs}) == 1
     assert len({c.generation.max_response_tokens for c in configs}) == 1
-    assert len({(c.learner.learning_rate, c.generation.num_slots) for c in configs}) == 1
+    assert len({(c.learner.learning_rate, c.emulation) for c in configs}) == 1
+    if not table.is_timed:
+        assert len({(c.generation.num_slots, c.run.num_updates) for c in configs}) == 1
 
 
 def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average() -> None:

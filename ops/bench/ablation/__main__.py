@@ -64,8 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _prepare_data(table: Table, folder: Path, num_held_out: int) -> Path:
     data = (folder / "data").resolve()
-    for split, count in ((demo_task.Split.TRAIN, 16_384), (demo_task.Split.HELD_OUT, num_held_out)):
-        demo_task.write_file(data / f"{split}.jsonl", split, count, 0, tail_exponent=table.tail_exponent)
+    for split, count in ((demo_task.Split.TRAIN, table.num_prompts), (demo_task.Split.HELD_OUT, num_held_out)):
+        demo_task.write_file(
+            data / f"{split}.jsonl",
+            split,
+            count,
+            0,
+            tail_exponent=table.tail_exponent,
+            min_terms=table.min_terms,
+        )
     return data
 
 
