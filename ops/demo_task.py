@@ -192,13 +192,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=TAIL_EXPONENT,
         help="of the Pareto law of lengths; smaller is heavier and harder (default: %(default)s)",
     )
+    parser.add_argument(
+        "--min-terms", type=int, default=MIN_TERMS, help="of a chain; the law begins there (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     if options.tail_exponent <= 0.0:
         parser.error(f"--tail-exponent is {options.tail_exponent:g}; the law needs one above 0")
+    if not 1 <= options.min_terms <= MAX_TERMS:
+        parser.error(f"--min-terms is {options.min_terms}; a chain has 1 to {MAX_TERMS} terms")
     for split, num_prompts in ((Split.TRAIN, options.train), (Split.HELD_OUT, options.heldout)):
         path = options.out / f"{split}.jsonl"
         try:
-            write_file(path, split, num_prompts, options.seed, tail_exponent=options.tail_exponent)
+            write_file(
+                path, split, num_prompts, options.seed, tail_exponent=options.tail_exponent, min_terms=options.min_terms
+            )
         except ValueError as error:
             parser.error(str(error))
         print(f"{path}: {num_prompts} prompts")

@@ -101,10 +101,10 @@ def test_a_length_that_is_asked_for_is_given():
 
 
 def test_asking_for_more_prompts_than_there_are_is_refused_with_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(demo_task, "MIN_TERMS", 2)  # about 25 held-out prompts have two terms
+    # about 25 held-out prompts have two terms
     with pytest.raises(SystemExit) as ending:
-        demo_task.main(["--out", str(tmp_path), "--train", "1", "--heldout", "200"])
+        demo_task.main(["--out", str(tmp_path), "--train", "1", "--heldout", "200", "--min-terms", "2"])
     assert ending.value.code == 2
     assert "ask for fewer" in capsys.readouterr().err
