@@ -352,20 +352,21 @@ class Generator(Actor):
             return
         chunk = self._chunk(held, window)
         outcome = await self._store(chunk)
-        if outcome.status is WriteStatus.STORED:
-            self._add("chunks", 1)
+        if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
+            # a duplicate is a repeat whose first answer was lost: nobody has sent it yet
+            self._add("chunks" if outcome.status is WriteStatus.STORED else "duplicates", 1)
             self._add("written_tokens", chunk.num_tokens)
             await self._deliver(chunk)
         else:
             self._add("refused_tokens", chunk.num_tokens)
             self.ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
+        if self._held.get(window.trajectory) is not held:
+            return  # while the chunk was stored and sent, the decode loop leased the trajectory anew: what is held is that
         if outcome.keeps_lease and not self.ctx.draining.is_set():
             tokens = np.concatenate([held.response_tokens, window.tokens])
             self._held[window.trajectory] = _Held(held.lease, held.prompt, tokens, held.next_index + 1)
             await self._resumed.put(window.trajectory)
             return
-        if self._held.get(window.trajectory) is not held:
-            return  # while the chunk was stored and sent, the decode loop leased the trajectory anew: what is held is that
         if outcome.status is WriteStatus.FENCED:
             # Usually it is another's by now. But a server that lost its last writes may count it as ours at an earlier chunk.
             await self._let_go(window.trajectory)

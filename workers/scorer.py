@@ -8,7 +8,8 @@ message arriving: the wire is fast, the ledger is durable.
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from collections.abc import Awaitable, Callable
+from typing import ClassVar, TypeVar
 
 from pipeline.replay.buffer import WriteStatus
 from pipeline.runtime.actor import Actor
@@ -16,6 +17,8 @@ from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.retry import ride_out
 from protocol.endpoints import mailbox_endpoint
 from protocol.trajectory import Field, Score, TrajectoryChunk
+
+T = TypeVar("T")
 
 _RECEIVE_TIMEOUT_S = 0.25
 _OVERDUE_EVERY_S = 1.0
@@ -76,19 +79,22 @@ class Scorer(Actor):
 
     async def write(self, chunk: TrajectoryChunk, score: Score) -> None:
         """Fill this role's field of a chunk; a repeat changes nothing."""
-        status = await ride_out(
-            lambda: self.ctx.replay.write_score(self.ctx.who, chunk.id, score),
-            clock=self.ctx.clock,
-            timeout_s=self.ctx.config.ledger.outage_timeout_s,
-            on_wait=lambda error: self.ctx.waiting_for(WaitingFor.LEDGER, str(error)),
-        )
+        status = await self._ride_out(lambda: self.ctx.replay.write_score(self.ctx.who, chunk.id, score))
         self.count("scored" if status is WriteStatus.STORED else "duplicates")
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
         """Report that this chunk could not be scored, with a traceback."""
-        is_dead = await self.ctx.replay.fail_score(self.ctx.who, chunk.id, self.field, error)
+        is_dead = await self._ride_out(lambda: self.ctx.replay.fail_score(self.ctx.who, chunk.id, self.field, error))
         self.count("failed")
         self.ctx.log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
+
+    async def _ride_out(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await ride_out(
+            call,
+            clock=self.ctx.clock,
+            timeout_s=self.ctx.config.ledger.outage_timeout_s,
+            on_wait=lambda error: self.ctx.waiting_for(WaitingFor.LEDGER, str(error)),
+        )
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to a counter in the heartbeat."""

@@ -25,7 +25,9 @@ Critics. With ``value_training`` finished trajectories are kept for the value wo
 claimed and settled like units, by claims of its own, under the same law: admitted = trained + dropped + in flight.
 
 Exactly-once. Delivery is at least once and every write is keyed: a chunk that is there already, a field that is written
-already, a claim that is settled already change nothing. A call by an incarnation that is no longer the newest of its
+already, a claim that is settled already change nothing. What gives something out or takes it back is numbered instead. So a
+call whose reply was lost may be repeated, and a copy of it that arrives at any later time changes nothing (``renew`` aside,
+which by its nature moves the end of a lease again). A call by an incarnation that is no longer the newest of its
 worker raises ``Fenced`` and has no effect; so does a chunk by a generator that lost the trajectory's lease (it gets
 ``WriteStatus.FENCED``, since others of its trajectories may be fine).
 """

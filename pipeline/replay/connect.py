@@ -3,8 +3,8 @@
 *Consumes* a URL: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password when there is one. *Produces* asyncio
 clients. *Waits for* at most ``timeout_s`` for a connection of the pool, for connecting, and for each answer.
 
-Commands are repeated after a lost connection. Every ledger script may be repeated: writes are keyed, and the two calls that
-hand something out (``lease``, ``claim``) carry a token by which the server knows the repeat.
+Commands are repeated after a lost connection, and when the server says that it cannot serve now. Every ledger script may be
+repeated: writes are keyed, and calls that give something out or take it back are numbered, so that the server knows a repeat.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from pipeline.config.secrets import hide_password
+from pipeline.replay.faults import NOT_NOW
 from protocol.errors import ConfigError
 
 
@@ -60,7 +61,7 @@ class _Unix(_Cancellable, UnixDomainSocketConnection):
 
 _CANCELLABLE = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
 _SCHEMES = ("redis://", "rediss://", "unix://")
-_LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
+_LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, *NOT_NOW)
 
 
 def connect(

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Final
 
 from redis import exceptions
 
 from pipeline.replay.checks import nothing_kept, unmarked
 from protocol.errors import Fenced, LedgerError, LedgerFull, LedgerUnavailable
+
+NOT_NOW: Final = (
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
+"""What a server says that serves nothing at the moment: a replica, or a part of a cluster that is being moved."""
 
 
 @contextmanager
@@ -45,14 +54,6 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
             f"{doing}: the ledger server is at its memory limit and refuses writes; nothing was changed. Let scorers and "
             "learner catch up, or raise ledger.max_memory_mb"
         )
-    if isinstance(error, _NOT_NOW):
+    if isinstance(error, NOT_NOW):
         return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")
     return LedgerError(f"{doing}: the ledger server refused the command: {text}")
-
-
-_NOT_NOW = (
-    exceptions.ReadOnlyError,
-    exceptions.MasterDownError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-)

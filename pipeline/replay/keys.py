@@ -29,7 +29,7 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:ready_age`` | zset | the same units, by the updates in the version of their oldest token | while so |
 | ``{run}:holders`` | zset | incarnations that hold trajectories, by the time their lease ends | while so |
 | ``{run}:held:<incarnation>`` | set | trajectories that an incarnation holds | while so |
-| ``{run}:grant:<incarnation>`` | hash | the last lease request and its answer, so that a repeat gets the same | one hour |
+| ``{run}:asked:<incarnation>`` | hash | the last numbered request of each kind and its answer, for repeats | one day |
 | ``{run}:due:<field>`` | zset | chunks that lack a field, by the time at which they are handed out again | until scored |
 | ``{run}:claims`` | hash | claims that are not settled, id -> policy version | until settled |
 | ``{run}:claim:<id>`` | zset | units of a claim, by order | until settled |

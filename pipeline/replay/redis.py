@@ -11,9 +11,7 @@ chunks and evaluation requests, whole, and lets through all that makes room: sco
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -58,6 +56,7 @@ from pipeline.replay.checks import (
 )
 from pipeline.replay.durable import wait_durable
 from pipeline.replay.faults import ledger_faults
+from pipeline.replay.numbering import Requests
 from pipeline.replay.redis_finished import PART, finished_from
 from pipeline.replay.redis_views import audit_from, queues_from, totals_from
 from pipeline.replay.scripts import load
@@ -88,7 +87,7 @@ class RedisReplay:
         self._counters = keys.counters(run)
         self._scripts: dict[str, AsyncScript] = {}
         self._layout: tuple[Unit, int] | None = None
-        self._unanswered: dict[str, str] = {}
+        self._requests = Requests()
 
     async def open(self, spec: LedgerSpec) -> None:
         """Create the run's ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot
@@ -114,9 +113,9 @@ class RedisReplay:
     async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
         """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
         try:
-            with self._token("lease") as token:
+            async with self._requests.one_at_a_time("lease") as number:
                 served = "" if policy_version is None else policy_version
-                reply = await self._call("lease", who, max_trajectories, token, served)
+                reply = await self._call("lease", who, max_trajectories, number, served)
         except LedgerFull:
             return LeaseGrant((), Refusal.MEMORY)
         leases = tuple(
@@ -137,9 +136,9 @@ class RedisReplay:
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
         """Open held trajectories for others at once; return how many."""
-        if trajectories is None:
-            return await self._call("give_back", who, "all")
-        return await self._call("give_back", who, "some", *map(str, trajectories))
+        which = ("all",) if trajectories is None else ("some", *map(str, trajectories))
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("give_back", who, number, *which)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk) -> ChunkWrite:
         """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored, LedgerFull when
@@ -169,12 +168,15 @@ class RedisReplay:
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
         """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
-        blobs = await self._call("overdue", who, field.value, max_chunks)
+        async with self._requests.one_at_a_time(f"overdue {field}") as number:
+            blobs = await self._call("overdue", who, field.value, max_chunks, number)
         return [from_blob(blob, TrajectoryChunk) for blob in blobs]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter and return True."""
-        return bool(await self._call("fail_score", who, str(chunk), field.value, error.encode("utf-8", "replace")))
+        text = error.encode("utf-8", "replace")
+        with self._requests.number(f"fail_score {field} of {chunk}") as number:
+            return bool(await self._call("fail_score", who, str(chunk), field.value, text, number))
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
         """Return the newest dead letters first."""
@@ -188,9 +190,9 @@ class RedisReplay:
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
         """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
-        with self._token("claim") as token:
-            claim_id = f"{who}/{token}"
-            reply = await self._call("claim", who, policy_version, claim_id)
+        async with self._requests.one_at_a_time("claim") as number:
+            claim_id = f"{who}/{number}"
+            reply = await self._call("claim", who, policy_version, number, claim_id)
         outcome = reply[0].decode()
         if outcome == "claim":
             return Claim(claim_id, reply[1], tuple(name.decode() for name in reply[2:]))
@@ -258,7 +260,8 @@ class RedisReplay:
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
-        return await self._call("recover", who, *applied)
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("recover", who, number, *applied)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
         """Count from these weights on; return the credit of the trained units that are given up."""
@@ -272,9 +275,9 @@ class RedisReplay:
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
         """Claim exactly so many finished trajectories for the value model, or return how many there are."""
         check_value_batch(num_trajectories)
-        with self._token("claim_finished") as token:
-            claim_id = f"{who}/{token}"
-            given, *names = await self._call("claim_finished", who, num_trajectories, claim_id)
+        async with self._requests.one_at_a_time("claim_finished") as number:
+            claim_id = f"{who}/{number}"
+            given, *names = await self._call("claim_finished", who, num_trajectories, number, claim_id)
             if not given:
                 return names[0]
             read: list[FinishedTrajectory] = []
@@ -292,7 +295,8 @@ class RedisReplay:
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the value batches that a checkpoint holds; return how many trajectories of the others wait again."""
-        return await self._call("recover_finished", who, *applied)
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("recover_finished", who, number, *applied)
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""
@@ -300,7 +304,8 @@ class RedisReplay:
 
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
         """Drop everything that is not trained; return how many groups were ended."""
-        return await self._call("cancel", who, reason.value)
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("cancel", who, number, reason.value)
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -358,19 +363,6 @@ class RedisReplay:
         await self._client.aclose()
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _token(self, call: str) -> Generator[str]:
-        """Yield a token for a call that hands something out. Only an answer ends a request: after a lost or cancelled one the
-        next call of its kind asks with the same token, and the server repeats what it gave."""
-        token = self._unanswered.pop(call, None) or secrets.token_hex(8)
-        answered = False
-        try:
-            yield token
-            answered = True
-        finally:
-            if not answered:
-                self._unanswered[call] = token
 
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
         """Run a script; raise the ledger's own errors."""

@@ -1,12 +1,15 @@
 -- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left alone, and so is what the value
 -- worker has claimed: it has trained on it and will settle it.
 --
--- Writes   everything of the training lane, and all that is kept for the value worker
--- ARGV[4]  reason
+-- Writes   everything of the training lane, and all that is kept for the value worker; asked:<who>
+-- ARGV[4]  number of this request   ARGV[5]  reason
 -- Returns  how many groups were ended
 
+local order = order_of('cancel', ARGV[4])
+if order == 'late' then return LATE end
+if order == 'again' then return integer(call('HGET', ASKED, 'cancel:ended')) end
 allow_growth()
-local reason = ARGV[4]
+local reason = ARGV[5]
 
 -- Chunk units: those that are stored, then the credit of the window that is not, then the trajectory itself.
 local function cancel_trajectory(tid)
@@ -49,4 +52,5 @@ end
 for _, id in ipairs(call('HKEYS', P .. 'claims')) do call('DEL', P .. 'claim:' .. id) end
 call('DEL', P .. 'claims')
 for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, -1)) do discard_finished(tid, reason) end
+remember('cancel', ARGV[4], 'cancel:ended', #groups)
 return #groups

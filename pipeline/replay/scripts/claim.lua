@@ -3,19 +3,22 @@
 -- The choice is pipeline.staleness.choose, line by line; pipeline/staleness.md proves what it keeps.
 --
 -- Reads    spec counters running running_age parked
--- Writes   ready ready_age claims claim:<id>, the units' state, and all that a dropped unit leaves behind
--- ARGV[4]  the learner's version   ARGV[5] id for the new claim; a repeat of an id gets the same claim again
+-- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and all that a dropped unit leaves behind
+-- ARGV[4]  the learner's version   ARGV[5] number of this request   ARGV[6] id for the new claim
 -- Returns  { 'claim', version, unit, ... } or { wait, ready units, needed units, oldest running unit or '' }
 
-local version, id = tonumber(ARGV[4]), ARGV[5]
-local there = call('HGET', P .. 'claims', id)
-if there then
+local version, id = tonumber(ARGV[4]), ARGV[6]
+local order, there = order_of('claim', ARGV[5]), call('HGET', P .. 'claims', id)
+if order == 'late' then return LATE end
+if order == 'again' and call('HGET', ASKED, 'claim:given') == '1' then
+  if not there then return LATE end
   local reply = { 'claim', tonumber(there) }
   for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do reply[#reply + 1] = name end
   return reply
 end
 
 allow_growth()
+remember('claim', ARGV[5], 'claim:given', 0)
 local edge = updates_in(version) - S.eta
 for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
   end_unit(name, 'stale')
@@ -74,4 +77,5 @@ for i = 1, #ready, 2 do
   end
 end
 call('HSET', P .. 'claims', id, version)
+remember('claim', ARGV[5], 'claim:given', 1)
 return reply

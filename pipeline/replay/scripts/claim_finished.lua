@@ -1,21 +1,25 @@
 -- claim_finished.lua: lease a batch of finished trajectories to the value worker.
 --
 -- Reads    spec epochs
--- Writes   finished finished_claims finished_claim:<id> finished:*
--- ARGV[4]  how many   ARGV[5] id for the new claim; a repeat of an id gets what is left of the same claim again
+-- Writes   finished finished_claims finished_claim:<id> finished:* asked:<who>
+-- ARGV[4]  how many   ARGV[5] number of this request; a repeat gets what is left of the same claim   ARGV[6] id for the new claim
 -- Returns  { 1, trajectory, ... } or, when there are fewer, { 0, how many there are }
 
-local wanted, id = tonumber(ARGV[4]), ARGV[5]
+local wanted, id = tonumber(ARGV[4]), ARGV[6]
 if not S.value_training then return redis.error_reply('UNKEPT this run keeps no finished trajectories') end
 local claim_key, reply = P .. 'finished_claim:' .. id, { 1 }
-if call('SISMEMBER', P .. 'finished_claims', id) == 1 then
+local order = order_of('claim_finished', ARGV[5])
+if order == 'late' then return LATE end
+if order == 'again' and call('HGET', ASKED, 'claim_finished:given') == '1' then
+  if call('SISMEMBER', P .. 'finished_claims', id) == 0 then return LATE end
   for _, tid in ipairs(call('ZRANGE', claim_key, 0, -1)) do reply[#reply + 1] = tid end
   return reply
 end
 
-local there = call('ZCARD', P .. 'finished')
-if there < wanted then return { 0, there } end
 allow_growth()
+local there = call('ZCARD', P .. 'finished')
+remember('claim_finished', ARGV[5], 'claim_finished:given', there < wanted and 0 or 1)
+if there < wanted then return { 0, there } end
 local taken = call('ZRANGE', P .. 'finished', 0, wanted - 1, 'WITHSCORES')
 for i = 1, #taken, 2 do
   local tid = taken[i]

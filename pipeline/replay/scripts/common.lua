@@ -5,8 +5,8 @@
 -- ARGV[1]  now in seconds, or '' for the server's own time
 -- ARGV[2]  worker, ARGV[3] epoch of the caller; '' and '0' for calls that need no incarnation
 --
--- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT, UNMARKED. Each is raised before the first write. Under `maxmemory` a server refuses the first
--- write of a script that may need memory, and never a later one, so a script either changes nothing or completes.
+-- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT, UNMARKED, LATE. Each is raised before the first write. Under `maxmemory` a server refuses
+-- the first write of a script that may need memory, and never a later one, so a script either changes nothing or completes.
 
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -9)
@@ -47,6 +47,26 @@ local function allow_growth() call('DEL', P .. 'never') end
 
 local function count(name, by) if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end end
 local function counter(name) return integer(call('HGET', COUNTERS, name)) end
+
+-- Calls that give something out, or take it back, carry a number that their caller counts up, one call of a kind at a time.
+-- {run}:asked:<who> keeps the last number of each kind with its answer. The same number again is a repeat, because the answer
+-- was lost: it gets the same answer and changes nothing. A lower one is a copy that its caller has given up long ago, which
+-- some connection delivered all the same: nobody would know of what it was given.
+local ASKED = P .. 'asked:' .. WHO
+local ASKED_FOR_S = 86400
+local LATE = redis.error_reply('LATE a copy of a request that later ones overtook')
+
+-- Return 'new', 'again' or 'late'.
+local function order_of(kind, number)
+  local last = integer(call('HGET', ASKED, kind))
+  if tonumber(number) > last then return 'new' end
+  return tonumber(number) == last and 'again' or 'late'
+end
+
+local function remember(kind, number, ...)
+  call('HSET', ASKED, kind, number, ...)
+  call('EXPIRE', ASKED, ASKED_FOR_S)
+end
 
 -- -- names ---------------------------------------------------------------------------------------------------------------
 

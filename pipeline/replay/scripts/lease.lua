@@ -1,14 +1,13 @@
 -- lease.lua: give an incarnation trajectories to extend: evaluation first, then what nobody holds, then new groups.
 --
--- Reads and writes  spec counters epochs holders held:* grant:<who> open parked again evaluation_open evaluation:<n> groups
+-- Reads and writes  spec counters epochs holders held:* asked:<who> open parked again evaluation_open evaluation:<n> groups
 --                   group:<n> trajectory:* chunk:* running running_age
--- ARGV[4]  how many at most        ARGV[5]  token of this request; a repeat of the last token gets the last answer again
+-- ARGV[4]  how many at most        ARGV[5]  number of this request
 -- ARGV[6]  version that the caller samples with, '' for the published one; one that is behind is given evaluation only
 -- Returns  { refusal or '', { trajectory, next index, prompt, last chunk or '', evaluation request or '' }, ... }
 
-local wanted, token = tonumber(ARGV[4]), ARGV[5]
+local wanted, number = tonumber(ARGV[4]), ARGV[5]
 local is_behind = ARGV[6] ~= '' and tonumber(ARGV[6]) < counter('version')
-local grant_key = P .. 'grant:' .. WHO
 
 local function row(tid)
   local key = trajectory_key(tid)
@@ -26,9 +25,11 @@ local function row(tid)
   return { tid, next_index, prompt, blob, request }
 end
 
-local last = call('HMGET', grant_key, 'token', 'trajectories', 'refusal')
-if last[1] == token then
-  local reply = { last[3] }
+local order = order_of('lease', number)
+if order == 'late' then return LATE end
+if order == 'again' then
+  local last = call('HMGET', ASKED, 'lease:refusal', 'lease:trajectories')
+  local reply = { last[1] }
   for tid in string.gmatch(last[2], '%S+') do
     if call('SISMEMBER', P .. 'held:' .. WHO, tid) == 1 then reply[#reply + 1] = row(tid) end
   end
@@ -146,6 +147,5 @@ while #names < wanted do
   reply[#reply + 1] = row(tid)
 end
 reply[1] = why or ''
-call('HSET', grant_key, 'token', token, 'trajectories', table.concat(names, ' '), 'refusal', reply[1])
-call('EXPIRE', grant_key, 3600)
+remember('lease', number, 'lease:refusal', reply[1], 'lease:trajectories', table.concat(names, ' '))
 return reply

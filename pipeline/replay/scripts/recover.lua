@@ -1,12 +1,15 @@
 -- recover.lua: settle the claims that a checkpoint holds, and return every other claim's units to ready.
 --
--- Writes   claims claim:* ready ready_age counters, and all that the settled units leave behind
--- ARGV[4..]  claims whose effect the checkpoint holds
+-- Writes   claims claim:* ready ready_age counters asked:<who>, and all that the settled units leave behind
+-- ARGV[4]  number of this request   ARGV[5..]  claims whose effect the checkpoint holds
 -- Returns  how many units came back
 
+local order = order_of('recover', ARGV[4])
+if order == 'late' then return LATE end
+if order == 'again' then return integer(call('HGET', ASKED, 'recover:returned')) end
 allow_growth()
 local applied, returned = {}, 0
-for i = 4, #ARGV do applied[ARGV[i]] = true end
+for i = 5, #ARGV do applied[ARGV[i]] = true end
 for _, id in ipairs(call('HKEYS', P .. 'claims')) do
   local units = call('ZRANGE', P .. 'claim:' .. id, 0, -1, 'WITHSCORES')
   for i = 1, #units, 2 do
@@ -20,4 +23,5 @@ for _, id in ipairs(call('HKEYS', P .. 'claims')) do
   call('DEL', P .. 'claim:' .. id)
 end
 call('DEL', P .. 'claims')
+remember('recover', ARGV[4], 'recover:returned', returned)
 return returned

@@ -1,12 +1,15 @@
 -- recover_finished.lua: forget the value batches that a checkpoint holds, and let every other claim's trajectories wait again.
 --
--- Writes   finished finished_claims finished_claim:* finished:* counters
--- ARGV[4..]  claims whose effect the checkpoint holds
+-- Writes   finished finished_claims finished_claim:* finished:* counters asked:<who>
+-- ARGV[4]  number of this request   ARGV[5..]  claims whose effect the checkpoint holds
 -- Returns  how many trajectories came back
 
+local order = order_of('recover_finished', ARGV[4])
+if order == 'late' then return LATE end
+if order == 'again' then return integer(call('HGET', ASKED, 'recover_finished:returned')) end
 allow_growth()
 local applied, returned = {}, 0
-for i = 4, #ARGV do applied[ARGV[i]] = true end
+for i = 5, #ARGV do applied[ARGV[i]] = true end
 for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
   local names = call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1, 'WITHSCORES')
   for i = 1, #names, 2 do
@@ -22,4 +25,5 @@ for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
   call('DEL', P .. 'finished_claim:' .. id)
 end
 call('DEL', P .. 'finished_claims')
+remember('recover_finished', ARGV[4], 'recover_finished:returned', returned)
 return returned

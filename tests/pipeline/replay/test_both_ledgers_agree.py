@@ -1,4 +1,5 @@
-"""Random operations on both ledgers at once: the same answers, the same books, and the promises that hold at every step.
+"""Random operations on both ledgers at once: the same answers, the same books, and the promises that hold at every step; and no
+repeat of a request whose reply was lost, nor a copy of it that arrives much later, changes a byte of what Redis holds.
 
 The budget is small by default. ``HEADRACE_LEDGER_EXAMPLES=500 HEADRACE_LEDGER_STEPS=200`` make a long run,
 and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be.
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import redis.asyncio
@@ -40,6 +43,7 @@ from pipeline.replay.memory import MemoryReplay
 from pipeline.replay.memory_admin import MemoryAdmin
 from pipeline.replay.redis import RedisReplay
 from pipeline.replay.redis_admin import RedisAdmin
+from protocol.errors import LedgerError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field
 from tests.pipeline.replay.builders import make_chunk, make_spec, reference, reward, value
@@ -49,6 +53,85 @@ STEPS = int(os.environ.get("HEADRACE_LEDGER_STEPS", "60"))
 SHRINK = bool(os.environ.get("HEADRACE_LEDGER_SHRINK"))
 WORKERS = ("generator-0", "generator-1", "generator-2")
 SCORER = Incarnation(Role.REWARD, "reward-0", 1)
+
+
+READING = {"totals", "audit", "queues", "waits"}
+ANSWERED_ALIKE = {
+    *(
+        "lease",
+        "give_back",
+        "overdue",
+        "fail_score",
+        "claim",
+        "claim_finished",
+        "recover",
+        "recover_finished",
+        "cancel",
+    ),
+}
+"""Calls whose repeat gets the first answer again; the repeat of a keyed write says that it is there already."""
+
+
+class LossyRedis(RedisReplay):
+    """Loses replies now and then, so that the request is sent again, and remembers requests whose copies may still arrive."""
+
+    def __init__(self, client, run: str, *, now, dice: random.Random) -> None:
+        super().__init__(client, run, now=now)
+        self._dice = dice
+        self._sent: list = []
+
+    async def _call(self, name, who, *args):
+        answer = await super()._call(name, who, *args)
+        if name in READING:
+            return answer
+        luck = self._dice.random()
+        if luck < 0.05:
+            await self._repeat(answer, name, who, args)
+        elif luck < 0.1 and self._sent:
+            await self._copy(*self._dice.choice(self._sent))
+        if name not in ("renew", "requeue", "retry"):  # a copy of these does again what it says: it moves a lease's end, ...
+            self._sent = [*self._sent[-60:], (name, who, args)]
+        return answer
+
+    async def _repeat(self, answer, name, who, args) -> None:
+        """The reply was lost, and the client asks again."""
+        before = await self.contents()
+        again = await super()._call(name, who, *args)
+        assert await self.contents() == before, f"a repeat of {name} changed the ledger"
+        assert name not in ANSWERED_ALIKE or again == answer, name
+        reached["repeated"] += 1
+
+    async def _copy(self, name, who, args) -> None:
+        """A connection that was given up delivers its request long after the answer."""
+        before = await self.contents()
+        with suppress(LedgerError):  # fenced by now, or overtaken
+            await super()._call(name, who, *args)
+        assert await self.contents() == before, f"a late copy of {name} changed the ledger"
+        reached["copied"] += 1
+
+    async def contents(self) -> list:
+        return await self._client.eval(CONTENTS, 0)
+
+
+CONTENTS = """
+local read = {
+  string = function(key) return redis.call('GET', key) end,
+  hash = function(key)
+    local flat, rows = redis.call('HGETALL', key), {}
+    for i = 1, #flat, 2 do rows[#rows + 1] = flat[i] .. '=' .. flat[i + 1] end
+    table.sort(rows)
+    return rows
+  end,
+  set = function(key) local found = redis.call('SMEMBERS', key) table.sort(found) return found end,
+  zset = function(key) return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end,
+  list = function(key) return redis.call('LRANGE', key, 0, -1) end,
+}
+local names, found = redis.call('KEYS', '*'), {}
+table.sort(names)
+for _, key in ipairs(names) do found[#found + 1] = { key, read[redis.call('TYPE', key).ok](key) } end
+return found
+"""
+"""All that a server holds, in an order that does not depend on how it holds it."""
 
 
 class BothLedgers(RuleBasedStateMachine):
@@ -63,7 +146,8 @@ class BothLedgers(RuleBasedStateMachine):
         self.client = redis.asyncio.Redis.from_url(url)
         self.run(self.client.flushall())
         self.memory = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
-        self.redis = RedisReplay(self.client, "test", now=lambda: self.now)
+        self.dice = random.Random(0)
+        self.redis = LossyRedis(self.client, "test", now=lambda: self.now, dice=self.dice)
         self.run(self.client.hset(keys.epochs("test"), mapping=self.epochs))
         self.admins = MemoryAdmin(self.memory, lambda worker: self.epochs.get(worker, 0)), RedisAdmin(self.redis)
         self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
@@ -115,6 +199,7 @@ class BothLedgers(RuleBasedStateMachine):
         prompt_filter=st.booleans(),
         group_size=st.sampled_from([2, 3]),
         has_dead_letter=st.booleans(),
+        seed=st.integers(0, 2**16),
     )
     def open(
         self,
@@ -127,8 +212,10 @@ class BothLedgers(RuleBasedStateMachine):
         prompt_filter,
         group_size,
         has_dead_letter,
+        seed,
         **rest,
     ) -> None:
+        self.dice.seed(seed)
         if self.unit is Unit.GROUP:
             group_size = 2
         else:
@@ -508,5 +595,6 @@ def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_ste
     assert reached["settled"] >= EXAMPLES // 10
     assert reached["learned"] >= EXAMPLES // 10
     assert reached["retried"] >= EXAMPLES // 10
+    assert min(reached["repeated"], reached["copied"]) >= EXAMPLES // 2
     if unit is Unit.CHUNK:
         assert reached["filtered"] >= EXAMPLES // 10

@@ -291,7 +291,13 @@ async def test_settling_twice_counts_once_and_leaves_nothing_behind(bench):
         await replay.fetch(claim)
     if bench.kind == "redis":
         left = {key.decode() for key in await bench.client.keys("*")}
-        assert left <= {"{test}:spec", "{test}:counters", "{test}:holders", "{test}:grant:generator-0#1"}
+        assert left <= {
+            "{test}:spec",
+            "{test}:counters",
+            "{test}:holders",
+            "{test}:asked:generator-0#1",
+            "{test}:asked:learner-0#1",
+        }
         assert int(await bench.client.hget("{test}:counters", "bytes")) == 0
 
 

@@ -11,6 +11,7 @@ from pipeline.replay.buffer import Claim, EvaluationRequest, Refusal, Unit, Writ
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable
+from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field
 from tests.pipeline.replay.builders import (
     GENERATOR,
@@ -148,7 +149,7 @@ async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_serve
     replays = [RedisReplay(client, "test") for _ in range(4)]
     await replays[0].open(spec)
     async with asyncio.TaskGroup() as group:
-        who = [GENERATOR, OTHER_GENERATOR, GENERATOR, OTHER_GENERATOR]
+        who = [Incarnation(Role.GENERATOR, f"generator-{number}", 1) for number in range(4)]
         grants = [
             group.create_task(replay.lease(name, max_trajectories=8)) for replay, name in zip(replays, who, strict=True)
         ]
@@ -163,7 +164,11 @@ async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_serve
         for trajectory, _ in leased:
             group.create_task(replays[1].write_score(SCORER, make_chunk(trajectory).id, reward()))
     async with asyncio.TaskGroup() as group:
-        claims = [group.create_task(replay.claim(LEARNER, policy_version=0)) for replay in replays]
+        learners = [Incarnation(Role.LEARNER, f"learner-{number}", 1) for number in range(4)]
+        claims = [
+            group.create_task(replay.claim(name, policy_version=0))
+            for replay, name in zip(replays, learners, strict=True)
+        ]
     units = [unit for task in claims if isinstance(task.result(), Claim) for unit in task.result().units]
     assert sorted(units, key=int) == [str(number) for number in range(16)]
     await client.aclose()
