@@ -44,7 +44,7 @@ class Requests:
 
     @asynccontextmanager
     async def one_at_a_time(self, name: str = "") -> AsyncGenerator[int]:
-        """Yield a number while no other request of this kind of promise is under way."""
+        """Yield a number for a request that gives out or takes back; no other such request is under way meanwhile."""
         async with self._lock:
             with self.number(name) as number:
                 yield number

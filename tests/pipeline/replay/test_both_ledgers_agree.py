@@ -576,6 +576,7 @@ reached: Counter[str] = Counter()
 """How often a story came to what matters most; a suite that never gets there would agree about nothing."""
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("unit", Unit)
 def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_step(redis_server, unit):
     reached.clear()
