@@ -365,8 +365,8 @@ class LedgerSection(Section):
 
     url: str | None = Field(
         default=None,
-        description="redis:// or rediss:// or unix://; absent: REDIS_URL, else an embedded server of this run. "
-        "Its password is written to no record.",
+        description="redis://, rediss://, unix:// or redis+sentinel://HOST,HOST/SERVICE; absent: REDIS_URL, else an embedded "
+        "server of this run. Its password is written to no record.",
     )
     allow_plaintext: bool = Field(
         default=False, description="Let a redis:// URL leave this host unencrypted; else rediss:// is asked for."

@@ -1,7 +1,8 @@
 """How every process reaches the ledger server.
 
-*Consumes* a URL: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password when there is one. *Produces* asyncio
-clients. *Waits for* at most ``timeout_s`` for a connection of the pool, for connecting, and for each answer.
+*Consumes* a URL: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password when there is one, or one that leads to a
+master by its Sentinels (``pipeline.replay.sentinel``). *Produces* asyncio clients. *Waits for* at most ``timeout_s`` for a
+connection of the pool, for connecting, and for each answer.
 
 Commands are repeated after a lost connection, and when the server says that it cannot serve now. Every ledger script may be
 repeated: writes are keyed, and calls that give something out or take it back are numbered, so that the server knows a repeat.
@@ -17,25 +18,31 @@ import redis.asyncio
 import redis.exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import ExponentialBackoff
 
 from pipeline.config.secrets import hide_password
 from pipeline.replay.faults import NOT_NOW
+from pipeline.replay.sentinel import SCHEMES as SENTINEL_SCHEMES
+from pipeline.replay.sentinel import master_pool, parse_sentinel_url
 from protocol.errors import ConfigError
 
 
 class _Cancellable(AbstractConnection):
-    """A connection whose writes a cancelled task does not survive.
+    """A connection whose writes a cancelled task does not survive, and which is made anew once for each attempt of a command.
 
     redis-py bounds a write by ``asyncio.wait_for``, which on Python 3.11 swallows a cancellation that comes as the write
     completes: nearly every one, on a fast socket. A worker would go on after its TaskGroup had told it to end.
-    ``asyncio.timeout`` bounds the same write and lets the cancellation through.
+    ``asyncio.timeout`` bounds the same write and lets the cancellation through. And a command on a lost connection would have
+    each of its attempts repeat the connecting as often as itself is repeated, and never ask a Sentinel for the new master.
     """
 
     __slots__ = ()
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         """Write a packed command within ``socket_timeout``. Raises redis-py's ConnectionError and TimeoutError."""
+        if not self.is_connected:
+            await self._connect_once()
         limit, self.socket_timeout = self.socket_timeout, None
         try:
             async with asyncio.timeout(limit):
@@ -46,6 +53,9 @@ class _Cancellable(AbstractConnection):
         finally:
             self.socket_timeout = limit
 
+    async def _connect_once(self) -> None:
+        await self.connect_check_health(check_health=False, retry_socket_connect=False)
+
 
 class _Tcp(_Cancellable, Connection):
     __slots__ = ()
@@ -55,12 +65,21 @@ class _Tls(_Cancellable, SSLConnection):
     __slots__ = ()
 
 
+class _Master(_Cancellable, SentinelManagedConnection):
+    async def _connect_once(self) -> None:
+        await self._connect_retry()  # redis-py's name for one attempt: it asks the Sentinels first
+
+
+class _TlsMaster(_Master, SentinelManagedSSLConnection):
+    pass
+
+
 class _Unix(_Cancellable, UnixDomainSocketConnection):
     __slots__ = ()
 
 
 _CANCELLABLE = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
-_SCHEMES = ("redis://", "rediss://", "unix://")
+_SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
 _LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, *NOT_NOW)
 
 
@@ -98,6 +117,11 @@ def connect(
     if url.startswith("rediss://"):
         settings |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True} | tls
     try:
+        if url.startswith(SENTINEL_SCHEMES):
+            address = parse_sentinel_url(url)
+            return redis.asyncio.Redis.from_pool(
+                master_pool(address, _TlsMaster if address.is_tls else _Master, settings)
+            )
         pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
     except ValueError as error:
         raise ConfigError(f"ledger URL {hide_password(url)!r} cannot be read: {error}") from error

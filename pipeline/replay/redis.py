@@ -366,13 +366,17 @@ class RedisReplay:
 
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
         """Run a script; raise the ledger's own errors."""
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self._client.register_script(load(name))
-        now = "" if self._now is None else repr(float(self._now()))
-        caller = ("", 0) if who is None else (who.worker, who.epoch)
         with ledger_faults(f"{name} for {who}" if who is not None else name):
-            return await script(keys=[self._counters], args=cast("Any", [now, *caller, *args]))
+            return await self._script(name)(keys=[self._counters], args=self._arguments(who, args))
+
+    def _script(self, name: str) -> AsyncScript:
+        if name not in self._scripts:
+            self._scripts[name] = self._client.register_script(load(name))
+        return self._scripts[name]
+
+    def _arguments(self, who: Incarnation | None, args: Iterable[object]) -> Any:
+        now = "" if self._now is None else repr(float(self._now()))
+        return [now, *(("", 0) if who is None else (who.worker, who.epoch)), *args]
 
     async def _pipelined(self, doing: str, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         # never MULTI: a server at its memory limit refuses even transactions that only read

@@ -21,7 +21,7 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ledger is and, when it is embedded, which process serves it."""
 
     url: str
-    """``redis://``, ``rediss://`` or ``unix://``, with the password."""
+    """``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, with the password."""
     is_embedded: bool = False
     socket: str = ""
     """Path of the embedded server's socket."""

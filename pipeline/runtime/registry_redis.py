@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import redis
 import redis.asyncio
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from pipeline.replay import keys
 from pipeline.replay.faults import ledger_faults
+from pipeline.replay.sentinel import blocking_client
 from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry_memory import SILENT_AFTER_S, check_grows, check_newest
 from protocol.ids import Incarnation, Role
@@ -152,8 +150,7 @@ class RedisHeartbeatWriter:
     def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
         keys_ = _Keys(run)
         self._keys = [keys_.epochs, keys_.heartbeats, keys_.seen]
-        once = Retry(NoBackoff(), 0)  # the next heartbeat is the retry
-        self._client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=once)  # pyright: ignore[reportUnknownMemberType]
+        self._client = blocking_client(url, timeout_s=timeout_s)  # the next heartbeat is the retry
         self._script = self._client.register_script((_SCRIPTS / "beat.lua").read_text("utf-8"))
 
     def beat(self, heartbeat: Heartbeat) -> bool:

@@ -89,7 +89,11 @@ class LossyRedis(RedisReplay):
             await self._repeat(answer, name, who, args)
         elif luck < 0.1 and self._sent:
             await self._copy(*self._dice.choice(self._sent))
-        if name not in ("renew", "requeue", "retry"):  # a copy of these does again what it says: it moves a lease's end, ...
+        if name not in (
+            "renew",
+            "requeue",
+            "retry",
+        ):  # a copy of these does again what it says: it moves a lease's end, ...
             self._sent = [*self._sent[-60:], (name, who, args)]
         return answer
 

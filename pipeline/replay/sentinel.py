@@ -1,0 +1,111 @@
+"""A ledger server that Sentinels watch over: whoever connects asks them which server is the master now.
+
+*Consumes* ``redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db][?option=value&...]``, or
+``rediss+sentinel://`` for TLS to servers and Sentinels. *Produces* clients that follow the master. *Waits for* a Sentinel's
+answer, at most two seconds each; while there is no master the connection attempt fails and is repeated as any other.
+
+User and password are the servers'; the Sentinels' own, where they have some, are ``sentinel_username`` and
+``sentinel_password``. Every other option is redis-py's, for the servers (``ssl_ca_certs`` and its like for both). Any Sentinel
+port left out is 26379.
+
+What a failover can lose: replication is asynchronous, so the last writes that the old master took may be unknown to the new
+one. The ledger is then as after a power cut: writers that are ahead of it are told so and sample again, and the learner goes
+back to its checkpoint when units that it trained come back. ``min-replicas-to-write 1`` on the servers keeps a master that was
+cut off from taking writes that will be lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlencode
+
+import redis
+import redis.sentinel
+from redis.asyncio import sentinel as asyncio_sentinel
+from redis.asyncio.connection import BlockingConnectionPool, parse_url
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+SCHEMES: Final = ("redis+sentinel://", "rediss+sentinel://")
+DEFAULT_PORT: Final = 26379
+_ANSWER_S = 2.0
+_OWN = {"sentinel_username": "username", "sentinel_password": "password"}
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelAddress:
+    """What a Sentinel URL says."""
+
+    sentinels: tuple[tuple[str, int], ...]
+    service: str
+    node: dict[str, Any]
+    """redis-py's settings of a connection to a server: db, username, password and other options."""
+    own: dict[str, Any]
+    """Settings of a connection to a Sentinel."""
+    is_tls: bool
+
+
+def parse_sentinel_url(url: str) -> SentinelAddress:
+    """Read a Sentinel URL. Raises ValueError that says what is wrong with it, without the password."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    user, at, place = place.rpartition("@")
+    hosts, _, path = place.partition("/")
+    service, _, db = path.partition("/")
+    if not service:
+        raise ValueError("it names no service; expected .../SERVICE or .../SERVICE/DB after the Sentinels")
+    if db and not db.isdecimal():
+        raise ValueError(f"its database is {db!r}; expected a number")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    own = {name: options.pop(option) for option, name in _OWN.items() if option in options}
+    is_tls = scheme == "rediss+sentinel"
+    tail = f"?{urlencode(options)}" if options else ""
+    node: dict[str, Any] = dict(parse_url(f"{'rediss' if is_tls else 'redis'}://{user}{at}master/{db}{tail}"))
+    for name in ("host", "port", "connection_class"):
+        node.pop(name, None)
+    shared = {name: value for name, value in node.items() if name.startswith("ssl_")}
+    return SentinelAddress(tuple(_member(host) for host in hosts.split(",")), service, node, shared | own, is_tls)
+
+
+def _member(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not colon:
+        host, port = text, str(DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is no Sentinel; expected HOST or HOST:PORT, several of them with commas between")
+    return host.strip("[]"), int(port)
+
+
+class MasterPool(asyncio_sentinel.SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to whichever server is the master; a caller that finds all in use waits its turn."""
+
+    async def aclose(self) -> None:
+        """Close the connections, and those to the Sentinels."""
+        await super().aclose()  # pyright: ignore[reportUnknownMemberType]
+        await cast("Any", self.sentinel_manager).aclose()
+
+
+def master_pool(address: SentinelAddress, connection_class: type, settings: dict[str, Any]) -> MasterPool:
+    """Return a pool of ``connection_class``, one of redis-py's Sentinel-managed ones."""
+    own: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, **address.own}
+    sentinels = asyncio_sentinel.Sentinel(
+        address.sentinels, sentinel_kwargs=own | {"retry": AsyncRetry(NoBackoff(), 0), "ssl": address.is_tls}
+    )
+    return MasterPool(address.service, sentinels, connection_class=connection_class, **settings | address.node)
+
+
+def blocking_client(url: str, *, timeout_s: float) -> redis.Redis:
+    """Return a client for a thread of its own, which tries once: of the server at ``url``, or of the master it leads to."""
+    settings: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not url.startswith(SCHEMES):
+        return cast("Any", redis.Redis).from_url(url, **settings)
+    address = parse_sentinel_url(url)
+    tls = {"ssl": True} if address.is_tls else {}
+    sentinels = redis.sentinel.Sentinel(address.sentinels, sentinel_kwargs={**settings, **address.own, **tls})
+    return cast("Any", sentinels).master_for(address.service, **settings | address.node | tls)
