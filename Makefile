@@ -20,7 +20,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm vllm check format drill bench clean
+.PHONY: help demo test test-vllm vllm check format drill bench soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -81,6 +81,9 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.learner --json bench-results/learner.json
 	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
+
+soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
+	$(BIN)/python -m ops.ledger_soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
 
 clean: ## remove the environments and caches, never runs
 	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

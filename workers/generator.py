@@ -30,6 +30,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.replay.buffer import ChunkWrite, Lease, Refusal, WriteStatus
 from pipeline.replay.spec import ledger_spec
+from pipeline.rework import Tally
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox
 from pipeline.runtime.registry import WaitingFor, WeightsAnnouncement
@@ -90,6 +91,7 @@ class Generator(Actor):
         self._engine: GenerationEngine = await self.ctx.compute(build_generation_engine, config)
         self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
+        self._tally = Tally(self.ctx.run_dir, self.ctx.who)
         self._decode_s = 0.0
         self._next_weights_look = 0.0
         self._next_renewal = 0.0
@@ -128,7 +130,7 @@ class Generator(Actor):
                 continue
             self.ctx.waiting_for(WaitingFor.COMPUTE)
             started = time.perf_counter()
-            windows = await self.ctx.compute(self._engine.advance, self.ctx.config.generation.steps_per_turn)
+            windows = await self.ctx.compute(self._decode)
             self._decode_s += time.perf_counter() - started
             for window in windows:
                 await self._pass_on(window)
@@ -152,10 +154,23 @@ class Generator(Actor):
         await self.ctx.replay.give_back(self.ctx.who)
 
     async def teardown(self) -> None:
-        """End what the engine runs on."""
+        """End what the engine runs on; what was sampled stays known."""
+        self._tally.close()
         await self.ctx.compute(self._engine.close)
 
     # -- the decode loop -----------------------------------------------------------------------------------------------
+
+    def _decode(self) -> list[Window]:
+        """Decode for a turn, one step at a time: what a generator that is killed had sampled is known to the step."""
+        windows: list[Window] = []
+        for _ in range(self.ctx.config.generation.steps_per_turn):
+            windows += self._engine.advance(1)
+            stats = self._engine.stats()
+            num_refused = int(self.ctx.counters.get("refused_tokens", 0))
+            self._tally.write(num_sampled=stats.num_sampled_tokens, num_refused=num_refused, num_held=len(self._held))
+            if stats.num_live == 0 or (windows and stats.num_live < self._engine.num_slots):
+                break
+        return windows
 
     async def _pass_on(self, window: Window) -> None:
         while self._finished.full():

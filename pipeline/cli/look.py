@@ -84,15 +84,29 @@ def queues(run: Path | None, as_json: bool) -> None:
 @run_argument
 @json_option
 def audit(run: Path | None, as_json: bool) -> int:
-    """Check the conservation law: admitted = trained + dropped + in flight, for groups, trajectories and tokens."""
+    """Check the conservation law: admitted = trained + dropped + in flight, for groups, trajectories and tokens.
+
+    Also says how many tokens are generated again because a generator died.
+    """
+    from pipeline.rework import in_words, read_rework, rework_rows
+    from pipeline.runtime.registry_memory import SILENT_AFTER_S
 
     async def look() -> int:
         async with attach(run) as at:
             found = await at.replay.audit()
+            beats, now = await at.registry.heartbeats(), time.time()
+            rework = read_rework(
+                at.run_dir,
+                found.tokens_stored,
+                {str(beat.who) for beat in beats if now - beat.at_s < SILENT_AFTER_S},
+                window_tokens=at.config.generation.window_tokens,
+            )
             if as_json:
                 parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens", "finished")}
                 differences = {name: balance.difference for name, balance in parts.items()}
-                echo_json({"balances": found.balances, "difference": differences, **parts})
+                echo_json(
+                    {"balances": found.balances, "difference": differences, **parts, "rework": rework_rows(rework)}
+                )
             else:
                 from rich.console import Console
 
@@ -100,6 +114,8 @@ def audit(run: Path | None, as_json: bool) -> int:
 
                 console = Console()
                 console.print(audit_table(found))
+                if rework:
+                    console.print(in_words(rework), highlight=False)
                 console.print("it balances" if found.balances else "[red]it does not balance: this is a bug[/red]")
             return 0 if found.balances else 1
 

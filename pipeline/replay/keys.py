@@ -14,7 +14,7 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | key | type | meaning | lifetime |
 |---|---|---|---|
 | ``{run}:spec`` | hash | what the ledger was made with, setting -> text | the run |
-| ``{run}:counters`` | hash | version, credit, stored bytes, admitted/trained/dropped by reason | the run |
+| ``{run}:counters`` | hash | version, credit, bytes, admitted, trained, dropped:reason, stored:<incarnation> | the run |
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
 | ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, scored, accuracy, mixed, live, trained, reason | until settled |

@@ -152,6 +152,7 @@ class MemoryReplay:
         t.num_tokens += chunk.num_tokens
         t.next, t.since_s, t.final = index + 1, now, final
         self._touch(s, who, now)
+        s.stored_by[str(who)] += chunk.num_tokens
         if final:
             s.let_go(trajectory, str(who))
         needed = s.needed_fields(trajectory, final=final)

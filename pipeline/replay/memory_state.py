@@ -46,6 +46,7 @@ class LedgerState:
         self.closed = False
         self.admitted: Counter[str] = Counter()
         self.trained: Counter[str] = Counter()
+        self.stored_by: Counter[str] = Counter()
         self.dropped: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
         self.groups: dict[int, GroupRecord] = {}
         self.trajectories: dict[TrajectoryId, TrajectoryRecord] = {}

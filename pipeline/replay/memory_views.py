@@ -46,7 +46,7 @@ def audit_of(s: LedgerState) -> Audit:
     def balance(currency: str) -> Balance:
         return Balance(s.admitted[currency], s.trained[currency], dict(+s.dropped[currency]), dict(+found[currency]))
 
-    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), s.finished.balance())
+    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), s.finished.balance(), dict(s.stored_by))
 
 
 def _walk(s: LedgerState, trajectory: TrajectoryId, shared: str, found: dict[str, Counter[str]]) -> str:

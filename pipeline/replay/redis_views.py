@@ -49,7 +49,8 @@ def audit_from(reply: Sequence[Any]) -> Audit:
             in_flight[currency],
         )
 
-    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), balance("finished"))
+    stored = {name.removeprefix("stored:"): by for name, by in counters.items() if name.startswith("stored:")}
+    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), balance("finished"), stored)
 
 
 def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:

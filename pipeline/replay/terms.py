@@ -305,6 +305,8 @@ class Audit:
     finished: Balance = field(default_factory=lambda: Balance(0, 0))
     """What the value worker may claim: admitted once finished, scored and valued; trained once settled by it; in flight while
     waiting or claimed."""
+    tokens_stored: dict[str, int] = field(default_factory=dict[str, int])
+    """Tokens of all chunks ever stored, evaluation included, by the incarnation that wrote them."""
 
     @property
     def balances(self) -> bool:

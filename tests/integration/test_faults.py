@@ -71,8 +71,10 @@ def test_a_dead_learner_a_frozen_generator_and_a_dead_server_are_replaced_and_no
 
         address = read_address(run.run_dir)
         assert address is not None
+        epochs = {worker: row["epoch"] for worker, row in run.workers().items()}
         os.kill(address.pid, signal.SIGKILL)
         goes_on(run, "the ledger server's death")
+        assert {worker: row["epoch"] for worker, row in run.workers().items()} == epochs, "a worker did not ride it out"
         fresh = read_address(run.run_dir)
         assert fresh is not None
         assert fresh.pid != address.pid

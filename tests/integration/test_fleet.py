@@ -56,7 +56,13 @@ def test_killed_generator_reward_and_reference_workers_are_replaced_and_the_ledg
         assert run.audit()["balances"] is True
         run.command("down", str(run.run_dir))
         assert run.finish() == 0
-        assert run.audit()["balances"] is True
+        audit = run.audit()
+        assert audit["balances"] is True
+        again = {row["who"]: row for row in audit["rework"]}
+        killed = again.pop(f"generator-0#{before['generator-0']['epoch']}")
+        assert killed["num_stored"] > 0
+        assert killed["num_unwritten"] <= killed["limit"], "more than a window for each trajectory is generated again"
+        assert not any(row["num_unwritten"] for row in again.values()), "a generator that drained left tokens behind"
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ call('HINCRBY', tkey, 'tokens', tokens)
 call('HSET', tkey, 'next', index + 1, 'oldest', math.min(oldest, tonumber(t[3] or oldest)),
   'newest', math.max(newest, tonumber(t[4] or newest)), 'since', string.format('%.17g', now))
 touch(WHO)
+count('stored:' .. WHO, tokens)
 if final then
   call('HSET', tkey, 'final', 1)
   let_go(tid, WHO)
