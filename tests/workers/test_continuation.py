@@ -32,7 +32,13 @@ class _OnePrompt:
     """A stream of the same prompt."""
 
     def __init__(self, tokens: list[int]) -> None:
-        self._prompt = Prompt("train:0", np.array(tokens, np.int32), "12+34=", "46", "arithmetic")
+        self._prompt = Prompt(
+            prompt_id="train:0",
+            tokens=np.array(tokens, np.int32),
+            text="12+34=",
+            answer="46",
+            verifier="arithmetic",
+        )
 
     def at(self, position: int) -> Prompt:
         del position
@@ -91,6 +97,7 @@ class Ledger:
         return all(self.replay.state.trajectories[member].final for member in MEMBERS)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("turns", [[1, 200], [2, 3, 1, 200], [3, 2, 2, 2, 200]])
 async def test_a_trajectory_goes_on_identically_whoever_continues_it_and_at_most_a_window_is_sampled_again(
     tmp_path: Path, turns: list[int]

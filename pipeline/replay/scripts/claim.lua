@@ -17,8 +17,11 @@ if order == 'again' and call('HGET', ASKED, 'claim:given') == '1' then
   return reply
 end
 
+if order == 'again' then
+  local wait, ready, needed, oldest = string.match(call('HGET', ASKED, 'claim:refused'), '^(%S+) (%d+) (%d+) (.*)$')
+  return { wait, tonumber(ready), tonumber(needed), oldest }
+end
 allow_growth()
-remember('claim', ARGV[5], 'claim:given', 0)
 local edge = updates_in(version) - S.eta
 for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
   end_unit(name, 'stale')
@@ -29,7 +32,9 @@ local ready = call('ZRANGE', P .. 'ready', 0, -1, 'WITHSCORES')
 local num_ready = #ready / 2
 
 local function refuse(wait)
-  return { wait, num_ready, needed, call('ZRANGE', P .. 'running', 0, 0)[1] or '' }
+  local oldest = call('ZRANGE', P .. 'running', 0, 0)[1] or ''
+  remember('claim', ARGV[5], 'claim:given', 0, 'claim:refused', table.concat({ wait, num_ready, needed, oldest }, ' '))
+  return { wait, num_ready, needed, oldest }
 end
 
 if num_ready < needed then

@@ -16,9 +16,10 @@ if order == 'again' and call('HGET', ASKED, 'claim_finished:given') == '1' then
   return reply
 end
 
+if order == 'again' then return { 0, integer(call('HGET', ASKED, 'claim_finished:there')) } end
 allow_growth()
 local there = call('ZCARD', P .. 'finished')
-remember('claim_finished', ARGV[5], 'claim_finished:given', there < wanted and 0 or 1)
+remember('claim_finished', ARGV[5], 'claim_finished:given', there < wanted and 0 or 1, 'claim_finished:there', there)
 if there < wanted then return { 0, there } end
 local taken = call('ZRANGE', P .. 'finished', 0, wanted - 1, 'WITHSCORES')
 for i = 1, #taken, 2 do
