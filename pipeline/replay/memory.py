@@ -334,7 +334,7 @@ class MemoryReplay:
         for claim in there:
             for name in s.claims.pop(claim).units:
                 s.end_unit(name, None)
-        if num_updates is not None:
+        if num_updates is not None and (there or num_updates not in s.milestones):
             s.mark(num_updates)
         return len(there)
 

@@ -265,7 +265,8 @@ class RedisReplay:
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
         """Count from these weights on; return the credit of the trained units that are given up."""
-        return await self._call("resume_from", who, restart.policy_version, restart.num_updates)
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("resume_from", who, restart.policy_version, restart.num_updates, number)
 
     async def restarts(self) -> tuple[Restart, ...]:
         """Return all restarts, by version."""

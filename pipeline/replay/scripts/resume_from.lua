@@ -1,13 +1,15 @@
 -- resume_from.lua: say which weights the learner goes on from, count what later updates had learned as given up, and open
 -- admission.
 --
--- Writes   lineage milestones counters
--- ARGV[4]  version under which the weights are published   ARGV[5] updates in them
+-- Writes   lineage milestones counters asked:<who>
+-- ARGV[4]  version under which the weights are published   ARGV[5] updates in them   ARGV[6] number of this request
 -- Returns  credit of the trained units that are given up
 -- Errors   UNMARKED: trained units would be given up, and nobody knows how many. Nothing has changed.
 
 local version, updates = tonumber(ARGV[4]), tonumber(ARGV[5])
-local given_up = 0
+local given_up, order = 0, order_of('resume_from', ARGV[6])
+if order == 'late' then return LATE end
+if order == 'again' then return integer(call('HGET', ASKED, 'resume_from:given_up')) end
 if call('ZCOUNT', P .. 'milestones', '(' .. updates, '+inf') > 0 then
   local known = call('ZRANGEBYSCORE', P .. 'milestones', updates, updates)[1]
   if not known and updates > 0 then
@@ -34,4 +36,5 @@ call('ZREMRANGEBYSCORE', P .. 'lineage', version, '+inf')
 call('ZADD', P .. 'lineage', version, string.format('%d:%d', version, updates))
 call('HDEL', COUNTERS, 'closed')
 call('HSET', COUNTERS, 'version', math.max(counter('version'), version))
+remember('resume_from', ARGV[6], 'resume_from:given_up', given_up)
 return given_up

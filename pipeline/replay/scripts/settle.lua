@@ -15,5 +15,7 @@ for i = 5, #ARGV do
     settled = settled + 1
   end
 end
-if ARGV[4] ~= '' then mark(tonumber(ARGV[4])) end
+-- a copy that arrives late must not date what was trained since back to these updates
+local is_marked = ARGV[4] ~= '' and call('ZCOUNT', P .. 'milestones', ARGV[4], ARGV[4]) == 1
+if ARGV[4] ~= '' and (settled > 0 or not is_marked) then mark(tonumber(ARGV[4])) end
 return settled
