@@ -114,6 +114,7 @@ class Story:
         """End the round: nothing may be in flight, and nothing stored."""
         await self._both("close_admission", self._who("learner"))
         self._happened["groups cancelled"] += await self._both("cancel_in_flight", self._who("learner"))
+        await self._settle_batches()
         audit = await self._audit()
         left = audit.groups.in_flight | audit.trajectories.in_flight | audit.tokens.in_flight | audit.finished.in_flight
         self._expect(not left, f"something is in flight at the end: {left}")
@@ -321,10 +322,14 @@ class Story:
         self._batches.append((ours, theirs))
         self._happened["value batches"] += 1
         if self._dice.random() < 0.4:
-            names = [tuple(pair[side].claim_id for pair in self._batches) for side in (0, 1)]
-            settled_there = await self._redis.settle_finished(who, names[1])
-            self._same(await self._memory.settle_finished(who, names[0]), settled_there, "settle_finished")
-            self._batches.clear()
+            await self._settle_batches()
+
+    async def _settle_batches(self) -> None:
+        who = self._who("value")
+        ours, theirs = (tuple(pair[side].claim_id for pair in self._batches) for side in (0, 1))
+        settled_there = await self._redis.settle_finished(who, theirs)
+        self._same(await self._memory.settle_finished(who, ours), settled_there, "settle_finished")
+        self._batches.clear()
 
     async def _value_worker_dies(self) -> None:
         await self._register("value")
