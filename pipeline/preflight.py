@@ -13,7 +13,6 @@ import socket
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from pipeline.algorithms.catalogue import declaration
 from pipeline.config.schema import RunConfig
@@ -105,9 +104,14 @@ async def _check_ledger(config: RunConfig) -> None:
 
 def _check_encryption(url: str, *, allowed: bool) -> None:
     """Refuse a plain connection that leaves this host: whoever reads it has the password, and with it the run."""
-    parts = urlsplit(url)
-    hosts = [host.rpartition(":")[0] or host for host in parts.netloc.rpartition("@")[2].split(",")]
-    if allowed or parts.scheme != "redis" or all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts):
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
+    hosts = [host.rpartition(":")[0] or host for host in place.split(",")]
+    if (
+        allowed
+        or scheme not in ("redis", "redis+sentinel")
+        or all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts)
+    ):
         return
     raise ConfigError(
         f"the ledger's URL {hide_password(url)} sends password and data over the network in the clear; use rediss:// (a "

@@ -130,7 +130,7 @@ class Generator(Actor):
                 continue
             self.ctx.waiting_for(WaitingFor.COMPUTE)
             started = time.perf_counter()
-            windows = await self.ctx.compute(self._decode)
+            windows = await self.ctx.compute(self._sample)
             self._decode_s += time.perf_counter() - started
             for window in windows:
                 await self._pass_on(window)
@@ -160,7 +160,7 @@ class Generator(Actor):
 
     # -- the decode loop -----------------------------------------------------------------------------------------------
 
-    def _decode(self) -> list[Window]:
+    def _sample(self) -> list[Window]:
         """Decode for a turn, one step at a time: what a generator that is killed had sampled is known to the step."""
         windows: list[Window] = []
         for _ in range(self.ctx.config.generation.steps_per_turn):

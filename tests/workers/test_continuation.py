@@ -80,7 +80,7 @@ class Ledger:
         """Lease, decode and write for some turns, then stop where it is, as a killed process does."""
         for _ in range(turns):
             await generator._lease_and_resume()
-            for window in generator._decode():
+            for window in generator._sample():
                 await generator._write(window)
         generator.ctx.close()
         generator._tally.close()
