@@ -152,9 +152,10 @@ def test_no_record_and_no_message_shows_the_ledgers_password(url: str, tmp_path:
         assert SECRET not in str(caught.value)
 
 
-def test_a_ledger_url_that_leaves_the_host_in_the_clear_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", ["://:{}@192.0.2.7:6379/0", "+sentinel://:{}@127.0.0.1,192.0.2.7:26379/ledger"])
+def test_a_ledger_url_that_leaves_the_host_in_the_clear_is_refused(rest: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in the clear") as caught:
-        preflight(op_config(tmp_path, f"ledger.url=redis://:{SECRET}@192.0.2.7:6379/0"))
+        preflight(op_config(tmp_path, f"ledger.url=redis{rest.format(SECRET)}"))
     assert SECRET not in str(caught.value)
 
 
