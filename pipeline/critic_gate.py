@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.config.schema import RunConfig, ValueSection
+from pipeline.config.learning import ValueSection
+from pipeline.config.schema import RunConfig
 from pipeline.runtime.registry import Heartbeat
 from pipeline.runtime.status import SILENT_AFTER_S
 from protocol.ids import Role

@@ -39,7 +39,7 @@ def score(file: Path, verifier: str | None, by: str | None, timeout_s: float, pr
 
     Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and further columns.
     """
-    from pipeline.config.schema import RewardSection
+    from pipeline.config.learning import RewardSection
     from pipeline.rewards.offline import score_file
 
     report = score_file(file, verifier, config=RewardSection(timeout_s=timeout_s, processes=processes), by=by)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.schema import DataSection, ModelSection, RunConfig, ValueSection
+from pipeline.config.learning import DataSection, ModelSection, ValueSection
+from pipeline.config.schema import RunConfig
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate, opens, view_critic
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from protocol.ids import Incarnation, Role

@@ -23,7 +23,9 @@ import pipeline.checkpoints
 import workers.learner
 import workers.publishing
 from pipeline.batching import TrainingSample
-from pipeline.config.schema import AlgorithmSection, CheckpointSection, RunConfig, RunSection, WeightsSection
+from pipeline.config.learning import AlgorithmSection
+from pipeline.config.running import CheckpointSection, RunSection, WeightsSection
+from pipeline.config.schema import RunConfig
 from pipeline.history import UpdateRow, read_history
 from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.memory import MemoryReplay

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from pipeline.config.schema import ModelSection
+from pipeline.config.learning import ModelSection
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.replay.memory import MemoryReplay
 from pipeline.rework import Tally, in_words, read_rework

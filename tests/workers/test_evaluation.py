@@ -12,7 +12,7 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.config.schema import EvaluationSection
+from pipeline.config.learning import EvaluationSection
 from pipeline.replay.memory import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext

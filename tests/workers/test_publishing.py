@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.config.schema import RunConfig, WeightsSection
+from pipeline.config.running import WeightsSection
+from pipeline.config.schema import RunConfig
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor

@@ -16,7 +16,8 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 import workers.value
-from pipeline.config.schema import AlgorithmSection, RunConfig, ValueSection
+from pipeline.config.learning import AlgorithmSection, ValueSection
+from pipeline.config.schema import RunConfig
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.replay.buffer import Unit, WriteStatus

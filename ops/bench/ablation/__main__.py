@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
     made = list(outcomes(folder, table.variants, max(options.seeds, options.other_seeds)))
     command = f"headrace bench ablation {table.name} --seeds {options.seeds} --other-seeds {options.other_seeds}"
+    command += f" --held-out {options.held_out}"
     options.out.mkdir(parents=True, exist_ok=True)
     page = as_markdown(table, made, command)
     (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")

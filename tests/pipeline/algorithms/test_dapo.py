@@ -13,7 +13,8 @@ from pipeline.algorithms import Algorithm, NonFiniteUnit, build
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.kl import KLEstimator
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.config.schema import AlgorithmSection, DataSection, ModelSection, RunConfig
+from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.schema import RunConfig
 from pipeline.replay.buffer import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore

@@ -20,7 +20,8 @@ from pipeline.algorithms.objective import Objective, Surrogate
 from pipeline.algorithms.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from pipeline.algorithms.rloo import Rloo
 from pipeline.batching import TrainingSample
-from pipeline.config.schema import AlgorithmSection, DataSection, ModelSection, RunConfig
+from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.schema import RunConfig
 from tests.pipeline.algorithms.packed import few
 from tests.pipeline.algorithms.units import group_unit
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pipeline.config.schema import RewardSection
+from pipeline.config.learning import RewardSection
 from pipeline.rewards.cli import score
 from pipeline.rewards.offline import score_file
 from protocol.errors import ConfigError, DataError

@@ -9,7 +9,9 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.config.schema import DataSection, LedgerSection, ModelSection, RunConfig, RunSection, SupervisorSection
+from pipeline.config.learning import DataSection, ModelSection
+from pipeline.config.running import LedgerSection, RunSection, SupervisorSection
+from pipeline.config.schema import RunConfig
 from pipeline.replay.memory import MemoryReplay
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext, Transport

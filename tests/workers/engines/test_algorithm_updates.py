@@ -12,7 +12,9 @@ import torch
 from pipeline.algorithms import Algorithm, build
 from pipeline.algorithms.catalogue import DECLARATIONS
 from pipeline.algorithms.rules import RULES
-from pipeline.config.schema import AlgorithmSection, DataSection, GenerationSection, ModelSection, RunConfig
+from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.running import GenerationSection
+from pipeline.config.schema import RunConfig
 from pipeline.replay.buffer import ClaimedUnit, Unit
 from tests.pipeline.algorithms.value_units import (
     Response,

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.schema import DataSection, GenerationSection, ModelSection, RunConfig
+from pipeline.config.learning import DataSection, ModelSection
+from pipeline.config.running import GenerationSection
+from pipeline.config.schema import RunConfig
 from protocol.errors import ConfigError, DataError, EngineError
 from tests.workers.engines.tiny import make_samples, plain_logprobs, ragged, tiny_model
 from workers.engines.scoring import ScoringEngine, ScoringRequest

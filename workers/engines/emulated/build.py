@@ -19,7 +19,8 @@ from workers.engines.emulated.training import EmulatedTraining
 from workers.engines.emulated.value import EmulatedValue
 
 if TYPE_CHECKING:
-    from pipeline.config.schema import EmulationSection, RunConfig
+    from pipeline.config.running import EmulationSection
+    from pipeline.config.schema import RunConfig
 
 _BYTES_PER_WEIGHT = 4
 

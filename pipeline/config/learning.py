@@ -1,0 +1,237 @@
+"""What is learned, from what, and how: the sections of a run file that a paper would tell.
+
+Each setting says its unit and where its default comes from. What one demands of another is checked in
+``pipeline.config.schema``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import Field, model_validator
+
+from pipeline.algorithms.catalogue import PRESETS
+from pipeline.config.base import Fraction, Positive, Section
+
+
+class ModelSection(Section):
+    """The policy to start from."""
+
+    path: Path = Field(description="Folder of a Hugging Face causal LM with its tokenizer.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Learner's compute type; weights stay fp32."
+    )
+    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    reference_path: Path | None = Field(
+        default=None, description="Frozen reference policy; the start policy when absent."
+    )
+    gradient_checkpointing: bool = False
+
+
+class DataSection(Section):
+    """Prompts."""
+
+    train: tuple[Path, ...] = Field(
+        description="JSONL or Parquet files: prompt or messages, answer, verifier, more columns kept."
+    )
+    evaluation: tuple[Path, ...] = Field(default=(), description="Held-out prompts; never trained on.")
+    verifier: str = Field(default="arithmetic", description="For lines that name none.")
+    max_prompt_tokens: Positive = Field(default=2048, description="Longer prompts are reported and skipped.")
+    epochs: int | None = Field(default=None, ge=1, description="Passes over the training prompts; endless when absent.")
+    shuffle: bool = True
+    prompt_template: str = Field(
+        default="{prompt}", description="Applied to `prompt` columns; messages use the chat template."
+    )
+
+
+class AlgorithmSection(Section):
+    """The objective. Formulas: pipeline/algorithms/README.md. A name brings its source's settings as defaults:
+    pipeline/algorithms/catalogue.py."""
+
+    name: Literal[
+        "dapo",
+        "grpo",
+        "dr-grpo",
+        "rloo",
+        "reinforce++",
+        "reinforce++-baseline",
+        "gspo",
+        "cispo",
+        "ppo",
+        "vapo",
+        "tppo",
+    ] = "dapo"
+    group_size: Positive = Field(default=16, description="G, responses a prompt. DAPO: 16.")
+    groups_per_update: Positive = Field(default=32, description="Prompts in one update's batch.")
+    num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
+    surrogate: Literal["clip", "gspo", "cispo"] = Field(
+        default="clip", description="Token ratio, sequence ratio (GSPO), or clipped weight (CISPO)."
+    )
+    clip_low: float = Field(
+        default=0.2, gt=0.0, le=1.0, description="eps_low. DAPO eq. 8; 1 leaves the bound off (CISPO)."
+    )
+    clip_high: float = Field(default=0.28, gt=0.0, description="eps_high. DAPO eq. 8.")
+    dual_clip: float = Field(
+        default=10.0,
+        ge=0.0,
+        description="c > 1 bounds the loss where the advantage is negative; 0 is off. DAPO recipe 10.",
+    )
+    loss_aggregation: Literal[
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
+    ] = "token-mean"
+    normalize_std: bool = Field(default=True, description="Divide group advantages by the unbiased std + 1e-6.")
+    kl_coefficient: float = Field(
+        default=0.0, ge=0.0, description="Weight of KL(policy || reference); 0 needs no reference."
+    )
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
+    entropy_coefficient: float = 0.0
+    importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = Field(
+        default="tis", description="Correction of behaviour against proximal policy; algorithms README, off-policy."
+    )
+    proximal: Literal["recompute", "interpolate"] = Field(
+        default="recompute",
+        description="Proximal log-probs: one more forward pass, or guessed between behaviour and current policy.",
+    )
+    importance_cap: float = Field(default=2.0, gt=0.0, description="C of TIS; upper bound of IcePop.")
+    importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
+    dynamic_sampling: bool = Field(default=True, description="Drop groups without signal by raw accuracy. DAPO eq. 11.")
+    oversampling: float = Field(
+        default=1.0, ge=1.0, description="Work in flight over what one update needs, for the filter."
+    )
+    max_generation_batches: int = Field(
+        default=10,
+        ge=0,
+        description="Batches without signal in a row before the run ends as hopeless; 0: never. DAPO recipe 10.",
+    )
+    # With a critic (ppo, vapo, tppo):
+    gamma: Fraction = Field(default=1.0, description="Discount. VAPO, T-PPO: 1.")
+    gae_lambda: Fraction = Field(default=0.95, description="Policy's lambda, where it does not adapt to the length.")
+    adaptive_lambda_alpha: float = Field(
+        default=0.0, ge=0.0, description="lambda = 1 - 1 / (alpha l), clamped; VAPO eq. 8: 0.05. 0 is off."
+    )
+    adaptive_lambda_floor: Fraction = Field(default=0.0, description="Least adaptive lambda. T-PPO: 0.95.")
+    whiten: bool = Field(default=True, description="Whiten critic advantages over the valid tokens of the whole batch.")
+    whiten_min_std: float = Field(default=1e-3, ge=0.0, description="Below this std only the mean is taken away.")
+    advantage_clamp: float = Field(
+        default=10.0, ge=0.0, description="Bound of |A| after whitening; 0 is off. T-PPO: 10."
+    )
+    tail_drop_tokens: int = Field(
+        default=8, ge=0, description="Last tokens of an unfinished window without advantage. T-PPO: 8."
+    )
+    positive_nll_coefficient: float = Field(
+        default=0.0, ge=0.0, description="Weight of the imitation loss on right responses. VAPO, T-PPO: 0.1."
+    )
+    prompt_filter: Literal["none", "running"] = Field(
+        default="none", description="running drops windows of groups whose scores so far are all alike (T-PPO)."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        """Put the named algorithm's own settings under those that are given."""
+        if not isinstance(given, dict):
+            return given
+        settings = cast("dict[str, Any]", given)
+        return {**PRESETS.get(str(settings.get("name", "dapo")), {}), **settings}
+
+
+class StalenessSection(Section):
+    """How far sampling may run ahead of learning."""
+
+    eta: int = Field(default=2, ge=0, description="Largest version lag; 0 is the synchronous baseline.")
+    late: Literal["wait", "drop"] = Field(
+        default="wait", description="When running work would become too stale: wait or drop it."
+    )
+
+
+class RewardSection(Section):
+    """Scoring of finished trajectories."""
+
+    overlong: Literal["none", "soft", "filter", "soft+filter"] = Field(default="none", description="DAPO section 3.4.")
+    overlong_cache_tokens: int = Field(default=0, ge=0, description="L_cache of eq. 13.")
+    overlong_factor: float = Field(default=1.0, ge=0.0)
+    correct: float = Field(default=1.0, description="Reward of a right answer.")
+    wrong: float = Field(default=-1.0, description="Reward of a wrong one.")
+    timeout_s: float = Field(default=5.0, gt=0.0, description="Time limit of one verifier call; a hung call is killed.")
+    processes: Positive = Field(default=1, description="Verifier processes a reward worker.")
+    max_batch: Positive = Field(default=64, description="Responses scored at once.")
+    verifiers: tuple[str, ...] = Field(
+        default=(),
+        description="Import paths that data lines may name, besides data.verifier; data alone never says what code is run.",
+    )
+
+
+class ReferenceSection(Section):
+    """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or `always` is set."""
+
+    backend: Literal["torch", "emulated"] = "torch"
+    always: bool = Field(default=False, description="Compute them for the KL metric even when no loss needs them.")
+    micro_batch_tokens: Positive = 8192
+    device: str = "auto"
+    threads: Positive = 1
+
+
+class ValueSection(Section):
+    """The value process: started only when the algorithm has a critic (ppo, vapo, tppo)."""
+
+    backend: Literal["torch", "emulated"] = "torch"
+    path: Path | None = Field(
+        default=None, description="Backbone, or a pretrained value model; the start policy if absent."
+    )
+    learning_rate: float = Field(default=2e-6, gt=0.0, description="AdamW. VAPO, T-PPO: 2e-6.")
+    warmup_steps: int = Field(default=10, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0.0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = Field(default=1e-8, gt=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    clip_low: float = Field(default=0.5, gt=0.0, description="Value may fall by this from the stored one. T-PPO: 0.5.")
+    clip_high: float = Field(default=0.6, gt=0.0, description="Value may rise by this from the stored one. T-PPO: 0.6.")
+    gae_lambda: Fraction = Field(
+        default=1.0,
+        description="Of the critic's targets. 1: Monte-Carlo (VAPO, T-PPO); 0.95: coupled, as in plain PPO.",
+    )
+    batch_trajectories: Positive = Field(default=512, description="Finished trajectories of one value step.")
+    micro_batch_tokens: Positive = 8192
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    threads: Positive = 1
+    pretrain_steps: int = Field(
+        default=50, ge=0, description="The policy starts after this many value steps at the latest. VAPO: 50."
+    )
+    min_explained_variance: float = Field(
+        default=0.1,
+        lt=1.0,
+        description="... or once the critic beats a constant by this much; at least 0 is a constant.",
+    )
+    explained_variance_steps: Positive = Field(default=5, description="Value steps over which that is measured.")
+    checkpoint_every_steps: Positive = 20
+    checkpoint_keep: Positive = 2
+
+
+class LearnerSection(Section):
+    """The optimiser and its batches."""
+
+    backend: Literal["torch", "emulated"] = "torch"
+    learning_rate: float = Field(default=1e-6, gt=0.0, description="AdamW. DAPO: 1e-6.")
+    warmup_updates: int = Field(default=10, ge=0, description="Linear warm-up. DAPO: 20 rollout steps.")
+    weight_decay: float = Field(default=0.1, ge=0.0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = Field(default=1e-8, gt=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    micro_batch_tokens: Positive = Field(default=8192, description="Tokens (prompt and response) of one forward pass.")
+    threads: Positive = 1
+    max_bad_steps: Positive = Field(
+        default=3, description="Non-finite steps in a row, each refused, before the learner gives up."
+    )
+
+
+class EvaluationSection(Section):
+    """Periodic evaluation, done by the generators in a lane of its own."""
+
+    every_updates: int = Field(default=0, ge=0, description="0: only before the first and after the last update.")
+    num_prompts: Positive = Field(default=256, description="Of the held-out prompts, from the first.")
+    samples_per_prompt: Positive = Field(default=1, description="k of avg@k.")
+    temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy. AIME practice: 1.0 with top_p 0.7.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    timeout_s: float = Field(default=600.0, gt=0.0)
