@@ -24,7 +24,7 @@ import workers.learner
 import workers.publishing
 from pipeline.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection
-from pipeline.config.running import CheckpointSection, RunSection, WeightsSection
+from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.history import UpdateRow, read_history
 from pipeline.replay.buffer import LedgerSpec
@@ -179,6 +179,7 @@ class World:
                 ),
                 "checkpoint": CheckpointSection(every_updates=2, keep=2),
                 "weights": WeightsSection(shared_memory=False),
+                "replay": ReplaySection(record=False),  # digests need tensors, and here weights are a list of names
             }
         )
         patch = self.monkeypatch.setattr
@@ -256,7 +257,7 @@ class World:
     def rows(self) -> list[UpdateRow]:
         return [row for row in read_history(self.folder / "history.jsonl") if isinstance(row, UpdateRow)]
 
-    def _write_weights(self, config: RunConfig, path: Path, tensors: Any) -> None:
+    def _write_weights(self, config: RunConfig, path: Path, tensors: Any, *, probe: Any = None) -> None:
         ((_, trained),) = tensors
         version = int(path.name[1:9])
         # written by a learner that died before it announced them, the same number may come again

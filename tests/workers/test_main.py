@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ def test_a_second_learner_is_refused_in_a_sentence(more: list[str], capsys: pyte
     assert "a run has one learner, which its supervisor starts" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run_is_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generator", "--run", str(tmp_path)]) == ExitCode.CONFIG
-    assert "is not a run" in capsys.readouterr().err
+def test_a_folder_that_is_no_run_is_told_in_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "workers", "generator", "--run", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == ExitCode.CONFIG
+    assert "is not a run" in ended.stderr
     assert list(tmp_path.iterdir()) == [], "and is left as it was"
