@@ -34,6 +34,7 @@ from protocol.trajectory import Field
 
 _SAY_EVERY_S = 30.0
 _MAX_MEMORY_MB = 2048
+_ANSWER_S = 300.0
 
 
 def specs(units_per_update: int) -> list[LedgerSpec]:
@@ -72,7 +73,8 @@ async def soak(
     happened: Counter[str] = Counter()
     server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
     server.start()
-    client = connect(server.url, num_retries=200)
+    # a pipeline that was cut off by a time limit would be sent again, and its writes then truly be duplicates
+    client = connect(server.url, num_retries=200, timeout_s=_ANSWER_S)
     try:
         said = began = time.monotonic()
         for number in range(rounds):

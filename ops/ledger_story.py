@@ -46,12 +46,13 @@ RUN = "soak"
 _GENERATORS = tuple(f"generator-{number}" for number in range(6))
 _MAX_WINDOWS = 5
 _BACKLOG = 20_000
-_CHUNKS_A_STEP = 160
+_CHUNKS_A_STEP = 320
+_OVERDUE_A_STEP = 512
 _STEPS = {
     "generate": 40,
     "score": 40,
-    "overdue": 6,
-    "train": 14,
+    "overdue": 10,
+    "train": 20,
     "learn_values": 8,
     "generator_dies": 2,
     "generator_falls_silent": 1,
@@ -249,7 +250,7 @@ class Story:
 
     async def _overdue(self) -> None:
         for field in Field:
-            for chunk in await self._both("overdue", self._scorer, field, max_chunks=64):
+            for chunk in await self._both("overdue", self._scorer, field, max_chunks=_OVERDUE_A_STEP):
                 self._happened["overdue"] += 1
                 if self._dice.random() < 0.15:
                     await self._both("fail_score", self._scorer, chunk.id, field, "Traceback")
