@@ -86,6 +86,7 @@ async def soak(
             while happened["chunks"] < wanted:
                 await story.step()
                 if story.num_steps % crash_every == 0:
+                    await story.flush()
                     await _crash(folder, server)
                     happened["server crashes"] += 1
                     await story.compare_everything()

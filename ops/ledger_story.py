@@ -111,6 +111,11 @@ class Story:
         if self.num_steps % 200 == 0:
             await self.compare_everything()
 
+    async def flush(self) -> None:
+        """Wait until the server's file holds all of it. While its disk is busy a server answers up to two seconds before it has
+        written; what a kill then takes away, the memory ledger would still have."""
+        self._expect(await self._redis.make_durable(self._who("learner")), "the server cannot say when it has flushed")
+
     async def finish(self) -> None:
         """End the round: nothing may be in flight, and nothing stored."""
         await self._both("close_admission", self._who("learner"))
