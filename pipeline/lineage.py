@@ -16,6 +16,7 @@ start as a token of 7 or 8, and no older.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,11 @@ class Lineage:
             return version
         restart = self.restarts[index - 1]
         return restart.num_updates + version - restart.policy_version
+
+    def fewest_updates(self, versions: Iterable[int]) -> int:
+        """Return the fewest updates that are in any of these versions' weights. After a learner went back that need not be the
+        smallest version: above, 6 stands for fewer updates than 5."""
+        return min(map(self.updates, versions))
 
     def updates_of(self, versions: np.ndarray) -> np.ndarray:
         """Return the same for an array of versions, of any shape."""

@@ -106,6 +106,11 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
         return int(self.context_tokens.size + self.tokens.size)
 
     @property
+    def versions(self) -> tuple[int, ...]:
+        """The policy versions of this chunk's tokens, ascending, each once."""
+        return tuple(sorted({s.policy_version for s in self.segments}))
+
+    @property
     def oldest_version(self) -> int:
         """Smallest policy version among this chunk's tokens."""
         return min(s.policy_version for s in self.segments)

@@ -144,7 +144,7 @@ class MemoryReplay:
             return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
 
         final = chunk.finish_reason.is_final
-        oldest = chunk.oldest_version if trajectory.is_evaluation else s.lineage.updates(chunk.oldest_version)
+        oldest = chunk.oldest_version if trajectory.is_evaluation else s.lineage.fewest_updates(chunk.versions)
         c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now)
         s.store_chunk(chunk.id, c)
         t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)

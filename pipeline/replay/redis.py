@@ -151,8 +151,7 @@ class RedisReplay:
             chunk.id.index,
             int(chunk.finish_reason.is_final),
             chunk.num_tokens,
-            chunk.oldest_version,
-            chunk.newest_version,
+            " ".join(map(str, chunk.versions)),
             to_blob(chunk),
         )
         return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))

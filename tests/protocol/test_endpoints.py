@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import pytest
@@ -79,10 +80,11 @@ def test_every_incarnation_has_a_mailbox_address_of_its_own(tmp_path: Path) -> N
 
 
 def test_a_long_run_path_falls_back_to_a_short_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path = ipc_endpoint(tmp_path / ("long" * 30), "reward-0").removeprefix("ipc://")
-    assert len(path) <= MAX_IPC_PATH_BYTES
-    assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+    with TemporaryDirectory() as short:  # pytest's own folder may be too long for a socket
+        monkeypatch.setattr("tempfile.tempdir", short)
+        path = ipc_endpoint(tmp_path / ("long" * 30), "reward-0").removeprefix("ipc://")
+        assert len(path) <= MAX_IPC_PATH_BYTES
+        assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
     with pytest.raises(ConfigError, match="107"):
         Endpoint.parse("ipc:///" + "x" * MAX_IPC_PATH_BYTES)
 

@@ -2,15 +2,18 @@
 --
 -- Reads    spec counters epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:* running running_age ready ready_age parked held:<who> holders
--- ARGV[4]  trajectory   ARGV[5] index   ARGV[6] '1' when final   ARGV[7] tokens   ARGV[8], ARGV[9] oldest, newest version
--- ARGV[10] blob
+-- ARGV[4]  trajectory   ARGV[5] index   ARGV[6] '1' when final   ARGV[7] tokens   ARGV[8] versions, ascending   ARGV[9] blob
 -- Returns  { 'stored' | 'duplicate' | 'fenced', 1 when the writer may extend the trajectory at once else 0 }
 -- Without memory the first write is refused and nothing has changed.
 
 local tid, index, final = ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
-local tokens, oldest, newest, blob = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
--- units are dated in updates; evaluation is told in versions
-if not is_evaluation(tid) then oldest = updates_in(oldest) end
+local tokens, blob = tonumber(ARGV[7]), ARGV[9]
+-- units are dated in updates, of which a newer version may have fewer; evaluation is told in versions
+local oldest, newest = math.huge, 0
+for version in string.gmatch(ARGV[8], '%d+') do
+  newest = tonumber(version)
+  oldest = math.min(oldest, is_evaluation(tid) and newest or updates_in(newest))
+end
 local tkey, cid = trajectory_key(tid), chunk_id(tid, index)
 local ckey = chunk_key(cid)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pipeline.lineage import Lineage
-from pipeline.replay.buffer import Claim, Refusal, Restart, Unit, WriteStatus
+from pipeline.replay.buffer import Claim, ClaimRefused, Refusal, Restart, Unit, WriteStatus
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import Incarnation
+from protocol.trajectory import Segment
 from tests.pipeline.replay.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 
 UNITS = (Unit.GROUP, Unit.TRAJECTORY, Unit.CHUNK)
@@ -155,3 +157,22 @@ async def test_a_learner_that_waits_for_a_unit_is_given_it_although_it_catches_u
     await replay.write_chunk(GENERATOR, make_chunk(held, version=6))
     grant = await replay.lease(GENERATOR, max_trajectories=8, policy_version=6)
     assert [lease.trajectory.group for lease in grant.leases] == [held.group]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+async def test_a_chunk_begun_by_abandoned_weights_and_ended_by_restored_ones_is_as_old_as_the_restored(bench, unit):
+    """Its smallest version is 3, but version 4 stands for fewer updates: it is as old as those."""
+    replay = await bench.open(make_spec(unit, eta=1, group_size=1, units_per_update=1))
+    await replay.resume_from(LEARNER, Restart(0, 0))
+    for version in range(3):
+        await fill(replay, version)
+        await update(replay, LEARNER, version)
+    held = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=3)).leases[0].trajectory
+    await replay.resume_from(LEARNER, Restart(4, 2))
+    chunk = msgspec.structs.replace(make_chunk(held, tokens=4), segments=(Segment(3, 2), Segment(4, 2)))
+    await replay.write_chunk(GENERATOR, chunk)
+    await replay.write_score(SCORER, chunk.id, reward(1))
+    await replay.advance(LEARNER, 6)  # four updates
+    refused = await replay.claim(LEARNER, policy_version=6)
+    assert isinstance(refused, ClaimRefused) and refused.num_ready == 0
+    assert set((await replay.audit()).trajectories.dropped) == {"stale"}
