@@ -42,7 +42,8 @@ from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
 from workers.engines.build import build_generation_engine, read_weights
 from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
 
-_NUM_WRITERS = 4
+_NUM_WRITERS = 16
+"""What they write at the same time shares trips to the ledger."""
 _IDLE_S = 0.02
 _GIVE_UP_S = 5.0
 _DRAIN_SEND_S = 0.2

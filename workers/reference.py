@@ -51,6 +51,6 @@ class Reference(Scorer):
             for chunk in chunks:
                 await self.score([chunk])
             return
-        for chunk, logprobs in zip(chunks, scored, strict=True):
-            await self.write(chunk, ReferenceScore(logprobs=logprobs))
-            self.count("scored_tokens", chunk.num_tokens)
+        scores = [ReferenceScore(logprobs=logprobs) for logprobs in scored]
+        await self.write_all(zip(chunks, scores, strict=True))
+        self.count("scored_tokens", sum(chunk.num_tokens for chunk in chunks))

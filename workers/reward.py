@@ -17,7 +17,7 @@ from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, VerifierFailure
 from protocol.ids import Role
-from protocol.trajectory import Field, TrajectoryChunk
+from protocol.trajectory import Field, Score, TrajectoryChunk
 from workers.scorer import Scorer
 
 
@@ -47,6 +47,7 @@ class Reward(Scorer):
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
         """Verify, shape and write a batch."""
         verdicts = await self._pool.score([_response(chunk) for chunk in chunks])
+        scored: list[tuple[TrajectoryChunk, Score]] = []
         for chunk, verdict in zip(chunks, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
                 await self.fail(chunk, verdict.error)
@@ -58,7 +59,8 @@ class Reward(Scorer):
                 max_response_tokens=self.ctx.config.generation.max_response_tokens,
                 finish_reason=chunk.finish_reason,
             )
-            await self.write(chunk, score)
+            scored.append((chunk, score))
+        await self.write_all(scored)
 
 
 def _response(chunk: TrajectoryChunk) -> Response:

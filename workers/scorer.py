@@ -8,7 +8,8 @@ message arriving: the wire is fast, the ledger is durable.
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
 from pipeline.replay.buffer import WriteStatus
@@ -33,7 +34,7 @@ class Scorer(Actor):
 
     @abc.abstractmethod
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Compute the field for a batch; end each chunk with ``write`` or ``fail``."""
+        """Compute the field for a batch; end each chunk with ``write_all`` or ``fail``."""
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Whether this role adds anything to ``chunk``."""
@@ -77,8 +78,13 @@ class Scorer(Actor):
         """Close the mailbox."""
         self._mailbox.close()
 
-    async def write(self, chunk: TrajectoryChunk, score: Score) -> None:
-        """Fill this role's field of a chunk; a repeat changes nothing."""
+    async def write_all(self, scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
+        """Fill this role's field of chunks, all at once, so that they share trips to the ledger; a repeat changes nothing."""
+        async with asyncio.TaskGroup() as tasks:
+            for chunk, score in scored:
+                tasks.create_task(self._write(chunk, score))
+
+    async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
         status = await self._ride_out(lambda: self.ctx.replay.write_score(self.ctx.who, chunk.id, score))
         self.count("scored" if status is WriteStatus.STORED else "duplicates")
 

@@ -127,6 +127,7 @@ class Value(Scorer):
             for chunk in chunks:
                 await self.fail(chunk, traceback.format_exc())
             return
+        scored: list[tuple[TrajectoryChunk, ValueScore]] = []
         for chunk, values in zip(chunks, valued, strict=True):
             num_bad = int(np.count_nonzero(~np.isfinite(values)))
             if num_bad:
@@ -136,8 +137,9 @@ class Value(Scorer):
                     "they are not written: look at value.learning_rate and at the newest folder of value-checkpoints",
                 )
                 continue
-            await self.write(chunk, ValueScore(values=values, value_version=self._version))
-            self.count("scored_tokens", chunk.num_tokens)
+            scored.append((chunk, ValueScore(values=values, value_version=self._version)))
+        await self.write_all(scored)
+        self.count("scored_tokens", sum(chunk.num_tokens for chunk, _ in scored))
 
     # -- training ------------------------------------------------------------------------------------------------------
 

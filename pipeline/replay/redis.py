@@ -60,6 +60,7 @@ from pipeline.replay.numbering import Requests
 from pipeline.replay.redis_finished import PART, finished_from
 from pipeline.replay.redis_views import audit_from, queues_from, totals_from
 from pipeline.replay.scripts import load
+from pipeline.replay.trips import Trips
 from pipeline.staleness import check_spec, surplus
 from protocol.codec import from_blob, to_blob
 from protocol.errors import LedgerError, LedgerFull, LedgerMismatch
@@ -87,6 +88,7 @@ class RedisReplay:
         self._counters = keys.counters(run)
         self._scripts: dict[str, AsyncScript] = {}
         self._layout: tuple[Unit, int] | None = None
+        self._trips = Trips(client)
         self._requests = Requests()
 
     async def open(self, spec: LedgerSpec) -> None:
@@ -367,7 +369,7 @@ class RedisReplay:
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
         """Run a script; raise the ledger's own errors."""
         with ledger_faults(f"{name} for {who}" if who is not None else name):
-            return await self._script(name)(keys=[self._counters], args=self._arguments(who, args))
+            return await self._trips.ask(self._script(name), self._counters, self._arguments(who, args))
 
     def _script(self, name: str) -> AsyncScript:
         if name not in self._scripts:
