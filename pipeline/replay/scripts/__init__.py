@@ -8,9 +8,19 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
+_WHOLE = """{common}
+local function transition()
+{script}
+end
+local reply = transition()
+write_counts()
+return reply
+"""
+
 
 @cache
 def load(name: str) -> str:
-    """Return the whole text of a script, ``common.lua`` included."""
+    """Return the whole text of a script, ``common.lua`` included. What it counted is written when it has returned."""
     folder = resources.files(__name__)
-    return folder.joinpath("common.lua").read_text("utf-8") + folder.joinpath(f"{name}.lua").read_text("utf-8")
+    common, script = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("common", name))
+    return _WHOLE.format(common=common, script=script)

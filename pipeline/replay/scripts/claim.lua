@@ -28,8 +28,7 @@ for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. str
 end
 
 local needed, surplus = S.batch / WEIGHT, math.floor(S.surplus / WEIGHT)
-local ready = call('ZRANGE', P .. 'ready', 0, -1, 'WITHSCORES')
-local num_ready = #ready / 2
+local num_ready = call('ZCARD', P .. 'ready') -- before they are read: a learner that waits asks often
 
 local function refuse(wait)
   local oldest = call('ZRANGE', P .. 'running', 0, 0)[1] or ''
@@ -45,6 +44,7 @@ if num_ready < needed then
 end
 if S.late == 'wait' and call('ZCOUNT', P .. 'running_age', edge, edge) > 0 then return refuse('late_work') end
 
+local ready = call('ZRANGE', P .. 'ready', 0, -1, 'WITHSCORES')
 local chosen, num_chosen = {}, 0
 for lag = 0, S.eta - 1 do
   local horizon = edge + lag

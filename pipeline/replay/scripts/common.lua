@@ -45,8 +45,15 @@ end
 -- Scripts that make room begin with a write that is never refused for want of memory; the rest of the script then passes too.
 local function allow_growth() call('DEL', P .. 'never') end
 
-local function count(name, by) if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end end
-local function counter(name) return integer(call('HGET', COUNTERS, name)) end
+-- Counts wait here until the transition is over (pipeline.replay.scripts): a batch of units that ends is counted in one go.
+local counted = {}
+local function count(name, by) counted[name] = (counted[name] or 0) + by end
+local function counter(name) return integer(call('HGET', COUNTERS, name)) + (counted[name] or 0) end
+local function write_counts()
+  for name, by in pairs(counted) do
+    if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end
+  end
+end
 
 -- Calls that give something out, or take it back, carry a number that their caller counts up, one call of a kind at a time.
 -- {run}:asked:<who> keeps the last number of each kind with its answer. The same number again is a repeat, because the answer
@@ -106,6 +113,13 @@ local function updates_in(version)
   return tonumber(updates) + version - tonumber(first)
 end
 
+-- Return how many updates are in the published version; read once a transition.
+local published
+local function published_updates()
+  published = published or updates_in(counter('version'))
+  return published
+end
+
 -- What was trained by the time that so many updates were settled, so that going back can count what it gives up.
 local CURRENCIES = { 'credit', 'groups', 'trajectories', 'tokens' }
 local MAX_MILESTONES = 1000
@@ -126,7 +140,7 @@ local function mark(updates)
   call('ZREMRANGEBYRANK', P .. 'milestones', 0, -MAX_MILESTONES - 1)
 end
 
-local function credit_limit() return (S.eta + updates_in(counter('version')) + 1) * S.batch + S.surplus end
+local function credit_limit() return (S.eta + published_updates() + 1) * S.batch + S.surplus end
 
 -- -- credit --------------------------------------------------------------------------------------------------------------
 
@@ -134,8 +148,8 @@ local function credit_limit() return (S.eta + updates_in(counter('version')) + 1
 local function refusal(wanted)
   local c = call('HMGET', COUNTERS, 'closed', 'bytes', 'used')
   if c[1] then return 'closed' end
-  if S.max_bytes and integer(c[2]) > S.max_bytes then return 'memory' end
-  if integer(c[3]) + wanted > credit_limit() then return 'no_credit' end
+  if S.max_bytes and integer(c[2]) + (counted.bytes or 0) > S.max_bytes then return 'memory' end
+  if integer(c[3]) + (counted.used or 0) + wanted > credit_limit() then return 'no_credit' end
   return nil
 end
 
@@ -165,7 +179,7 @@ end
 
 -- The unit that this trajectory's next tokens belong to may from now on hold tokens of the present version.
 local function begin_age(tid, next_index)
-  local version = updates_in(counter('version'))
+  local version = published_updates()
   if S.unit == 'group' then
     local _, group = parts(tid)
     call('ZADD', P .. 'running_age', 'LT', version, string.format('%d', group))
@@ -176,11 +190,14 @@ local function begin_age(tid, next_index)
   end
 end
 
+-- Return the index of the chunk that comes next.
 local function hold(tid, who)
   local key = trajectory_key(tid)
+  local next_index = integer(call('HGET', key, 'next'))
   call('SADD', P .. 'held:' .. who, tid)
   call('HSET', key, 'holder', who, 'since', string.format('%.17g', now))
-  if not is_evaluation(tid) then begin_age(tid, integer(call('HGET', key, 'next'))) end
+  if not is_evaluation(tid) then begin_age(tid, next_index) end
+  return next_index
 end
 
 -- Open a held trajectory for others. What it has not begun cannot grow old.
@@ -209,34 +226,34 @@ end
 
 -- -- leaving the ledger --------------------------------------------------------------------------------------------------
 
--- Forget a chunk's data and everything that points to it; return the bytes that this frees.
-local function forget_chunk(cid)
+-- Forget a chunk's data and whatever points to it, which for one that has all its scores is nothing; return its tokens.
+local function forget_chunk(cid, is_complete)
   local key = chunk_key(cid)
-  local freed = CHUNK_OVERHEAD + call('HSTRLEN', key, 'blob')
-  for _, field in ipairs(FIELDS) do
-    freed = freed + call('HSTRLEN', key, field)
-    call('ZREM', P .. 'due:' .. field, cid)
+  local c = call('HMGET', key, 'tokens', 'bytes')
+  if not is_complete then
+    for _, field in ipairs(FIELDS) do call('ZREM', P .. 'due:' .. field, cid) end
   end
   call('DEL', key)
-  count('bytes', -freed)
+  count('bytes', -integer(c[2]))
+  return integer(c[1])
 end
 
 -- Count a chunk's tokens as trained (no reason) or dropped, and forget it.
 local function end_chunk(cid, reason)
-  local tokens = integer(call('HGET', chunk_key(cid), 'tokens'))
-  count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', tokens)
-  forget_chunk(cid)
+  count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', forget_chunk(cid, not reason))
 end
 
 -- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of it.
 local function end_trajectory(tid, reason)
   local key = trajectory_key(tid)
   local _, group = parts(tid)
-  local holder = call('HGET', key, 'holder')
-  if holder then let_go(tid, holder) end
-  call('ZREM', P .. 'open', tid)
-  call('ZREM', P .. 'parked', tid)
-  count('bytes', -call('HSTRLEN', key, 'last'))
+  local t = call('HMGET', key, 'holder', 'final')
+  if t[1] then let_go(tid, t[1]) end
+  if not t[2] then -- else nobody will extend it: it is in no queue
+    call('ZREM', P .. 'open', tid)
+    call('ZREM', P .. 'parked', tid)
+    count('bytes', -call('HSTRLEN', key, 'last'))
+  end
   call('DEL', key)
   count(reason and ('trajectories:dropped:' .. reason) or 'trajectories:trained', 1)
   local gkey = group_key(group)
@@ -304,10 +321,14 @@ local function spoil(name, reason)
   end
 end
 
--- Take a unit out of the ledger: trained (no reason), or dropped, which returns its credit.
+-- Take a unit out of the ledger: trained (no reason; it is in a claim and in no index), or dropped, which returns its credit.
 local function end_unit(name, reason)
-  for _, index in ipairs({ 'running', 'running_age', 'ready', 'ready_age' }) do call('ZREM', P .. index, name) end
-  if reason then count('used', -WEIGHT) else count('credit:trained', WEIGHT) end
+  if reason then
+    for _, index in ipairs({ 'running', 'running_age', 'ready', 'ready_age' }) do call('ZREM', P .. index, name) end
+    count('used', -WEIGHT)
+  else
+    count('credit:trained', WEIGHT)
+  end
   if S.value_training and SPOILING[reason or ''] then spoil(name, reason) end
   if S.unit == 'group' then
     local last = S.group_size - 1

@@ -9,18 +9,20 @@
 local wanted, number = tonumber(ARGV[4]), ARGV[5]
 local is_behind = ARGV[6] ~= '' and tonumber(ARGV[6]) < counter('version')
 
-local function row(tid)
-  local key = trajectory_key(tid)
-  local next_index, blob, request = integer(call('HGET', key, 'next')), '', ''
+local prompts = {}
+
+local function row(tid, next_index)
+  local blob, request = '', ''
   if next_index > 0 then
-    blob = call('HGET', chunk_key(chunk_id(tid, next_index - 1)), 'blob') or call('HGET', key, 'last')
+    blob = call('HGET', chunk_key(chunk_id(tid, next_index - 1)), 'blob') or call('HGET', trajectory_key(tid), 'last')
   end
   local lane, group = parts(tid)
   local prompt = group
   if is_evaluation(tid) then
     request = call('HGET', P .. 'evaluation:' .. string.sub(lane, 2), 'request')
   else
-    prompt = prompt_of(group)
+    prompts[group] = prompts[group] or prompt_of(group)
+    prompt = prompts[group]
   end
   return { tid, next_index, prompt, blob, request }
 end
@@ -31,7 +33,7 @@ if order == 'again' then
   local last = call('HMGET', ASKED, 'lease:refusal', 'lease:trajectories')
   local reply = { last[1] }
   for tid in string.gmatch(last[2], '%S+') do
-    if call('SISMEMBER', P .. 'held:' .. WHO, tid) == 1 then reply[#reply + 1] = row(tid) end
+    if call('SISMEMBER', P .. 'held:' .. WHO, tid) == 1 then reply[#reply + 1] = row(tid, integer(call('HGET', trajectory_key(tid), 'next'))) end
   end
   return reply
 end
@@ -89,7 +91,7 @@ end
 local function first_open()
   local is_catching_up = counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
   if not is_catching_up then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
-  local updates = updates_in(counter('version'))
+  local updates = published_updates()
   local open = call('ZRANGE', P .. 'open', 0, -1, 'WITHSCORES')
   for i = 1, #open, 2 do
     local tid = open[i]
@@ -107,15 +109,17 @@ local function first_open()
 end
 
 -- Return the next trajectory, taken out of its queue, or nil and why there is none.
+local has_evaluation = true
 local function take()
-  local evaluation = call('ZRANGE', P .. 'evaluation_open', 0, 0)[1]
+  local evaluation = has_evaluation and call('ZRANGE', P .. 'evaluation_open', 0, 0)[1]
   if evaluation then
     call('ZREM', P .. 'evaluation_open', evaluation)
     return evaluation
   end
+  has_evaluation = false
   if is_behind then return nil, 'behind' end
   local open = first_open()
-  local parked = call('ZRANGE', P .. 'parked', 0, 0, 'WITHSCORES')
+  local parked = S.unit == 'chunk' and call('ZRANGE', P .. 'parked', 0, 0, 'WITHSCORES') or {}
   if parked[1] and not (open[1] and tonumber(open[2]) < tonumber(parked[2])) then
     local why = refusal(1)
     if not why then
@@ -142,9 +146,8 @@ while #names < wanted do
   local tid
   tid, why = take()
   if not tid then break end
-  hold(tid, WHO)
   names[#names + 1] = tid
-  reply[#reply + 1] = row(tid)
+  reply[#reply + 1] = row(tid, hold(tid, WHO))
 end
 reply[1] = why or ''
 remember('lease', number, 'lease:refusal', reply[1], 'lease:trajectories', table.concat(names, ' '))

@@ -17,7 +17,7 @@ end
 local tkey, cid = trajectory_key(tid), chunk_id(tid, index)
 local ckey = chunk_key(cid)
 
-local t = call('HMGET', tkey, 'next', 'holder', 'oldest', 'newest')
+local t = call('HMGET', tkey, 'next', 'holder', 'oldest', 'newest', 'tokens', 'missing', 'live')
 if not t[1] then return { 'fenced', 0 } end
 local next_index, holds = tonumber(t[1]), t[2] == WHO
 if index < next_index then
@@ -28,18 +28,29 @@ if index < next_index then
 end
 if index > next_index or not holds then return { 'fenced', 0 } end
 
-call('HSET', ckey, 'blob', blob, 'tokens', tokens, 'oldest', oldest, 'written_s', string.format('%.17g', now))
-if final then call('HSET', ckey, 'final', 1) end
+local missing = 0
+if not is_evaluation(tid) then
+  for _, field in ipairs(FIELDS) do
+    if is_needed(field, final) then missing = missing + 1 end
+  end
+end
+local oldest_of_all = math.min(oldest, tonumber(t[3] or oldest))
+local missing_of_all = integer(t[6]) + missing
+local written = string.format('%.17g', now)
+local chunk = { 'blob', blob, 'bytes', #blob + CHUNK_OVERHEAD, 'tokens', tokens, 'oldest', oldest, 'missing', missing,
+  'written_s', written }
+local trajectory = { 'next', index + 1, 'oldest', oldest_of_all, 'newest', math.max(newest, tonumber(t[4] or newest)),
+  'tokens', integer(t[5]) + tokens, 'missing', missing_of_all, 'live', integer(t[7]) + 1, 'since', written }
+for _, record in ipairs(final and { chunk, trajectory } or {}) do
+  record[#record + 1] = 'final'
+  record[#record + 1] = 1
+end
+call('HSET', ckey, unpack(chunk))
+call('HSET', tkey, unpack(trajectory))
 count('bytes', #blob + CHUNK_OVERHEAD)
-call('HINCRBY', tkey, 'tokens', tokens)
-call('HSET', tkey, 'next', index + 1, 'oldest', math.min(oldest, tonumber(t[3] or oldest)),
-  'newest', math.max(newest, tonumber(t[4] or newest)), 'since', string.format('%.17g', now))
 touch(WHO)
 count('stored:' .. WHO, tokens)
-if final then
-  call('HSET', tkey, 'final', 1)
-  let_go(tid, WHO)
-end
+if final then let_go(tid, WHO) end
 
 if is_evaluation(tid) then
   if index > 0 then forget_chunk(chunk_id(tid, index - 1)) end
@@ -48,37 +59,32 @@ if is_evaluation(tid) then
 end
 
 count('tokens:admitted', tokens)
-local missing = 0
 for _, field in ipairs(FIELDS) do
-  if is_needed(field, final) then
-    missing = missing + 1
-    call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid)
-  end
+  if is_needed(field, final) then call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid) end
 end
 
 if S.unit == 'group' then
   local _, group = parts(tid)
   local gkey = group_key(group)
-  call('HINCRBY', gkey, 'missing', missing)
-  call('HSET', gkey, 'oldest', math.min(oldest, tonumber(call('HGET', gkey, 'oldest') or oldest)))
+  local g = call('HMGET', gkey, 'oldest', 'missing', 'finals')
+  call('HSET', gkey, 'oldest', math.min(oldest, tonumber(g[1] or oldest)), 'missing', integer(g[2]) + missing,
+    'finals', integer(g[3]) + (final and 1 or 0))
   call('ZADD', P .. 'running_age', 'LT', oldest, string.format('%d', group))
-  if final then call('HINCRBY', gkey, 'finals', 1) end
-  ready_if_complete(tid, index)
+  if integer(g[2]) + missing == 0 then ready_if_complete(tid, index) end
   return { 'stored', final and 0 or 1 }
 end
 if S.unit == 'trajectory' then
-  call('HINCRBY', tkey, 'missing', missing)
-  call('ZADD', P .. 'running_age', math.min(oldest, tonumber(t[3] or oldest)), tid)
-  ready_if_complete(tid, index)
+  call('ZADD', P .. 'running_age', oldest_of_all, tid)
+  if missing_of_all == 0 then ready_if_complete(tid, index) end
   return { 'stored', final and 0 or 1 }
 end
 
-call('HSET', ckey, 'missing', missing)
-call('HINCRBY', tkey, 'live', 1)
-count('bytes', -call('HSTRLEN', tkey, 'last'))
-call('HDEL', tkey, 'last')
+if index > 0 then
+  count('bytes', -call('HSTRLEN', tkey, 'last'))
+  call('HDEL', tkey, 'last')
+end
 call('ZADD', P .. 'running_age', oldest, cid)
-ready_if_complete(tid, index)
+if missing == 0 then ready_if_complete(tid, index) end
 if final then return { 'stored', 0 } end
 if newest < counter('version') or refusal(1) then
   let_go(tid, WHO)

@@ -9,7 +9,7 @@
 local cid, field, blob, accuracy = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local tid, index = chunk_parts(cid)
 local ckey, tkey = chunk_key(cid), trajectory_key(tid)
-local c = call('HMGET', ckey, 'tokens', 'final', field)
+local c = call('HMGET', ckey, 'tokens', 'final', field, 'bytes')
 if not c[1] then return 'unknown' end
 if c[3] then return 'duplicate' end
 local final = c[2] and true or false
@@ -27,7 +27,7 @@ end
 
 if not is_needed(field, final) then return 'unknown' end
 allow_growth()
-call('HSET', ckey, field, blob)
+call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob)
 count('bytes', #blob)
 call('ZREM', P .. 'due:' .. field, cid)
 
@@ -61,17 +61,18 @@ if field == 'reward' and (S.unit == 'group' or S.prompt_filter) then
   end
   call('HINCRBY', gkey, 'scored', 1)
 end
+local missing
 if S.unit == 'group' then
-  call('HINCRBY', gkey, 'missing', -1)
+  missing = call('HINCRBY', gkey, 'missing', -1)
   -- a critic learns from groups without signal, too: then the filter waits until they have all their values
   if field == 'reward' and S.signal_filter and not S.value_training and is_alike(group, S.group_size) then
     end_unit(string.format('%d', group), 'no_signal')
     return 'stored'
   end
 elseif S.unit == 'trajectory' then
-  call('HINCRBY', tkey, 'missing', -1)
+  missing = call('HINCRBY', tkey, 'missing', -1)
 else
-  call('HINCRBY', ckey, 'missing', -1)
+  missing = call('HINCRBY', ckey, 'missing', -1)
 end
-ready_if_complete(tid, index)
+if missing == 0 then ready_if_complete(tid, index) end
 return 'stored'
