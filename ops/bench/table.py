@@ -1,6 +1,6 @@
 """What the benchmarks share: contenders timed turn by turn, a table for people, JSON for programs.
 
-*Consumes* callables. *Produces* medians. *Waits for* nothing.
+*Consumes* callables. *Produces* medians and spreads, and where they come from. *Waits for* nothing.
 
 Contenders take turns within each round, so that a machine that slows down or speeds up does so for all of them, and a
 median over rounds forgets the odd disturbed one.
@@ -9,8 +9,13 @@ median over rounds forgets the odd disturbed one.
 from __future__ import annotations
 
 import json
+import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +27,49 @@ _MIN_WIDTH = 110
 """Columns of a terminal; a narrower one wraps lines rather than losing digits."""
 
 
+_LIBRARIES = ("headrace", "torch", "transformers", "numpy", "redis", "hiredis", "pyzmq", "msgspec")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What several rounds gave."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise at least one value."""
+        return cls(median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{_words(self.median)} ({_words(self.low)} to {_words(self.high)})"
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Return how much faster ours was: their seconds over ours, round by round."""
+    return Spread.of([other / own for own, other in zip(ours, theirs, strict=True)])
+
+
+def provenance(name: str, arguments: Sequence[str] | None, **settings: object) -> dict[str, Any]:
+    """Return what must be known to measure again: command, machine, versions, and whatever else was set, seeds among it."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return {
+        "command": " ".join(["headrace bench", name, *words]),
+        "machine": {"cores": os.cpu_count(), "architecture": platform.machine(), "system": platform.platform()},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
+        "settings": settings,
+    }
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def interleaved_medians(
     contenders: Mapping[str, Callable[[], object]],
     *,
@@ -30,6 +78,18 @@ def interleaved_medians(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Call every contender once a round and return the median seconds of each; ``warmup`` rounds are not counted."""
+    seconds = interleaved(contenders, rounds=rounds, warmup=warmup, clock=clock)
+    return {name: median(values) for name, values in seconds.items()}
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Call every contender once a round and return the seconds of each, by round; ``warmup`` rounds are not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmup + rounds):
         for name, run in contenders.items():
@@ -37,7 +97,7 @@ def interleaved_medians(
             run()
             if number >= warmup:
                 seconds[name].append(clock() - started)
-    return {name: median(values) for name, values in seconds.items()}
+    return seconds
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

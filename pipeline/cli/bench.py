@@ -20,6 +20,7 @@ _NAMES = {
     "engine": "The local engine against generate of transformers.",
     "fleet_memory": "Resident memory of the demo's fleet.",
     "learner": "The learner's packed step against a padded one.",
+    "ledger": "Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, Ray's queue.",
     "overlap": "Barrier, one step off, asynchronous: the same draws on the real control plane, emulated engines.",
     "startup": "The command line's start, against that of Python.",
 }

@@ -1,0 +1,193 @@
+"""The product's path, with nothing computed on the way: lease, write, send, score, claim, fetch, settle.
+
+*Consumes* a ledger server with the product's settings. *Produces* settled updates. *Waits for* what a run waits for: credit,
+room in a mailbox, ready units.
+
+Each process makes a worker's calls in a worker's order (``workers.generator``, ``workers.scorer``, ``workers.learner``), with
+no engine between them. Every chunk is written to the ledger once, under its own key, before it is sent; every score is written
+once; every claim is settled. At the end the ledger is asked whether each chunk was trained, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.bench.ledger.payload import Payload, reference_of, reward_of
+from ops.bench.ledger.race import Gate, Part
+from pipeline.replay.buffer import Claim, Lease, LedgerSpec, Refusal, Unit
+from pipeline.replay.connect import connect
+from pipeline.replay.redis import RedisReplay
+from protocol.errors import DataError
+from protocol.ids import Incarnation, Role
+from protocol.trajectory import Field, Score, TrajectoryChunk
+from protocol.zeromq import ZmqTransport
+
+RUN = "bench"
+GROUP = 8
+BATCH = 64
+"""Trajectories an update; also the largest batch of a scorer."""
+_ETA = 2
+_WRITERS = 16
+_LEASED = 128
+_POLL_S = 0.002
+_PATIENCE_S = 60.0
+_MAILBOX_MESSAGES = 16
+"""As wire.high_water_mark is by default."""
+_MAX_MESSAGE_BYTES = 64 << 20
+_SCORES: dict[Field, Callable[[TrajectoryChunk], Score]] = {Field.REWARD: reward_of, Field.REFERENCE: reference_of}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all parts know."""
+
+    url: str
+    folder: Path
+    """Of the sockets."""
+    fields: tuple[Field, ...]
+    num_chunks: int
+    """A multiple of BATCH."""
+    num_tokens: int
+
+    def endpoint(self, field: Field) -> str:
+        """Return where a field's scorer listens."""
+        return f"ipc://{self.folder}/{field}"
+
+    @property
+    def spec(self) -> LedgerSpec:
+        """Return what the ledger is made with."""
+        return LedgerSpec(
+            run=RUN,
+            unit=Unit.TRAJECTORY,
+            group_size=GROUP,
+            units_per_update=BATCH,
+            eta=_ETA,
+            fields=frozenset(self.fields),
+        )
+
+
+def parts(job: Job) -> list[Part]:
+    """Return the processes of the path."""
+    return [Part(generate, (job,)), *(Part(score, (job, field)) for field in job.fields), Part(learn, (job,))]
+
+
+def generate(gate: Gate, job: Job) -> None:
+    """Lease, write, send."""
+    asyncio.run(_Generator(job).run(gate))
+
+
+class _Generator:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._who = Incarnation(Role.GENERATOR, "generator-0", 1)
+        self._payload = Payload(job.num_tokens)
+        self._leases: asyncio.Queue[Lease] = asyncio.Queue(_LEASED)
+        self._version = 0
+
+    async def run(self, gate: Gate) -> None:
+        self._replay = RedisReplay(connect(self._job.url), RUN)
+        await self._replay.open(self._job.spec)
+        transport = _transport(self._who)
+        self._links = [transport.sender(self._job.endpoint(field)) for field in self._job.fields]
+        gate.begin()
+        async with asyncio.timeout(_PATIENCE_S), asyncio.TaskGroup() as tasks:
+            writers = [tasks.create_task(self._write()) for _ in range(_WRITERS)]
+            await self._lease()
+            await self._leases.join()
+            for writer in writers:
+                writer.cancel()
+        gate.end()
+        transport.close()
+        await self._replay.aclose()
+
+    async def _lease(self) -> None:
+        left = self._job.num_chunks
+        while left:
+            room = min(left, self._leases.maxsize - self._leases.qsize())
+            if room < min(left, GROUP):
+                await asyncio.sleep(_POLL_S)
+                continue
+            grant = await self._replay.lease(self._who, max_trajectories=room, policy_version=self._version)
+            for lease in grant.leases:
+                self._leases.put_nowait(lease)
+                left -= 1
+            if grant.refusal is not None:
+                self._version = (await self._replay.totals()).policy_version
+            if grant.refusal is Refusal.NO_CREDIT:
+                await asyncio.sleep(_POLL_S)
+
+    async def _write(self) -> None:
+        while True:
+            lease = await self._leases.get()
+            chunk = self._payload.chunk(lease.trajectory, self._version)
+            await self._replay.write_chunk(self._who, chunk)
+            for link in self._links:
+                if not await link.send(chunk, timeout_s=_PATIENCE_S):
+                    raise DataError("a scorer read nothing for a minute")
+            self._leases.task_done()
+
+
+def score(gate: Gate, job: Job, field: Field) -> None:
+    """Receive, write a field."""
+    asyncio.run(_score(gate, job, field))
+
+
+async def _score(gate: Gate, job: Job, field: Field) -> None:
+    who = Incarnation(Role.REWARD if field is Field.REWARD else Role.REFERENCE, f"{field}-0", 1)
+    replay, transport = RedisReplay(connect(job.url), RUN), _transport(who)
+    mailbox = transport.mailbox(job.endpoint(field))
+    left = job.num_chunks
+    gate.begin()
+    while left:
+        batch: list[TrajectoryChunk] = []
+        while len(batch) < BATCH:
+            delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)
+            if delivery is None:
+                break
+            assert isinstance(delivery.message, TrajectoryChunk)
+            batch.append(delivery.message)
+        if not batch:
+            raise DataError("no chunk came for a minute")
+        async with asyncio.TaskGroup() as tasks:
+            for chunk in batch:
+                tasks.create_task(replay.write_score(who, chunk.id, _SCORES[field](chunk)))
+        left -= len(batch)
+    gate.end()
+    transport.close()
+    await replay.aclose()
+
+
+def learn(gate: Gate, job: Job) -> None:
+    """Claim, fetch, settle."""
+    asyncio.run(_learn(gate, job))
+
+
+async def _learn(gate: Gate, job: Job) -> None:
+    who = Incarnation(Role.LEARNER, "learner-0", 1)
+    replay = RedisReplay(connect(job.url), RUN)
+    await replay.open(job.spec)
+    gate.begin()
+    async with asyncio.timeout(_PATIENCE_S):
+        for version in range(job.num_chunks // BATCH):
+            claim = await replay.claim(who, policy_version=version)
+            while not isinstance(claim, Claim):
+                await asyncio.sleep(_POLL_S)
+                claim = await replay.claim(who, policy_version=version)
+            units = await replay.fetch(claim)
+            assert all(len(unit.trajectories[0][0].scores) == len(job.fields) for unit in units)
+            await replay.advance(who, version + 1)
+            await replay.settle(who, (claim.claim_id,))
+    gate.end()
+    totals = await replay.totals()
+    await replay.aclose()
+    if totals.num_tokens_trained != job.num_chunks * job.num_tokens:
+        raise DataError(
+            f"{totals.num_tokens_trained} tokens were trained on, not {job.num_chunks} times {job.num_tokens}"
+        )
+
+
+def _transport(who: Incarnation) -> ZmqTransport:
+    return ZmqTransport(str(who), high_water_mark=_MAILBOX_MESSAGES, max_message_bytes=_MAX_MESSAGE_BYTES, keys=None)

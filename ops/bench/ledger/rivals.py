@@ -1,0 +1,207 @@
+"""How others move rollouts, each as well as its few lines do it.
+
+*Consumes* the same server as the path, or none. *Produces* moved chunks. *Waits for* its peers.
+
+    raw pyzmq       one PUSH to one PULL over a unix socket, as many frames and bytes as a chunk on our wire; nothing is
+                    decoded, scored or kept
+    SET and GET     our client and our server: one process sets values of a chunk's size under their own keys, one gets such
+                    values, each awaiting every answer; nothing is decoded or scored
+    SET, GET x 64   the same with 64 commands to a trip: what the server can do when nobody waits for an answer
+    Redis stream    generator, scorer and learner, from one to the next by a stream each (as PipelineRL does): pickled
+                    dictionaries, appended one by one, read 64 at a time by a consumer group, acknowledged and deleted
+    Ray queue       generator, scorer and learner, from one to the next by a ray.util.queue.Queue of the same dictionaries, one
+                    by one; nothing is durable
+
+Redis keeps its append-only file for all of them as it does for us: on, flushed every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle  # noqa: TID251 - what is compared with
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+import zmq
+
+from ops.bench.ledger.payload import Payload
+from ops.bench.ledger.race import Gate, Part
+from pipeline.replay.connect import connect
+from protocol.codec import encode, to_blob
+from protocol.errors import DataError
+from protocol.ids import TrajectoryId
+
+_DEEP = 64
+_NUM_KEYS = 256
+_RAY_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What all rivals know."""
+
+    url: str
+    folder: Path
+    num_chunks: int
+    num_tokens: int
+
+    @property
+    def name(self) -> TrajectoryId:
+        """Return some name; all are as long."""
+        return TrajectoryId("t", 1000, 3)
+
+
+# -- raw pyzmq -------------------------------------------------------------------------------------------------------------
+
+
+def raw_zmq(load: Load) -> list[Part]:
+    """Return the processes."""
+    return [Part(_push, (load,)), Part(_pull, (load,))]
+
+
+def _push(gate: Gate, load: Load) -> None:
+    frames = encode(Payload(load.num_tokens).chunk(load.name, 0), sender="generator-0#1", sequence=7, sent_s=1.75e9)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as link:
+        link.connect(f"ipc://{load.folder}/raw")
+        gate.begin()
+        for _ in range(load.num_chunks):
+            link.send_multipart(frames)
+        gate.end()
+
+
+def _pull(gate: Gate, load: Load) -> None:
+    with zmq.Context() as context, context.socket(zmq.PULL) as mailbox:
+        mailbox.bind(f"ipc://{load.folder}/raw")
+        gate.begin()
+        for _ in range(load.num_chunks):
+            mailbox.recv_multipart()
+        gate.end()
+
+
+# -- SET and GET -----------------------------------------------------------------------------------------------------------
+
+
+def set_get(load: Load, deep: int = 1) -> list[Part]:
+    """Return the processes; ``deep`` commands share a trip."""
+    return [Part(_command, (load, "SET", deep)), Part(_command, (load, "GET", deep))]
+
+
+def set_get_deep(load: Load) -> list[Part]:
+    """Return the processes of the deep one."""
+    return set_get(load, _DEEP)
+
+
+def _command(gate: Gate, load: Load, command: str, deep: int) -> None:
+    async def run() -> None:
+        value = to_blob(Payload(load.num_tokens).chunk(load.name, 0))
+        client = connect(load.url)
+        for number in range(_NUM_KEYS):
+            await client.set(f"{command}:{number}", value)
+        gate.begin()
+        done = 0
+        while done < load.num_chunks:
+            names = [f"{command}:{number % _NUM_KEYS}" for number in range(done, min(done + deep, load.num_chunks))]
+            done += len(names)
+            if deep == 1:
+                await (client.set(names[0], value) if command == "SET" else client.get(names[0]))
+                continue
+            async with client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.set(name, value) if command == "SET" else pipe.get(name)
+                await pipe.execute()
+        gate.end()
+        await client.aclose()
+
+    asyncio.run(run())
+
+
+# -- a Redis stream of pickles ---------------------------------------------------------------------------------------------
+
+
+def streams(load: Load) -> list[Part]:
+    """Return the processes."""
+    return [Part(_append, (load,)), Part(_relay, (load,)), Part(_drain, (load,))]
+
+
+def rollout(load: Load) -> dict[str, Any]:
+    """Return what a chunk holds, as a dictionary of strings, numbers and arrays."""
+    chunk = Payload(load.num_tokens).chunk(load.name, 0)
+    return {name: getattr(chunk, name) for name in ("tokens", "behavior_logprobs", "response_text", "worker")} | {
+        "prompt": {name: getattr(chunk.prompt, name) for name in ("tokens", "text", "answer")},
+        "trajectory": str(chunk.trajectory),
+        "segments": [msgspec.to_builtins(segment) for segment in chunk.segments],
+        "finish_reason": str(chunk.finish_reason),
+    }
+
+
+def _append(gate: Gate, load: Load) -> None:
+    client, one = redis.Redis.from_url(load.url), rollout(load)
+    gate.begin()
+    for number in range(load.num_chunks):
+        client.xadd("rollouts", {"data": pickle.dumps(one | {"trajectory": f"t.{number}.0"})})
+    gate.end()
+
+
+def _relay(gate: Gate, load: Load) -> None:
+    client = redis.Redis.from_url(load.url)
+    client.xgroup_create("rollouts", "scorers", mkstream=True)
+    gate.begin()
+    done = 0
+    while done < load.num_chunks:
+        found = _read(client, "rollouts", "scorers")
+        for _, data in found:
+            scored = pickle.loads(data) | {"reward": 1.0}  # noqa: S301 - what is compared with
+            client.xadd("scored", {"data": pickle.dumps(scored)})
+        done += _forget(client, "rollouts", "scorers", found)
+    gate.end()
+
+
+def _drain(gate: Gate, load: Load) -> None:
+    client = redis.Redis.from_url(load.url)
+    client.xgroup_create("scored", "learners", mkstream=True)
+    gate.begin()
+    done = 0
+    while done < load.num_chunks:
+        found = _read(client, "scored", "learners")
+        for _, data in found:
+            assert "reward" in pickle.loads(data)  # noqa: S301 - what is compared with
+        done += _forget(client, "scored", "learners", found)
+    gate.end()
+
+
+def _read(client: redis.Redis, stream: str, group: str) -> list[tuple[bytes, bytes]]:
+    found: Any = client.xreadgroup(group, "me", {stream: ">"}, count=_DEEP, block=1000)
+    return [(entry[0], entry[1][b"data"]) for _, entries in found or () for entry in entries]
+
+
+def _forget(client: redis.Redis, stream: str, group: str, found: list[tuple[bytes, bytes]]) -> int:
+    places = [place for place, _ in found]
+    if places:
+        client.xack(stream, group, *places)
+        client.xdel(stream, *places)
+    return len(places)
+
+
+# -- a Ray queue -----------------------------------------------------------------------------------------------------------
+
+
+def ray_python() -> Path | None:
+    """Return the interpreter of the environment that holds Ray; None when there is none: ``make ray`` builds it."""
+    path = Path(os.environ.get("HEADRACE_RAY", ".venv-ray")) / "bin" / "python"
+    return path if path.exists() else None
+
+
+def ray_seconds(python: Path, load: Load) -> float:
+    """Run the queues in Ray's environment; return seconds. Raises DataError."""
+    script = Path(__file__).with_name("ray_queue.py")
+    command = [python, script, str(load.num_chunks), str(load.num_tokens)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, timeout=_RAY_LIMIT_S, check=False, env=environment)
+    if done.returncode:
+        raise DataError(f"Ray's queues failed: {done.stderr.decode(errors='replace')[-2000:]}")
+    return float(done.stdout.splitlines()[-1])

@@ -1,0 +1,56 @@
+"""The ledger bench moves every chunk by every way, and says how long each took: never how long it should take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ops.bench.ledger import path
+from ops.bench.ledger.__main__ import DEEP, PATH, PATH_KL, SET_GET, STREAM, ZMQ, judge, main
+from ops.bench.ledger.payload import Payload
+from ops.bench.ledger.race import Gate, Part, race
+from protocol.codec import from_blob, to_blob
+from protocol.errors import DataError
+from protocol.ids import TrajectoryId
+from protocol.trajectory import TrajectoryChunk
+
+
+@pytest.mark.integration
+def test_every_contender_moves_every_chunk(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.json"
+    main(["--tokens", "256", "--chunks", str(2 * path.BATCH), "--rounds", "1", "--json", str(file)])
+    told = json.loads(file.read_text())
+    assert {"command", "machine", "versions", "settings"} <= told.keys()
+    [result] = told["results"]
+    assert {PATH, PATH_KL, ZMQ, SET_GET, DEEP, STREAM} <= result["seconds"].keys()
+    assert all(len(taken) == 1 and taken[0] > 0 for taken in result["seconds"].values())
+    assert result["chunk_bytes"] > 8 * 256, "tokens and log-probs of four bytes each"
+
+
+def test_the_bars_compare_with_the_slower_of_two_and_only_from_1024_tokens() -> None:
+    seconds = {PATH: [2.0], ZMQ: [0.1], SET_GET: [1.0], STREAM: [3.0]}
+    ratios = judge({"num_tokens": 1024, "seconds": seconds})
+    assert {what: ratio.median for what, ratio in ratios.items()} == {
+        "of the slower of (a) and (b)": 0.5,
+        "of (c)": 1.5,
+    }
+    assert judge({"num_tokens": 256, "seconds": seconds}).keys() == {"of (c)"}
+
+
+def test_a_payload_is_a_valid_chunk() -> None:
+    chunk = Payload(300).chunk(TrajectoryId("t", 3, 1), 7)
+    back = from_blob(to_blob(chunk), TrajectoryChunk)
+    assert (back.num_tokens, back.oldest_version, str(back.id)) == (300, 7, "t.3.1.0")
+
+
+@pytest.mark.integration
+def test_a_part_that_fails_ends_the_race() -> None:
+    with pytest.raises(DataError, match="did not end well"):
+        race([Part(_fail)])
+
+
+def _fail(gate: Gate) -> None:
+    gate.begin()
+    raise SystemExit(3)
