@@ -19,7 +19,7 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
 | ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, scored, accuracy, mixed, live, trained, reason | until settled |
 | ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last, spoiled | until settled |
-| ``{run}:chunk:<id>`` | hash | blob, one field per score, bytes, tokens, oldest, final, missing, attempts by role | until settled |
+| ``{run}:chunk:<id>`` | hash | blob, a field per score, bytes, tokens, oldest, final, missing, attempts | until settled |
 | ``{run}:open`` | zset | trajectories with credit that nobody holds, by order | while so |
 | ``{run}:parked`` | zset | (unit chunk) trajectories whose next window waits for a credit, by order | while so |
 | ``{run}:again`` | zset | prompts of retried dead letters, admitted before fresh ones, by place in the stream | while so |
