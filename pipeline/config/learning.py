@@ -145,8 +145,26 @@ class StalenessSection(Section):
     )
 
 
+class RewardModelSection(Section):
+    """A model that reads finished responses and gives each a score, a summand of the reward: pipeline/rewards/README.md."""
+
+    path: Path = Field(description="Folder of a Hugging Face sequence classifier with one label, and its tokenizer.")
+    weight: float = Field(default=1.0, description="The part `model` of the reward is weight * (score - center).")
+    center: float = Field(default=0.0, description="The score of a response that is neither good nor bad.")
+    max_tokens: Positive | None = Field(
+        default=None,
+        description="Longest conversation that it reads, in its own tokens; absent: its positions, or its tokenizer's limit.",
+    )
+    micro_batch_tokens: Positive = Field(default=16384, description="Tokens, padding included, of one forward pass.")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    threads: Positive = Field(default=1, description="Torch threads on a CPU.")
+
+
 class RewardSection(Section):
     """Scoring of finished trajectories."""
+
+    model: RewardModelSection | None = Field(default=None, description="Read every response with a reward model too.")
 
     overlong: Literal["none", "soft", "filter", "soft+filter"] = Field(default="none", description="DAPO section 3.4.")
     overlong_cache_tokens: int = Field(default=0, ge=0, description="L_cache of eq. 13.")

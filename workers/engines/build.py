@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pipeline.config.learning import RewardModelSection
     from pipeline.config.schema import RunConfig
     from workers.engines.generation import GenerationEngine
     from workers.engines.scoring import ScoringEngine
+    from workers.engines.torch_reward import TorchRewardModel
     from workers.engines.training import TrainingBackend
     from workers.engines.value import ValueEngine
     from workers.engines.weights_file import Probe
@@ -67,6 +69,13 @@ def build_scoring_engine(config: RunConfig) -> ScoringEngine:
     from workers.engines.torch_scoring import build_scoring
 
     return build_scoring(config, config.model.reference_path or config.model.path)
+
+
+def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
+    """Load the reward model that a run's responses are read by."""
+    from workers.engines.torch_reward import build_reward
+
+    return build_reward(config)
 
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
