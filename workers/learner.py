@@ -126,6 +126,7 @@ class Learner(Actor):
                     break
                 self._say_waiting(outcome, await self._critic.trouble() if self._critic else "")
                 self._record(await self._evaluations.collect())
+                await self._publisher.mend(self._version, self._backend)
                 await self._settle_idle(time.monotonic() - started)
                 await self.ctx.clock.sleep(_POLL_S)
                 outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
@@ -156,6 +157,7 @@ class Learner(Actor):
                 self.ctx.log.info("critic_ready", detail=view.detail)
                 break
             self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
+            await self._publisher.mend(self._version, self._backend)
             refused = await critic.drop_batch(self._version)
             if refused is None:
                 self._unusable_at_update = await self._unusable()

@@ -23,6 +23,7 @@ _NAMES = {
     "ledger": "Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, Ray's queue.",
     "overlap": "Barrier, one step off, asynchronous: the same draws on the real control plane, emulated engines.",
     "startup": "The command line's start, against that of Python.",
+    "weights": "A version from publish to served, and the pause; what changed from one to the next.",
 }
 
 _EPILOG = (

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pipeline.config.learning import RewardModelSection
     from pipeline.config.schema import RunConfig
+    from pipeline.weights.tensorfile import Publication
     from workers.engines.generation import GenerationEngine
     from workers.engines.scoring import ScoringEngine
     from workers.engines.torch_reward import TorchRewardModel
@@ -100,29 +103,29 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
     return build_value(config, config.value.path or config.model.path)
 
 
-def read_weights(config: RunConfig, path: Path) -> Mapping[str, Any]:
-    """Map a published weight file for the run's generation engine; see :func:`workers.engines.weights_file.read_weights`."""
-    if config.generation.engine == "emulated":
-        from workers.engines.emulated import weights
-
-        return weights.read_weights(path)
-    from workers.engines import weights_file
-
-    return weights_file.read_weights(path)
-
-
-def write_weights(
-    config: RunConfig, path: Path, tensors: Iterable[tuple[str, Any]], *, probe: Probe | None = None
-) -> None:
-    """Write what the run's training backend yields; see :func:`workers.engines.weights_file.write_weights`."""
+def publish_weights(
+    config: RunConfig, tensors: Iterable[tuple[str, Any]], *, probe: Probe | None = None
+) -> Publication:
+    """Lay out what the run's training backend yields; see :func:`workers.engines.weights_file.publish_tensors`."""
     if config.learner.backend == "emulated":
         from workers.engines.emulated import weights
 
-        weights.write_weights(path, tensors)
-        return
+        return weights.publish_tensors(tensors)
     from workers.engines import weights_file
 
-    weights_file.write_weights(path, tensors, dtype=config.weights.dtype, probe=probe)
+    return weights_file.publish_tensors(tensors, dtype=config.weights.dtype, probe=probe)
+
+
+def view_weights(config: RunConfig, data: np.ndarray, path: Path) -> Mapping[str, Any]:
+    """Return a verified version's tensors for the run's generation engine, which may use them where they lie; see
+    :func:`workers.engines.weights_file.view_weights`."""
+    if config.generation.engine == "emulated":
+        from workers.engines.emulated import weights
+
+        return weights.view_weights(data)
+    from workers.engines import weights_file
+
+    return weights_file.view_weights(data, path=path, is_lasting=True)
 
 
 def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe | None:
