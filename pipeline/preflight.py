@@ -31,7 +31,7 @@ from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.server import external_url
 from pipeline.value_model import value_source
-from pipeline.vllm_check import ask_vllm, check_vllm
+from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError, DataError
 
@@ -77,6 +77,9 @@ def preflight(config: RunConfig) -> Preflight:
         )
     if config.generation.engine == "vllm":
         findings.append(check_vllm(config, model))
+    if config.scores_with_vllm:
+        findings.append(check_vllm_reference(config, read_model_config(config.reference_model)))
+    if config.generation.engine == "vllm" or config.scores_with_vllm:
         ask_vllm(config)
     _check_address(config)
     asyncio.run(_check_ledger(config))

@@ -180,12 +180,25 @@ class RewardSection(Section):
     )
 
 
+class ReferenceVllmSection(Section):
+    """vLLM, when ``reference.backend`` is vllm; it runs in the reference worker's process."""
+
+    tensor_parallel_size: Positive = Field(default=1, description="GPUs that share each layer; divides the heads.")
+    kv_cache_gb: Positive = Field(default=1, description="KV cache of one reference worker on a CPU, GiB.")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="Passed through to vLLM's EngineArgs, for example gpu_memory_utilization."
+    )
+
+
 class ReferenceSection(Section):
     """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or `always` is set."""
 
-    backend: Literal["torch", "emulated"] = "torch"
+    backend: Literal["torch", "vllm", "emulated"] = Field(
+        default="torch", description="vllm: the prompt log-probs of vLLM, in its environment."
+    )
+    vllm: ReferenceVllmSection = ReferenceVllmSection()
     always: bool = Field(default=False, description="Compute them for the KL metric even when no loss needs them.")
-    micro_batch_tokens: Positive = 8192
+    micro_batch_tokens: Positive = Field(default=8192, description="Tokens of one forward pass.")
     device: str = "auto"
     threads: Positive = 1
 

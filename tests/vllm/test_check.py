@@ -32,6 +32,10 @@ def test_a_model_that_vllm_serves_is_taken_and_others_are_refused_with_its_reaso
     ask(tmp_path)
     with pytest.raises(ConfigError, match=r"gpu_memory_utilisation.*|unexpected keyword"):
         ask(tmp_path, "generation.vllm.engine_args={gpu_memory_utilisation=0.8}")
+    on_reference = ("generation.engine=local", "reference.backend=vllm", "reference.always=true")
+    ask(tmp_path, *on_reference)
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilisation.*|unexpected keyword"):
+        ask(tmp_path, *on_reference, "reference.vllm.engine_args={gpu_memory_utilisation=0.8}")
     config = tmp_path / "model" / "config.json"
     config.write_text(config.read_text().replace("Qwen3ForCausalLM", "Qwen33ForCausalLM"))
     run = load_config([tmp_path / "run.toml"])

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
-import structlog
-from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.learning import RewardSection
-from pipeline.replay.memory import MemoryReplay
-from pipeline.runtime.clock import ManualClock
-from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_memory import MemoryRegistry
-from protocol.ids import Incarnation, Role
+from pipeline.replay.buffer import ReplayBuffer
+from protocol.ids import Role
 from protocol.trajectory import RewardScore, Score, TrajectoryChunk
-from tests.pipeline.replay.builders import GENERATOR, make_chunk, make_spec
-from tests.pipeline.runtime.fakes import memory_transport, small_config
+from tests.pipeline.replay.builders import GENERATOR, make_chunk
+from tests.pipeline.runtime.fakes import small_config
 from tests.workers.engines.tiny_reward import TEMPLATE, write_reward_model
+from tests.workers.scorers import scorer_context
 from workers.engines.build import build_reward_model
 from workers.reward import Reward
 
 
 @dataclass
 class Bench:
-    replay: MemoryReplay
+    replay: ReplayBuffer
     worker: Reward
 
     async def finished(self, *texts: str, verifier: str = "arithmetic") -> list[TrajectoryChunk]:
@@ -48,31 +42,15 @@ class Bench:
 
 @asynccontextmanager
 async def opened(tmp_path: Path, **model: object) -> AsyncIterator[Bench]:
-    clock = ManualClock()
-    registry = MemoryRegistry(clock)
-    replay = MemoryReplay(lambda _: 1, clock.time)
-    await replay.open(make_spec(max_attempts=1))
     section = RewardSection.model_validate({"model": {"path": tmp_path / "judge", "device": "cpu", **model}})
-    async with asyncio.TaskGroup() as tasks:
-        ctx = ActorContext(
-            config=small_config(tmp_path).model_copy(update={"reward": section}),
-            run_dir=tmp_path,
-            who=Incarnation(Role.REWARD, "reward-0", 1),
-            replay=replay,
-            registry=registry,
-            transport=memory_transport(4),
-            log=cast("FilteringBoundLogger", structlog.get_logger("test")),
-            clock=clock,
-            tasks=tasks,
-        )
-        await registry.register(Role.REWARD, "reward-0")
+    config = small_config(tmp_path).model_copy(update={"reward": section})
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
         worker = Reward(ctx)
         await worker.setup()
         try:
-            yield Bench(replay, worker)
+            yield Bench(ctx.replay, worker)
         finally:
             await worker.teardown()
-            ctx.close()
 
 
 async def scores_of(bench: Bench, chunks: list[TrajectoryChunk]) -> list[RewardScore]:

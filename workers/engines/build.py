@@ -69,9 +69,14 @@ def build_scoring_engine(config: RunConfig) -> ScoringEngine:
         from workers.engines.emulated.build import build_emulated_scoring
 
         return build_emulated_scoring(config)
+    model_path = config.reference_model
+    if config.reference.backend == "vllm":
+        from workers.engines.vllm.scoring import build_vllm_scoring
+
+        return build_vllm_scoring(config, model_path)
     from workers.engines.torch_scoring import build_scoring
 
-    return build_scoring(config, config.model.reference_path or config.model.path)
+    return build_scoring(config, model_path)
 
 
 def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
