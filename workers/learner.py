@@ -46,11 +46,13 @@ from workers.critic import CriticWatch
 from workers.engines.build import build_training_backend
 from workers.engines.training import StepResult, TrainingBackend
 from workers.evaluation import Evaluations
+from workers.patience import Forecast
 from workers.publishing import Publisher
 from workers.recording import SEGMENT_KEY, Recorder
 from workers.update import PolicyUpdate
 
 _POLL_S = 0.02
+_LONGEST_POLL_S = 0.1
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
 """A learner that has waited this long, and this many times what its last checkpoint took, writes one: see ``_settle_idle``."""
@@ -120,15 +122,17 @@ class Learner(Actor):
         ending = await self._wait_for_critic()
         while ending is None and self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
             started = time.monotonic()
+            forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
             outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
             while isinstance(outcome, ClaimRefused) and not self.ctx.draining.is_set():
                 if ending := await self._is_over(outcome):
                     break
                 self._say_waiting(outcome, await self._critic.trouble() if self._critic else "")
                 self._record(await self._evaluations.collect())
-                await self._publisher.mend(self._version, self._backend)
                 await self._settle_idle(time.monotonic() - started)
-                await self.ctx.clock.sleep(_POLL_S)
+                now = self.ctx.clock.monotonic()
+                pause = forecast.pause_s(now, num_ready=outcome.num_ready, num_needed=outcome.num_needed)
+                await self.ctx.clock.sleep(pause)
                 outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
             if isinstance(outcome, ClaimRefused):
                 break
@@ -157,7 +161,6 @@ class Learner(Actor):
                 self.ctx.log.info("critic_ready", detail=view.detail)
                 break
             self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
-            await self._publisher.mend(self._version, self._backend)
             refused = await critic.drop_batch(self._version)
             if refused is None:
                 self._unusable_at_update = await self._unusable()

@@ -1,0 +1,56 @@
+"""Asking seldom, and yet in time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.patience import Backoff, Forecast
+
+
+def test_each_refusal_doubles_the_pause_up_to_a_limit_and_news_ends_it() -> None:
+    backoff = Backoff(least_s=0.02, most_s=0.1)
+    assert backoff.may_ask(0.0)
+    now, pauses = 100.0, []
+    for _ in range(5):
+        backoff.refused(now)
+        pause = next(k / 1000 for k in range(200) if backoff.may_ask(now + k / 1000 + 1e-9))
+        pauses.append(pause)
+        now += pause
+    assert pauses == [0.02, 0.04, 0.08, 0.1, 0.1]
+    backoff.refused(now)
+    backoff.news()
+    assert backoff.may_ask(now)
+    backoff.refused(now)
+    assert not backoff.may_ask(now + 0.019)
+    assert backoff.may_ask(now + 0.021)
+
+
+@given(st.floats(0.5, 200.0), st.integers(1, 500))
+def test_at_a_steady_rate_the_last_unit_is_noticed_within_the_least_pause_after_a_few_questions(
+    rate: float, needed: int
+) -> None:
+    forecast = Forecast(least_s=0.02, most_s=0.1)
+    now, asked = 0.0, 0
+    done_s = needed / rate
+    while (ready := int(now * rate)) < needed:
+        now += forecast.pause_s(now, num_ready=ready, num_needed=needed)
+        asked += 1
+    assert now - done_s <= 0.1
+    assert asked <= 12 + done_s / 0.1 + 2.0 / rate / 0.02
+    if rate >= 50.0:
+        assert now - done_s <= 0.04, "with many units, it is known when the last one comes"
+
+
+def test_while_nothing_comes_questions_grow_rarer() -> None:
+    forecast = Forecast(least_s=0.02, most_s=0.1)
+    pauses = [forecast.pause_s(now, num_ready=3, num_needed=8) for now in (0.0, 0.1, 0.5, 0.8, 5.0)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.02, 0.1)
+
+
+def test_units_that_are_dropped_begin_a_new_forecast() -> None:
+    forecast = Forecast(least_s=0.02, most_s=0.1)
+    forecast.pause_s(0.0, num_ready=5, num_needed=8)
+    forecast.pause_s(1.0, num_ready=7, num_needed=8)
+    assert forecast.pause_s(1.1, num_ready=2, num_needed=8) == 0.02
