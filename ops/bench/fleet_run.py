@@ -7,10 +7,11 @@ drain, and at last killed.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ def train(
     *,
     limit_s: float = 900.0,
     on_poll: Callable[[], None] | None = None,
+    environment: Mapping[str, str] = {},
 ) -> None:
-    """Run a fleet to its end; its output goes beside ``run_dir``. ``on_poll`` is called ten times a second meanwhile.
+    """Run a fleet to its end; its output goes beside ``run_dir``. ``on_poll`` is called ten times a second meanwhile;
+    ``environment`` is added to this process's.
 
     Raises:
         DataError: the run failed or did not end in time; the message says where to look.
@@ -38,7 +41,7 @@ def train(
     command = [sys.executable, "-m", "pipeline.cli", "up", *map(str, files), "--plain"]
     command += [word for override in overrides for word in ("--set", override)]
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | dict(environment))
         deadline = time.monotonic() + limit_s
         try:
             while process.poll() is None:

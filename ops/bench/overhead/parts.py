@@ -1,0 +1,71 @@
+"""Which part of the control plane a sample belongs to.
+
+*Consumes* a process's command line, a thread and a file (``probe``). *Produces* a part, or None for what stands for the
+devices' own work. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+LEDGER: Final = "ledger, clients"
+SERVER: Final = "ledger, server"
+WIRE: Final = "wire"
+HEARTBEAT: Final = "heartbeat and registry"
+METRICS: Final = "metrics"
+SUPERVISOR: Final = "supervisor"
+ROLES: Final = "roles"
+LOOP: Final = "event loop and sockets"
+PARTS: Final = (LEDGER, SERVER, WIRE, HEARTBEAT, METRICS, SUPERVISOR, ROLES, LOOP)
+
+_PLACES: Final = (
+    ("workers/engines/", None),
+    ("pipeline/algorithms/", None),  # the learner's arithmetic
+    ("pipeline/rewards/", None),
+    ("ops/", None),
+    ("protocol/", WIRE),
+    ("pipeline/replay/", LEDGER),
+    ("pipeline/runtime/registry", HEARTBEAT),
+    ("pipeline/runtime/heartbeat", HEARTBEAT),
+    ("pipeline/runtime/pulse", HEARTBEAT),
+    ("pipeline/runtime/metrics", METRICS),
+    ("pipeline/runtime/host", LOOP),  # what is beneath it alone is asyncio's own
+    ("pipeline/runtime/clock", LOOP),
+)
+
+
+def role_of(argv: Sequence[str]) -> str:
+    """Return ``generator``, ``supervisor`` ...; empty for helpers of a worker, such as a process that verifies."""
+    if "workers" in argv and "-m" in argv:
+        return argv[argv.index("workers") + 1]
+    return "supervisor" if "pipeline.cli" in argv or any(word.endswith("headrace") for word in argv) else ""
+
+
+def part_of(role: str, place: str) -> str | None:
+    """Return the part that ``thread:file`` belongs to."""
+    thread, _, file = place.partition(":")
+    if not role:
+        return None
+    if thread.startswith("thread ZMQ"):
+        return WIRE
+    if thread == "heartbeat":
+        return HEARTBEAT
+    if role == "supervisor":
+        return METRICS if thread != "main" or "runtime/metrics" in file else SUPERVISOR
+    for prefix, part in _PLACES:
+        if file.startswith(prefix):
+            return part
+    if thread == "compute" and not file:
+        return None  # between two turns of an engine
+    return ROLES if file else LOOP
+
+
+def by_part(role: str, microseconds: Mapping[str, float]) -> dict[str, float]:
+    """Return microseconds by part; what belongs to none is left out."""
+    sums: dict[str, float] = {}
+    for place, spent in microseconds.items():
+        part = part_of(role, place)
+        if part is not None:
+            sums[part] = sums.get(part, 0.0) + spent
+    return sums
