@@ -9,6 +9,7 @@ JOBS   ?= 2
 ENGINE ?= local
 VLLM   ?= .venv-vllm
 RAY    ?= .venv-ray
+TRL    ?= .venv-trl
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 
 # One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
@@ -21,7 +22,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm vllm ray check format drill bench soak clean
+.PHONY: help demo test test-vllm vllm ray trl check format drill bench soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -56,6 +57,13 @@ $(RAY)/.run:
 
 ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the ledger benchmark to compare with
 
+$(TRL)/.run: pyproject.toml
+	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet --editable . 'trl>=1.16,<2'
+	@touch $@
+
+trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
+
 demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
 	$(DEMO)/bin/python -m ops.demo_task --out runs/demo-data
 	$(DEMO)/bin/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
@@ -87,7 +95,8 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.startup --json bench-results/startup.json
 	-$(BIN)/python -m ops.bench.ledger --json bench-results/ledger.json
 	$(BIN)/python -m ops.bench.engine --json bench-results/engine.json
-	$(BIN)/python -m ops.bench.learner --json bench-results/learner.json
+	-$(if $(wildcard $(TRL)/.run),$(TRL)/bin,$(BIN))/python -m ops.bench.learner --json bench-results/learner.json
+	-$(BIN)/python -m ops.bench.overhead --json bench-results/overhead.json
 	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
 
@@ -95,4 +104,4 @@ soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with cr
 	$(BIN)/python -m ops.ledger_soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(RAY) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,11 +1,14 @@
-"""How fast the learner steps: packed, against the same step on padded micro-batches.
+"""How fast the learner steps: packed, against the same step on padded micro-batches, and by TRL's trainer.
 
 *Consumes* random models and responses of heavy-tailed lengths. *Produces* a table of prompt and response tokens a second.
 
-Both contenders compute the same loss of the same samples on the same weights (checked before anything is timed) and make the
-same AdamW step. The padded one is what a plain training loop does: sequences in the order in which they come, micro-batches
-of equal size, each padded to its longest, the model's own attention with a mask, logits for every place. It competes at
-whichever micro-batch size it is fastest with.
+All contenders compute the same loss of the same samples on the same weights (checked before anything is timed) and make the
+same AdamW step. TRL's is its GRPO trainer's own (``ops.bench.trl_step``), where TRL is installed. The padded one is what a
+plain loop does: sequences in the order in which they come, micro-batches of equal size, each padded to its longest, the model's own
+attention with a mask, logits for every place. Both compete at whichever micro-batch size they are fastest with.
+
+Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on the machine, who stretches
+the wall clock of one contender and not the other's, changes nothing.
 
     python -m ops.bench.learner --json bench-results/learner.json
 """
@@ -14,18 +17,19 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from ops.bench.table import interleaved_medians, show, write_json
+from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
 from pipeline.batching import TrainingSample
@@ -33,12 +37,12 @@ from workers.engines.policy_gradient import ForwardSettings
 from workers.engines.torch_training import OptimizerSettings, TorchTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
 BAR = 1.5
-"""Packed tokens a second over padded ones: what the learner promises."""
+"""Packed tokens a second over anybody else's: what the learner promises."""
 
 MAX_TOKENS = 4096
 """Budget of a packed micro-batch."""
@@ -168,53 +172,86 @@ class PaddedStep:
         return float(loss.detach())
 
 
-def fastest_padded(model: PreTrainedModel, samples: list[TrainingSample], objective: Objective) -> PaddedStep:
-    """Return the padded contender at the micro-batch size that steps fastest, on the weights of ``model``."""
+class Step(Protocol):
+    """A contender that steps on micro-batches of a size."""
+
+    @property
+    def size(self) -> int:
+        """Sequences of a micro-batch."""
+        ...
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
+        """Do one optimiser step; return the loss."""
+        ...
+
+
+def fastest(
+    make: Callable[[PreTrainedModel, int], Step],
+    model: PreTrainedModel,
+    samples: list[TrainingSample],
+    objective: Objective,
+) -> Step:
+    """Return a contender at the micro-batch size that steps fastest, on the weights of ``model``."""
     times: dict[int, float] = {}
     for size in PADDED_SIZES:
-        trial = PaddedStep(copy.deepcopy(model), size)
-        started = time.perf_counter()
+        trial = make(copy.deepcopy(model), size)
+        started = time.process_time()
         trial.step(samples, objective)
-        times[size] = time.perf_counter() - started
-    return PaddedStep(copy.deepcopy(model), min(times, key=times.__getitem__))
+        times[size] = time.process_time() - started
+    return make(copy.deepcopy(model), min(times, key=times.__getitem__))
 
 
-def measure(shape: Shape, rounds: int) -> dict[str, float | int | str]:
-    """Measure one shape. Raises SystemExit when the two contenders do not compute the same loss."""
+def rivals() -> dict[str, Callable[[PreTrainedModel, int], Step]]:
+    """Return who there is to compare with here."""
+    if importlib.util.find_spec("trl") is None:
+        return {"padded": PaddedStep}
+    from ops.bench.trl_step import TrlStep
+
+    return {"padded": PaddedStep, "TRL": TrlStep}
+
+
+def measure(shape: Shape, rounds: int) -> dict[str, Any]:
+    """Measure one shape. Raises SystemExit when the contenders do not compute the same loss."""
     samples = make_samples(shape)
     lengths = np.array([sample.tokens.size for sample in samples])
     num_tokens = int(lengths.sum())
     model = make_model(shape)
     objective = Objective()
-    padded = fastest_padded(model, samples, objective)
     packed = TorchTraining(
         copy.deepcopy(model), ForwardSettings(1.0, MAX_TOKENS), OptimizerSettings(learning_rate=1e-6)
     )
-    ours, theirs = packed.step(samples, objective).loss, padded.step(samples, objective)
-    if abs(ours - theirs) > 1e-5 * abs(theirs):
-        raise SystemExit(f"{shape.name}: packed loss {ours}, padded loss {theirs}; they must be equal to be compared")
-    seconds = interleaved_medians(
-        {"packed": lambda: packed.step(samples, objective), "padded": lambda: padded.step(samples, objective)},
-        rounds=rounds,
-    )
+    others = {name: fastest(make, model, samples, objective) for name, make in rivals().items()}
+    ours = packed.step(samples, objective).loss
+    losses = {name: other.step(samples, objective) for name, other in others.items()}
+    for name, loss in losses.items():
+        if abs(ours - loss) > 1e-5 * abs(loss):
+            raise SystemExit(f"{shape.name}: packed loss {ours}, {name} {loss}; they must be equal to be compared")
+    contenders = {"packed": lambda: packed.step(samples, objective)} | {
+        name: lambda other=other: other.step(samples, objective) for name, other in others.items()
+    }
+    seconds = interleaved(contenders, rounds=rounds, clock=time.process_time)
     return {
         "model": shape.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens": num_tokens,
-        "padded_micro_batch": padded.size,
         "p99_over_median": float(np.percentile(lengths, 99) / np.median(lengths)),
-        "packed_tokens_per_s": num_tokens / seconds["packed"],
-        "padded_tokens_per_s": num_tokens / seconds["padded"],
-        "speedup": seconds["padded"] / seconds["packed"],
-        "loss_difference": abs(ours - theirs),
+        "micro_batches": {name: other.size for name, other in others.items()},
+        "loss_differences": {name: abs(ours - loss) for name, loss in losses.items()},
+        "seconds": seconds,
     }
+
+
+def speedups(result: dict[str, Any]) -> dict[str, Spread]:
+    """Return how much faster the packed step was than each rival's."""
+    seconds: dict[str, list[float]] = result["seconds"]
+    return {name: ratios(seconds["packed"], taken) for name, taken in seconds.items() if name != "packed"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every shape; return 1 when one is below the bar."""
     parser = argparse.ArgumentParser(
-        prog="python -m ops.bench.learner",
-        description="Time the learner's step on packed sequences against padded micro-batches.",
+        prog="headrace bench learner",
+        description="Time the learner's step on packed sequences against padded micro-batches and TRL's trainer.",
     )
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, of which the median counts")
     parser.add_argument(
@@ -224,22 +261,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = [measure(shape, options.rounds) for shape in SHAPES if not options.model or shape.name in options.model]
-    columns = (
-        "model",
-        "weights",
-        "tokens",
-        "padded by",
-        "p99/p50",
-        "packed tok/s",
-        "padded tok/s",
-        "speed-up",
-    )
-    show("Learner: one optimiser step, one thread", columns, [list(row.values())[: len(columns)] for row in results])
+    rows = [
+        (
+            result["model"],
+            result["parameters"],
+            result["tokens"],
+            result["p99_over_median"],
+            f"{name}, {result['micro_batches'][name]} at a time",
+            result["tokens"] / Spread.of(result["seconds"]["packed"]).median,
+            result["tokens"] / Spread.of(result["seconds"][name]).median,
+            str(speedup),
+        )
+        for result in results
+        for name, speedup in speedups(result).items()
+    ]
+    columns = ("model", "weights", "tokens", "p99/p50", "against", "packed tok/s", "their tok/s", "speed-up")
+    show("Learner: one optimiser step, one thread", columns, rows)
+    if "TRL" not in rivals():
+        print("TRL is not installed: make trl builds an environment with it, .venv-trl")
     if options.json:
-        write_json(options.json, {"bar": BAR, "results": results})
-    slow = [row["model"] for row in results if float(row["speedup"]) < BAR]
+        told = provenance("learner", arguments, rounds=options.rounds, seed=0)
+        write_json(options.json, told | {"bar": BAR, "results": results})
+    slow = [f"{r['model']} against {name}" for r in results for name, s in speedups(r).items() if s.median < BAR]
     if slow:
-        print(f"below the bar of {BAR}: {', '.join(map(str, slow))}", file=sys.stderr)
+        print(f"below the bar of {BAR}: {', '.join(slow)}", file=sys.stderr)
     return 1 if slow else 0
 
 

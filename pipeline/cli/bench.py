@@ -19,11 +19,11 @@ _NAMES = {
     "codec": "A chunk to bytes and back, against the same chunk with plain lists.",
     "engine": "The local engine against generate of transformers.",
     "fleet_memory": "Resident memory of the demo's fleet.",
-    "learner": "The learner's packed step against a padded one.",
+    "learner": "The learner's packed step against a padded one, and TRL's trainer.",
     "ledger": "Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, Ray's queue.",
+    "overhead": "What the control plane costs in processor time, by part, from 2 to 60 emulated generators.",
     "overlap": "Barrier, one step off, asynchronous: the same draws on the real control plane, emulated engines.",
     "startup": "The command line's start, against that of Python.",
-    "weights": "A version from publish to served, and the pause; what changed from one to the next.",
 }
 
 _EPILOG = (

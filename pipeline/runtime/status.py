@@ -22,7 +22,6 @@ _ENDS = {
     WaitingFor.COMPUTE,
     WaitingFor.COMPILE,
     WaitingFor.DISK,
-    WaitingFor.QUARANTINE,
     WaitingFor.STARTING,
     WaitingFor.DRAINING,
     WaitingFor.STOPPED,
