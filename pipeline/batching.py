@@ -191,6 +191,32 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
     return sorted(sorted(batch) for batch in batches)
 
 
+def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group sequences that are padded to their batch's longest, at most ``max_tokens`` tokens with their padding.
+
+    Neighbours in length come together, the longest first, so that there is little to pad. A sequence above the budget is alone.
+
+    Args:
+        lengths: Tokens of each sequence.
+        max_tokens: Budget of one batch, padding included.
+
+    Returns:
+        Indices into ``lengths``: each exactly once, longest first.
+
+    Raises:
+        ValueError: ``max_tokens`` is not positive.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a batch")
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
 def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
     """Cut samples, in their order, into at most ``num`` mini-batches whose sizes differ by at most one; none is empty.
 

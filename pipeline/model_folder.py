@@ -37,13 +37,18 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         if not file.is_file():
             raise DataError(f"{file}: no such file, though the model's index names it; download the model again")
         if file.suffix == ".safetensors":
-            _check_safetensors(file)
+            _checked_header(file)
     return config
 
 
 def weight_bytes(folder: Path) -> int:
     """Return the size of a model's weight files. Raises DataError when it has none."""
     return sum(file.stat().st_size for file in _weight_files(folder))
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Return the names of a model's tensors. Raises DataError when its weight files are missing or damaged."""
+    return [name for file in _weight_files(folder) for name in _checked_header(file) if name != "__metadata__"]
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -69,7 +74,8 @@ def _within(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _check_safetensors(file: Path) -> None:
+def _checked_header(file: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file that is as long as it says."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -81,6 +87,7 @@ def _check_safetensors(file: Path) -> None:
     expected = 8 + length + max((end for _, end in ranges), default=0)
     if size != expected:
         raise _damaged(file, f"it has {size} bytes, its header speaks of {expected}")
+    return header
 
 
 def _read_json(file: Path) -> dict[str, Any]:

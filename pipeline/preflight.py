@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pipeline.algorithms.catalogue import declaration
+from pipeline.config.learning import RewardModelSection
 from pipeline.config.schema import RunConfig
 from pipeline.config.secrets import hide_password
 from pipeline.data.source import PromptSource
@@ -24,12 +25,15 @@ from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.connect import connect
 from pipeline.replay.faults import ledger_faults
 from pipeline.replay.spec import ledger_spec
+from pipeline.reward_model import check_reward_model, longest_input
+from pipeline.rewards.conversation import conversation_tokens
 from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.server import external_url
 from pipeline.value_model import value_source
-from pipeline.vllm_check import ask_vllm, check_vllm
+from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, DataError
 
 _ANSWER_S = 5.0
 
@@ -56,14 +60,26 @@ def preflight(config: RunConfig) -> Preflight:
         read_model_config(config.model.reference_path)
     if config.value.path is not None and declaration(config).has_critic:
         value_source(config.value.path)
+    _check_reward_model(config)
     source = PromptSource.load(config, load_text_tokenizer(config.model.path))
     findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})"]
     findings += [f"training: {line}" for line in source.report.lines()]
     if config.data.evaluation:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
     _check_length(config, model)
+    if config.reward.model is not None:
+        _check_conversation(config.reward.model, source)
+        findings.append(f"reward model: {config.reward.model.path}")
+    elif by_model := sorted(source.verifiers & BY_MODEL):
+        raise ConfigError(
+            f"verifier {by_model[0]} goes by a reward model's score, but there is none; set reward.model.path, or choose "
+            "another verifier"
+        )
     if config.generation.engine == "vllm":
         findings.append(check_vllm(config, model))
+    if config.scores_with_vllm:
+        findings.append(check_vllm_reference(config, read_model_config(config.reference_model)))
+    if config.generation.engine == "vllm" or config.scores_with_vllm:
         ask_vllm(config)
     _check_address(config)
     asyncio.run(_check_ledger(config))
@@ -86,6 +102,28 @@ def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
             f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} was made for "
             f"{limit} positions: lower one of them"
         )
+
+
+def _check_reward_model(config: RunConfig) -> None:
+    """Check the reward model's folder, and that the longest response fits into what it reads."""
+    judge = config.reward.model
+    if judge is None:
+        return
+    longest = longest_input(judge.path, check_reward_model(judge.path), judge.max_tokens)
+    needed = config.data.max_prompt_tokens + config.generation.max_response_tokens
+    if longest is not None and needed > longest:
+        raise ConfigError(
+            f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but the reward model {judge.path} reads at "
+            f"most {longest} tokens: lower one of them, or raise reward.model.max_tokens if that is what limits it"
+        )
+
+
+def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None:
+    """Let the reward model's chat template see a prompt of the data. Raises DataError when it refuses."""
+    try:
+        conversation_tokens(load_text_tokenizer(judge.path), source.at(0), "a response")
+    except DataError as error:
+        raise DataError(f"reward.model.path {judge.path}: {error}") from error
 
 
 async def _check_ledger(config: RunConfig) -> None:

@@ -43,7 +43,7 @@ from pipeline.runtime.server import EmbeddedServer, open_ledger, process_runs, r
 from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over
 from pipeline.watchdog import Patience, Watchdog
-from pipeline.weights import remove_weights
+from pipeline.weights.store import remove_weights
 from protocol.errors import ConfigError, LedgerError
 from protocol.ids import Role
 

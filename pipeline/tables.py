@@ -64,7 +64,9 @@ def work_done(row: WorkerRow) -> str:
     if row.role is Role.GENERATOR:
         sampled = counters.get("sampled_tokens", 0)
         rate = sampled / max(row.uptime_s, 1e-9)
-        return f"{sampled:,.0f} tokens, {rate:,.0f}/s, {counters.get('live', 0):.0f} live"
+        swaps = counters.get("weight_swaps", 0)
+        pause = f", paused {1e3 * counters.get('weights_pause_s', 0.0) / swaps:.1f} ms a version" if swaps else ""
+        return f"{sampled:,.0f} tokens, {rate:,.0f}/s, {counters.get('live', 0):.0f} live{pause}"
     if row.role is Role.LEARNER:
         refused = counters.get("refused_steps", 0)
         tail = f", {refused:.0f} steps refused" if refused else ""

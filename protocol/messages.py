@@ -14,25 +14,29 @@ from protocol.trajectory import TrajectoryChunk
 SCHEMA_VERSION = 1
 
 
-class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_request"):
-    """A generator on another host asks the learner for a range of a published weight file."""
+class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_request", omit_defaults=True):
+    """A generator on another host asks the learner for a range of a published weight file, or of what changed in it."""
 
     version: int
     offset: int
     """First byte wanted."""
     max_bytes: int
     """Upper bound of the answer's data."""
+    base: int = -1
+    """A version that the asker holds: a delta from it will do. -1: none."""
 
 
-class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part"):
-    """A range of a published weight file. ``data`` is empty when the version is no longer held."""
+class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part", omit_defaults=True):
+    """A range of a published weight file, or of a delta. ``data`` is empty when the version is no longer held."""
 
     version: int
     offset: int
     total_bytes: int
-    """Size of the whole file; 0 when the version is no longer held."""
+    """Size of the whole file, or of the whole delta; 0 when the version is no longer held."""
     data: Uint8Vector = msgspec.field(name="data:|u1")
     """uint8 [bytes of this part]"""
+    base: int = -1
+    """The version that the delta starts from; -1: these are bytes of the version itself."""
 
 
 Message = TrajectoryChunk | WeightsRequest | WeightsPart

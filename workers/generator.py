@@ -4,14 +4,15 @@
 each is written to the ledger once, and from then on nothing can lose it; then it goes to the scorers' mailboxes. *Waits for*
 credit (the learner settles or drops) and for room in a scorer's mailbox (the scorer reads): that wait is the back-pressure.
 
-Two loops share the process. The *decode* loop leases, feeds the engine and takes weights; it alone touches the engine, on
-the compute thread. The *writers* carry finished windows to the ledger and the wire while the engine goes on, and hand back
-those that may be extended. Between them are two bounded queues.
+Two loops share the process. The *decode* loop leases, feeds the engine and swaps weights; it alone touches the engine, on
+the compute thread. New weights are brought here and verified beside it (``workers.taking``). The *writers* carry finished
+windows to the ledger and the wire while the engine goes on, and hand back those that may be extended. Between them are two
+bounded queues.
 
 Counters in the heartbeat: ``sampled_tokens``, of which ``written_tokens`` are in the ledger and ``refused_tokens`` were of
 windows that it did not want any more (after a drain nothing is left between them); ``prefill_tokens``, ``decode_steps``,
-``decode_s`` (seconds in the engine), ``live``, ``chunks``, ``undelivered`` (left to the ledger's overdue index),
-``weight_swaps``.
+``decode_s`` (seconds in the engine), ``live``, ``chunks``, ``undelivered`` (left to the ledger's overdue index); those of the
+weights are told in ``workers.taking``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -33,15 +33,15 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.rework import Tally
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox
-from pipeline.runtime.registry import WaitingFor, WeightsAnnouncement
+from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.retry import ride_out
-from pipeline.weights import fetch_file, fetch_folder, local_file
-from protocol.errors import EngineDied, ParityFailed, WeightsRejected
+from protocol.errors import EngineDied, ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
-from workers.engines.build import build_generation_engine, read_weights
+from workers.engines.build import build_generation_engine
 from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
 from workers.patience import Backoff
+from workers.taking import WeightsTaker
 
 _NUM_WRITERS = 16
 """What they write at the same time shares trips to the ledger."""
@@ -97,7 +97,7 @@ class Generator(Actor):
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
         self._tally = Tally(self.ctx.run_dir, self.ctx.who)
         self._decode_s = 0.0
-        self._next_weights_look = 0.0
+        self._taker = WeightsTaker(self.ctx, self._engine)
         self._next_renewal = 0.0
         self._outboxes = [Outbox(self.ctx, Role.REWARD)]
         if config.needs_reference:
@@ -106,24 +106,22 @@ class Generator(Actor):
             self._outboxes.append(Outbox(self.ctx, Role.VALUE))
         for outbox in self._outboxes:
             self.ctx.spawn(f"outbox-{outbox.role}", outbox.discover())
-        while self._engine.policy_version < 0 and not self.ctx.draining.is_set():
-            self.ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")
-            if not await self._take_weights():
-                await self.ctx.clock.sleep(config.weights.poll_s)
+        await self._take_first_weights()
 
     async def run(self) -> None:
         """Decode until told to drain, while writers carry what is finished."""
         for number in range(_NUM_WRITERS):
             self.ctx.spawn(f"writer-{number}", self._write_windows())
+        self.ctx.spawn("weights", self._taker.watch())
         try:
             await self._decode()
-        except (EngineDied, ParityFailed):
-            await self._give_up()
+        except (EngineDied, ParityFailed, WeightsRejected) as error:
+            await self._give_up(error)
             raise
 
     async def _decode(self) -> None:
         while not self.ctx.draining.is_set():
-            await self._look_for_weights()
+            await self._swap_weights()
             await self._renew()
             await self._lease_and_resume()
             self.ctx.held = len(self._held)
@@ -150,10 +148,15 @@ class Generator(Actor):
         self._count()
         self.ctx.log.info("generator_drained", **self.ctx.counters)
 
-    async def _give_up(self) -> None:
-        """The engine is lost: write what it had finished, and open the rest for others at once, not when leases run out."""
+    async def _give_up(self, error: Exception) -> None:
+        """The engine is lost, or must not sample any more: write what it had sampled, and open the rest for others at once, not
+        when leases run out."""
+        self.ctx.log.error("generator_gives_up", reason=str(error), held=len(self._held))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GIVE_UP_S):
+                if isinstance(error, WeightsRejected):  # the engine is well, and what it sampled so far is good
+                    for window in await self.ctx.compute(self._engine.cut):
+                        await self._pass_on(window)
                 await self._finished.join()
         await self.ctx.replay.give_back(self.ctx.who)
 
@@ -161,6 +164,7 @@ class Generator(Actor):
         """End what the engine runs on; what was sampled stays known."""
         self._tally.close()
         await self.ctx.compute(self._engine.close)
+        self._taker.close()
 
     # -- the decode loop -----------------------------------------------------------------------------------------------
 
@@ -218,8 +222,6 @@ class Generator(Actor):
             self._credit.news()
         else:
             self._credit.refused(self.ctx.clock.monotonic())
-        if grant.refusal is Refusal.BEHIND:
-            self._next_weights_look = 0.0
         if grant.refusal is not None and not self._held:
             self.ctx.waiting_for(WaitingFor.CREDIT, _REFUSALS[grant.refusal])
 
@@ -241,7 +243,8 @@ class Generator(Actor):
         if lease.evaluation is None or self._engine.policy_version >= lease.evaluation.policy_version:
             return True
         self.ctx.waiting_for(WaitingFor.WEIGHTS, f"version {lease.evaluation.policy_version} for an evaluation")
-        await self._take_weights()
+        await self._taker.look()
+        await self._swap_weights()
         return self._engine.policy_version >= lease.evaluation.policy_version
 
     def _hold(self, lease: Lease) -> _Held:
@@ -293,69 +296,32 @@ class Generator(Actor):
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
+    async def _take_first_weights(self) -> None:
+        """Wait for a version and take it. One that was refused is waited out: the learner mends it or publishes a newer one.
+        Nothing is held meanwhile, and other generators go on."""
+        kind, detail = WaitingFor.WEIGHTS, "the learner's first version"
+        while self._engine.policy_version < 0 and not self.ctx.draining.is_set():
+            self.ctx.waiting_for(kind, detail)
+            try:
+                await self._taker.look()
+            except WeightsDamaged as error:
+                kind, detail = WaitingFor.QUARANTINE, str(error)
+            if self._taker.has_newer:
+                await self._taker.swap()
+            else:
+                await self.ctx.clock.sleep(self.ctx.config.weights.poll_s)
+
     def _is_swapping(self) -> bool:
         """With ``swap = window``, a newer version waits until every live window has ended, and nothing new begins."""
-        return self.ctx.config.generation.swap == "window" and self._newer is not None
+        return self.ctx.config.generation.swap == "window" and self._taker.has_newer
 
-    async def _look_for_weights(self) -> None:
-        now = self.ctx.clock.monotonic()
-        if now < self._next_weights_look:
-            return
-        self._next_weights_look = now + self.ctx.config.weights.poll_s
-        await self._take_weights()
-
-    _newer: WeightsAnnouncement | None = None
-
-    async def _take_weights(self) -> bool:
-        """Serve the newest announced version if it is newer than ours; return whether the version changed.
-
-        Raises WeightsRejected when verified weights do not fit the model: this worker cannot go on.
-        """
-        announcement = await self.ctx.registry.weights()
-        if announcement is None or announcement.policy_version <= self._engine.policy_version:
-            return False
-        self._newer = announcement
-        if self._is_swapping() and self._engine.stats().num_live:
-            return False
-        path = await self.ctx.compute(local_file, announcement)
-        fetched = None
-        try:
-            if path is None:
-                path = fetched = await self._fetch(announcement)
-            tensors = await self.ctx.compute(read_weights, self.ctx.config, path)
-            await self.ctx.compute(self._engine.load_weights, tensors, announcement.policy_version)
-        except (FileNotFoundError, TimeoutError, ConnectionError) as error:
-            self.ctx.log.warning("weights_not_taken", policy_version=announcement.policy_version, reason=str(error))
-            return False
-        finally:
-            if fetched is not None:
-                fetched.unlink(missing_ok=True)
-        self._newer = None
-        self._credit.news()  # a version that is published is credit for what comes after it
-        self.ctx.policy_version = announcement.policy_version
-        self._add("weight_swaps", 1)
-        self.ctx.progress()
-        return True
-
-    async def _fetch(self, announcement: WeightsAnnouncement) -> Path:
-        """Ask the learner for the file in parts. Raises FileNotFoundError when it serves none."""
-        if not announcement.endpoint:
-            raise FileNotFoundError(f"{announcement.path} is gone and the learner serves no endpoint")
-        keys = dict((await self.ctx.registry.endpoints(Role.LEARNER)).values())
-        requester = self.ctx.transport.requester(announcement.endpoint, server_key=keys.get(announcement.endpoint, ""))
-        weights = self.ctx.config.weights
-        try:
-            return await fetch_file(
-                announcement,
-                requester,
-                fetch_folder(self.ctx.run_dir, self.ctx.who.worker),
-                max_part_bytes=weights.max_part_mb << 20,
-                timeout_s=weights.fetch_timeout_s,
-            )
-        except WeightsRejected as error:  # replaced while it travelled: the next look finds the newer one
-            raise FileNotFoundError(str(error)) from error
-        finally:
-            requester.close()
+    async def _swap_weights(self) -> None:
+        """Serve the newest version that is verified. Raises WeightsRejected when one was refused, or does not fit."""
+        if not (self._is_swapping() and self._engine.stats().num_live):
+            before = self._engine.policy_version
+            await self._taker.swap()
+            if self._engine.policy_version != before:
+                self._credit.news()  # a version that is published is credit for what comes after it
 
     # -- the writers ---------------------------------------------------------------------------------------------------
 

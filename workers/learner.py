@@ -129,6 +129,7 @@ class Learner(Actor):
                     break
                 self._say_waiting(outcome, await self._critic.trouble() if self._critic else "")
                 self._record(await self._evaluations.collect())
+                await self._publisher.mend(self._version, self._backend)
                 await self._settle_idle(time.monotonic() - started)
                 now = self.ctx.clock.monotonic()
                 pause = forecast.pause_s(now, num_ready=outcome.num_ready, num_needed=outcome.num_needed)
@@ -161,6 +162,7 @@ class Learner(Actor):
                 self.ctx.log.info("critic_ready", detail=view.detail)
                 break
             self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
+            await self._publisher.mend(self._version, self._backend)
             refused = await critic.drop_batch(self._version)
             if refused is None:
                 self._unusable_at_update = await self._unusable()

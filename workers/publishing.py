@@ -4,26 +4,34 @@
 behind: a live generator that serves an older version than ``max_generator_lag`` allows is given ``ack_timeout_s`` to take the
 new weights; then it is fenced, so that the supervisor replaces it and its trajectories go on elsewhere. So the version never
 runs away from generators that have failed silently.
+
+A generator that could not make a version's bytes match says so in its heartbeat. Then the learner looks at its own copy, and
+publishes the version again if that is damaged: the same bytes, the same digest, in other pages.
+
+Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds in which they were written and digested).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
-from pipeline.weights import WeightsStore, weights_folder
+from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
 from protocol.endpoints import mailbox_endpoint
-from protocol.errors import UnknownMessage
+from protocol.errors import UnknownMessage, WeightsDamaged
 from protocol.ids import Role
-from workers.engines.build import take_probe, write_weights
+from protocol.messages import Message, WeightsPart
+from workers.engines.build import publish_weights, take_probe
 
 if TYPE_CHECKING:
     from workers.engines.training import TrainingBackend
 
 _POLL_S = 0.05
 _SERVE_TIMEOUT_S = 0.5
+_MEND_EVERY_S = 1.0
 _SILENT_AFTER_S = 5.0
 """A generator without a heartbeat for this long is the supervisor's business, not ours."""
 
@@ -37,11 +45,13 @@ class Publisher:
         folder = weights_folder(ctx.run_dir, shared_memory=settings.shared_memory)
         self._store = WeightsStore(folder, keep=settings.keep)
         self._endpoint = ""
+        self._next_mend = 0.0
 
     async def start(self) -> None:
-        """Serve ranges of the files to other hosts when the links go over tcp; on one host files are mapped."""
+        """Serve ranges of the files when some generator may need them: to other hosts, so when the links go over tcp."""
         ctx = self._ctx
-        if ctx.config.wire.transport != "tcp":
+        path = ctx.config.weights.path
+        if path == "file" or (path == "auto" and ctx.config.wire.transport != "tcp"):
             return
         self._responder = ctx.transport.responder(mailbox_endpoint(ctx.config.wire, ctx.run_dir, ctx.who))
         self._endpoint = self._responder.endpoint
@@ -58,15 +68,44 @@ class Publisher:
         """Write, digest and announce the backend's weights as ``policy_version``."""
         await self._wait_for_laggards(policy_version)
         self._ctx.waiting_for(WaitingFor.COMPUTE)
-
-        def write(path: Path) -> None:
-            probe = take_probe(self._ctx.config, backend)
-            write_weights(self._ctx.config, path, backend.tensors(), probe=probe)
-
-        stored = await self._ctx.compute(self._store.publish, policy_version, write)
+        stored = await self._ctx.compute(self._write, policy_version, backend)
         await self._ctx.registry.announce_weights(
             self._ctx.who, self._store.announcement(stored, endpoint=self._endpoint)
         )
+
+    async def mend(self, policy_version: int, backend: TrainingBackend) -> None:
+        """Publish the newest version again if it is damaged; look only when a generator has refused it, and seldom.
+
+        Must be called while the backend still has just that version's weights.
+
+        Raises:
+            WeightsDamaged: The same weights do not give the same bytes again; a new learner publishes under a new number.
+        """
+        ctx = self._ctx
+        if ctx.clock.monotonic() < self._next_mend:
+            return
+        self._next_mend = ctx.clock.monotonic() + _MEND_EVERY_S
+        beats = await ctx.registry.heartbeats()
+        if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
+            return
+        damaged = self._store.held(policy_version)
+        if damaged is None or await asyncio.to_thread(damaged.is_intact):
+            return
+        again = await ctx.compute(self._write, policy_version, backend)
+        ctx.log.error("weights_mended", path=str(again.path), digest=again.digest)
+        if again.digest != damaged.digest:
+            raise WeightsDamaged(
+                f"version {policy_version} was damaged where it lay ({damaged.digest}), and its weights now give {again.digest}"
+            )
+
+    def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
+        started = time.perf_counter()
+        probe = take_probe(self._ctx.config, backend)
+        stored = self._store.publish(policy_version, publish_weights(self._ctx.config, backend.tensors(), probe=probe))
+        counters = self._ctx.counters
+        counters["published_bytes"] = counters.get("published_bytes", 0) + stored.num_bytes
+        counters["published_s"] = counters.get("published_s", 0) + time.perf_counter() - started
+        return stored
 
     def close(self) -> None:
         """Stop serving; the files stay for generators that are mapping them."""
@@ -76,9 +115,13 @@ class Publisher:
     async def _serve(self) -> None:
         while True:
             try:
-                await self._responder.serve_one(self._store.answer, timeout_s=_SERVE_TIMEOUT_S)
+                await self._responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
             except UnknownMessage as error:  # a peer's mistake is never the learner's end
                 self._ctx.log.warning("weights_request_refused", reason=str(error))
+
+    async def _answer(self, request: Message) -> WeightsPart:
+        """Answer on a thread: a delta takes its time, and the learner's loop must turn."""
+        return await asyncio.to_thread(self._store.answer, request)
 
     async def _wait_for_laggards(self, policy_version: int) -> None:
         ctx = self._ctx

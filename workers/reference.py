@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from protocol.errors import EngineError
+from protocol.errors import EngineDied, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, ReferenceScore, TrajectoryChunk
 from workers.engines.build import build_scoring_engine
@@ -44,6 +44,8 @@ class Reference(Scorer):
         ]
         try:
             scored = await self.ctx.compute(self._engine.logprobs, requests)
+        except EngineDied:
+            raise  # not the chunks' fault: a new process scores them
         except EngineError:
             if len(chunks) == 1:
                 await self.fail(chunks[0], traceback.format_exc())

@@ -24,6 +24,7 @@ _NAMES = {
     "overhead": "What the control plane costs in processor time, by part, from 2 to 60 emulated generators.",
     "overlap": "Barrier, one step off, asynchronous: the same draws on the real control plane, emulated engines.",
     "startup": "The command line's start, against that of Python.",
+    "weights": "A version from publish to served, and the pause; what changed from one to the next.",
 }
 
 _EPILOG = (

@@ -145,8 +145,26 @@ class StalenessSection(Section):
     )
 
 
+class RewardModelSection(Section):
+    """A model that reads finished responses and gives each a score, a summand of the reward: pipeline/rewards/README.md."""
+
+    path: Path = Field(description="Folder of a Hugging Face sequence classifier with one label, and its tokenizer.")
+    weight: float = Field(default=1.0, description="The part `model` of the reward is weight * (score - center).")
+    center: float = Field(default=0.0, description="The score of a response that is neither good nor bad.")
+    max_tokens: Positive | None = Field(
+        default=None,
+        description="Longest conversation that it reads, in its own tokens; absent: its positions, or its tokenizer's limit.",
+    )
+    micro_batch_tokens: Positive = Field(default=16384, description="Tokens, padding included, of one forward pass.")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    threads: Positive = Field(default=1, description="Torch threads on a CPU.")
+
+
 class RewardSection(Section):
     """Scoring of finished trajectories."""
+
+    model: RewardModelSection | None = Field(default=None, description="Read every response with a reward model too.")
 
     overlong: Literal["none", "soft", "filter", "soft+filter"] = Field(default="none", description="DAPO section 3.4.")
     overlong_cache_tokens: int = Field(default=0, ge=0, description="L_cache of eq. 13.")
@@ -162,12 +180,25 @@ class RewardSection(Section):
     )
 
 
+class ReferenceVllmSection(Section):
+    """vLLM, when ``reference.backend`` is vllm; it runs in the reference worker's process."""
+
+    tensor_parallel_size: Positive = Field(default=1, description="GPUs that share each layer; divides the heads.")
+    kv_cache_gb: Positive = Field(default=1, description="KV cache of one reference worker on a CPU, GiB.")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="Passed through to vLLM's EngineArgs, for example gpu_memory_utilization."
+    )
+
+
 class ReferenceSection(Section):
     """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or `always` is set."""
 
-    backend: Literal["torch", "emulated"] = "torch"
+    backend: Literal["torch", "vllm", "emulated"] = Field(
+        default="torch", description="vllm: the prompt log-probs of vLLM, in its environment."
+    )
+    vllm: ReferenceVllmSection = ReferenceVllmSection()
     always: bool = Field(default=False, description="Compute them for the KL metric even when no loss needs them.")
-    micro_batch_tokens: Positive = 8192
+    micro_batch_tokens: Positive = Field(default=8192, description="Tokens of one forward pass.")
     device: str = "auto"
     threads: Positive = 1
 

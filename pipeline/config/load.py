@@ -110,8 +110,12 @@ def resolve_paths(config: RunConfig) -> RunConfig:
         }
     )
     value = config.value.model_copy(update={"path": config.value.path.absolute() if config.value.path else None})
+    reward = config.reward
+    if reward.model is not None:
+        judge = reward.model.model_copy(update={"path": reward.model.path.absolute()})
+        reward = reward.model_copy(update={"model": judge})
     run = config.run.model_copy(update={"dir": config.run.dir.absolute()})
-    return config.model_copy(update={"model": model, "data": data, "value": value, "run": run})
+    return config.model_copy(update={"model": model, "data": data, "reward": reward, "value": value, "run": run})
 
 
 def _read(path: Path) -> Tree:

@@ -173,9 +173,22 @@ class WireSection(Section):
 class WeightsSection(Section):
     """How new weights reach the generators."""
 
+    path: Literal["auto", "file", "wire"] = Field(
+        default="auto",
+        description="file: map the learner's file, on one host. wire: ask its endpoint. auto: the file where it is there, else "
+        "the endpoint, which is open with wire.transport tcp.",
+    )
+    delta: bool = Field(
+        default=True,
+        description="Over the wire: only what changed since the version that is held. At small learning rates this is a "
+        "fraction of dtype bfloat16, and most of float32.",
+    )
     dtype: Literal["float32", "bfloat16"] = "float32"
     keep: Positive = Field(default=2, description="Published versions kept.")
-    shared_memory: bool = Field(default=True, description="Publish into memory-backed storage where the host has some.")
+    shared_memory: bool = Field(
+        default=True,
+        description="Publish, and keep what was fetched, in memory-backed storage where the host has some.",
+    )
     poll_s: float = Field(default=0.05, gt=0.0, description="How often a generator looks for a newer version.")
     max_part_mb: Positive = Field(default=4, description="One part of a version sent to another host.")
     fetch_timeout_s: float = Field(default=30.0, gt=0.0, description="For one part.")

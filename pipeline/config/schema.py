@@ -77,6 +77,16 @@ class RunConfig(Section):
         return self.algorithm.kl_coefficient > 0.0 or self.reference.always
 
     @property
+    def reference_model(self) -> Path:
+        """Folder of the frozen reference policy."""
+        return self.model.reference_path or self.model.path
+
+    @property
+    def scores_with_vllm(self) -> bool:
+        """Whether reference log-probs come from vLLM."""
+        return self.needs_reference and self.reference.backend == "vllm"
+
+    @property
     def declaration(self) -> Declaration:
         """What the algorithm needs of the pipeline."""
         return declare(self.algorithm.name, dynamic_sampling=self.algorithm.dynamic_sampling)

@@ -4,7 +4,7 @@
 
     prompt      text, put into the configuration's template; or
     messages    [{"role": ..., "content": ...}, ...], put through the tokenizer's chat template
-    answer      text or a number; what the verifier compares with
+    answer      text or a number; what the verifier compares with; not needed by one that goes by a reward model
     verifier    optional: a registered name; or package.module:function, if reward.verifiers names it too
     id          optional: text or a number, unique over all files; by default file name and line
     ...         every other column is kept and handed to the verifier
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from pipeline.data.report import SkipReason
+from pipeline.rewards.registry import BY_MODEL
 
 _OWN_COLUMNS = frozenset({"prompt", "messages", "answer", "verifier", "id"})
 
@@ -45,18 +46,21 @@ class Unusable:
     detail: str
 
 
-def parse_line(columns: Mapping[str, Any]) -> PromptLine | Unusable:
-    """Check one row. A column that holds null counts as absent, as Parquet has it."""
+def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> PromptLine | Unusable:
+    """Check one row, judged by ``default_verifier`` if it names none. A column that holds null counts as absent, as Parquet
+    has it."""
     present = {name: value for name, value in columns.items() if value is not None}
     prompt = _prompt(present)
     if isinstance(prompt, Unusable):
         return prompt
     answer = text_of(present.get("answer"))
-    if "answer" not in present:
+    if "answer" not in present and str(present.get("verifier", default_verifier)) in BY_MODEL:
+        answer = ""
+    elif "answer" not in present:
         return Unusable(SkipReason.MISSING_FIELD, f"no answer; the line has {_listed(columns)}")
-    if answer is None:
+    elif answer is None:
         return _wrong("answer", present, "text or a number")
-    if not answer:
+    elif not answer:
         return Unusable(SkipReason.EMPTY_ANSWER, "the answer is empty")
     verifier = present.get("verifier")
     if verifier is not None and (not isinstance(verifier, str) or not verifier):

@@ -26,6 +26,7 @@ from pipeline.data.lines import PromptLine, Unusable, parse_line
 from pipeline.data.permutation import permuted
 from pipeline.data.report import DataReport, SkipReason
 from pipeline.data.tokenizer import PromptTokenizer
+from pipeline.rewards.conversation import MESSAGES
 from pipeline.rewards.registry import resolve, resolve_named
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
@@ -92,7 +93,14 @@ class PromptSource:
         if _HOLE not in data.prompt_template:
             raise ConfigError(f"data.prompt_template is {data.prompt_template!r}; it must contain {_HOLE}")
         resolve(data.verifier)
-        reader = _Reader(tokenizer, data.prompt_template, data.verifier, config.verifier_paths, data.max_prompt_tokens)
+        reader = _Reader(
+            tokenizer,
+            data.prompt_template,
+            data.verifier,
+            config.verifier_paths,
+            data.max_prompt_tokens,
+            keep_messages=config.reward.model is not None,
+        )
         train, report = reader.read(data.train)
         evaluation, evaluation_report = reader.read(data.evaluation) if data.evaluation else ([], DataReport())
         settings = [config.run.seed, data.shuffle, len(train), getattr(tokenizer, "digest", "")]
@@ -146,12 +154,15 @@ class _Reader:
         verifier: str,
         configured: frozenset[str],
         max_prompt_tokens: int,
+        *,
+        keep_messages: bool,
     ) -> None:
         self._configured = configured
         self._tokenizer = tokenizer
         self._template = template
         self._verifier = verifier
         self._max_prompt_tokens = max_prompt_tokens
+        self._keep_messages = keep_messages
         self.verifiers = {verifier}
 
     def read(self, paths: Iterable[Path]) -> tuple[list[bytes], DataReport]:
@@ -164,7 +175,7 @@ class _Reader:
                 if isinstance(row, BadRow):
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
-                prompt = self._prompt(parse_line(row.columns), f"{label}:{row.line}", where)
+                prompt = self._prompt(parse_line(row.columns, self._verifier), f"{label}:{row.line}", where)
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)
                 elif prompt.prompt_id in seen:
@@ -182,6 +193,7 @@ class _Reader:
         if isinstance(line, Unusable):
             return line
         verifier = line.verifier or self._verifier
+        extra = line.extra
         if verifier not in self.verifiers:
             try:
                 resolve_named(verifier, self._configured)
@@ -196,13 +208,15 @@ class _Reader:
                 text, tokens = self._tokenizer.render_chat(line.prompt)
             except DataError as error:
                 return Unusable(SkipReason.BAD_TEMPLATE, str(error))
+            if self._keep_messages:
+                extra = {**extra, MESSAGES: line.prompt}
         if not tokens:
             return Unusable(SkipReason.EMPTY_PROMPT, "the prompt has no tokens")
         if len(tokens) > self._max_prompt_tokens:
             detail = f"{len(tokens)} tokens; data.max_prompt_tokens is {self._max_prompt_tokens}"
             return Unusable(SkipReason.OVERLONG, detail)
         packed = np.asarray(tokens, dtype="<i4").tobytes()
-        return _Stored(line.id or default_id, packed, text, line.answer, verifier, line.extra)
+        return _Stored(line.id or default_id, packed, text, line.answer, verifier, extra)
 
 
 def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:

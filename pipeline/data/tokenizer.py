@@ -60,6 +60,11 @@ class TextTokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template_text is not None
+
+    @property
     def eos_token_id(self) -> int | None:
         """Id of the end-of-sequence token; None when the tokenizer names none."""
         return self.token_id(self._special_tokens.get("eos_token", ""))
@@ -76,8 +81,8 @@ class TextTokenizer:
         """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt text of a conversation, up to where the assistant's answer begins.
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """Return the text of a conversation; as a prompt, up to where the assistant's answer begins, or else as it stands.
 
         Raises:
             DataError: there is no chat template, or it refuses these messages.
@@ -87,7 +92,9 @@ class TextTokenizer:
         if self._template is None:
             self._template = self._compile()
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
+            )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise DataError(f"the chat template refuses these messages: {error}") from error
 

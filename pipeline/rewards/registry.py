@@ -30,6 +30,9 @@ class VerifierSpec:
     """Whether it runs in a killable process, one response a call; else in the worker itself, by the batch."""
 
 
+BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
+"""Verifiers that go by the reward model's score alone: lines need no answer for them, and the run needs a reward model."""
+
 _SPECS: dict[str, VerifierSpec] = {}
 
 
@@ -125,3 +128,5 @@ def load(path: str) -> Callable[..., Any]:
 register("arithmetic", "pipeline.rewards.arithmetic:verify", sandboxed=False)
 register("dapo_math", "pipeline.rewards.dapo_math:verify", sandboxed=False)
 register("math", "pipeline.rewards.equivalence:verify")
+register("reward_model", "pipeline.rewards.by_model:above_zero", sandboxed=False)
+register("reward_model_sigmoid", "pipeline.rewards.by_model:sigmoid", sandboxed=False)

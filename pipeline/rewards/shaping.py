@@ -45,15 +45,24 @@ class ShapingConfig(Protocol):
 
 
 def shape(
-    config: ShapingConfig, verdict: Verdict, *, num_tokens: int, max_response_tokens: int, finish_reason: FinishReason
+    config: ShapingConfig,
+    verdict: Verdict,
+    *,
+    num_tokens: int,
+    max_response_tokens: int,
+    finish_reason: FinishReason,
+    model_part: float | None = None,
 ) -> RewardScore:
     """Return the score of one response.
 
-    The reward is ``wrong + accuracy * (correct - wrong)``, plus the verdict's own parts, plus the soft over-long punishment.
+    The reward is ``wrong + accuracy * (correct - wrong)``, plus the verdict's own parts, plus ``model_part`` (the reward
+    model's weighted score, where there is one), plus the soft over-long punishment.
     With over-long filtering, a response that was cut at the limit is masked: it counts in its group's mean and std, and its
     tokens carry no loss. One that ends by its stop token exactly at the limit is not cut.
     """
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
+    if model_part is not None:
+        parts["model"] = model_part
     if "soft" in config.overlong:
         penalty = soft_overlong_penalty(
             np.array([num_tokens]),

@@ -22,7 +22,7 @@ import msgspec
 
 from protocol.trajectory import FinishReason
 
-RESERVED_PARTS = frozenset({"correct", "overlong"})
+RESERVED_PARTS = frozenset({"correct", "model", "overlong"})
 """Summands that shaping adds itself; a verdict may not carry them."""
 
 
@@ -42,6 +42,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """Further columns of the prompt's line, unchanged."""
     num_tokens: int = 0
     finish_reason: FinishReason = FinishReason.STOP
+    model_score: float | None = None
+    """The reward model's score less ``reward.model.center``; None in a run without one."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

@@ -18,6 +18,7 @@ from protocol.errors import (
     LedgerError,
     LedgerMismatch,
     ParityFailed,
+    WeightsRejected,
 )
 
 
@@ -57,8 +58,8 @@ class ExitCode(IntEnum):
     HOST_FAILED = 9
     """The host refused it: no room on a disk, no memory, a file or a socket that fails."""
     ENGINE = 10
-    """A generator's engine died, or computed other log-probs than the learner after a weight update. What it held goes on
-    elsewhere; the supervisor starts it again."""
+    """An engine died, could not take a published version, or computed other log-probs than the learner with it. What
+    it held goes on elsewhere; the supervisor starts it again."""
     INTERRUPTED = 130
     """Told twice to stop: ended at once."""
 
@@ -103,7 +104,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
         return ExitCode.CONFIG
     if isinstance(error, Diverged):
         return ExitCode.BAD_STEPS
-    if isinstance(error, EngineDied | ParityFailed):
+    if isinstance(error, EngineDied | ParityFailed | WeightsRejected):
         return ExitCode.ENGINE
     if isinstance(error, LedgerError):
         return ExitCode.LEDGER_UNAVAILABLE

@@ -126,6 +126,7 @@ def _transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTranspo
 def _threads_of(config: RunConfig, role: Role) -> int:
     by_role = {
         Role.GENERATOR: config.generation.threads,
+        Role.REWARD: 1 if config.reward.model is None else config.reward.model.threads,
         Role.REFERENCE: config.reference.threads,
         Role.VALUE: config.value.threads,
         Role.LEARNER: config.learner.threads,

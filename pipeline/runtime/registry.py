@@ -33,6 +33,8 @@ class WaitingFor(StrEnum):
     LEDGER = "ledger"
     """the server's answer"""
     WEIGHTS = "weights"
+    QUARANTINE = "quarantine"
+    """a version whose bytes match their digest, after one whose did not"""
     DISK = "disk"
     """a checkpoint to be written"""
     DRAINING = "draining"
@@ -89,7 +91,7 @@ class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
 
     policy_version: int
     digest: str
-    """Hex SHA-256 or xxh3-128 of the file, as ``algorithm:hex``."""
+    """xxh3-128 of all bytes of the file, as ``xxh3-128:hex``."""
     path: str
     """A safetensors file on the learner's host."""
     num_bytes: int

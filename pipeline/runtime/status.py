@@ -22,6 +22,7 @@ _ENDS = {
     WaitingFor.COMPUTE,
     WaitingFor.COMPILE,
     WaitingFor.DISK,
+    WaitingFor.QUARANTINE,
     WaitingFor.STARTING,
     WaitingFor.DRAINING,
     WaitingFor.STOPPED,

@@ -49,6 +49,8 @@ class Cause(StrEnum):
     """The ledger is over its watermark: admission has stopped."""
     CREDIT = "credit"
     WEIGHTS = "weights"
+    QUARANTINE = "quarantine"
+    """A generator could not make the published weights match their digest."""
     EXHAUSTED = "exhausted"
     CLOSED = "closed"
     NOBODY = "nobody"

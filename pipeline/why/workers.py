@@ -68,6 +68,12 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
             Outlook.MOVES,
             "it puts down what it holds, for others to go on with, and ends",
         )
+    if at is WaitingFor.QUARANTINE:
+        doing = (
+            "the learner looks at its copy, and publishes it again if that is damaged; what the generator held goes on "
+            "elsewhere. If it comes again, distrust the memory of its host"
+        )
+        return Chain((f"{name} is in quarantine{detail}",), Cause.QUARANTINE, name, Outlook.MENDS, doing)
     if at is WaitingFor.LEDGER:
         return ledger_chain(f"{name} waits for the ledger{detail}")
     if at is WaitingFor.ROOM:

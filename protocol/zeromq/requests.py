@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 import zmq
@@ -91,7 +91,7 @@ class ZmqResponder:
         """Where requesters connect."""
         return self._endpoint
 
-    async def serve_one(self, handler: Callable[[Message], Message], *, timeout_s: float) -> bool:
+    async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
         """Answer the next request with ``handler``; False when none came in time. Raises ChannelClosed, and what
         ``handler`` raises: its requester then meets its own deadline.
         """
@@ -103,7 +103,7 @@ class ZmqResponder:
             if opened is None:
                 continue
             message, envelope = opened
-            answer = encode(handler(message), sender=self._sender, sequence=envelope.sequence, sent_s=time.time())
+            answer = encode(await handler(message), sender=self._sender, sequence=envelope.sequence, sent_s=time.time())
             check_size(sum(map(len, answer)), self._max_bytes)
             try:
                 sent = self._socket.put([route, *answer])

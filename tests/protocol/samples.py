@@ -54,6 +54,10 @@ def samples() -> dict[str, Storable]:
         "weights_part": WeightsPart(
             version=4, offset=8, total_bytes=600, data=np.arange(500, dtype=np.uint16).astype(np.uint8)
         ),
+        "weights_delta_request": WeightsRequest(version=4, offset=0, max_bytes=1 << 20, base=3),
+        "weights_delta_part": WeightsPart(
+            version=4, offset=0, total_bytes=9, data=np.arange(9, dtype=np.uint8), base=3
+        ),
         "reward": RewardScore(reward=0.75, accuracy=1.0, parts={"correct": 1.0, "overlong": -0.25}, masked=True),
         "reference": ReferenceScore(logprobs=-np.arange(100, dtype=np.float32)),
         "value": ValueScore(values=np.arange(3, dtype=np.float32), value_version=2),

@@ -366,19 +366,23 @@ async def test_a_second_mailbox_at_a_used_address_is_refused(wires: Carrier) -> 
     assert (await take(mailbox)).message == request()
 
 
+async def echo(message: Message) -> Message:
+    return message
+
+
 async def test_a_request_gets_its_answer(wires: Carrier) -> None:
     responder = wires.responder()
     requester = wires.requester(responder.endpoint)
 
     async def serve() -> None:
         for _ in range(20):
-            assert await responder.serve_one(lambda message: message, timeout_s=LONG_S)
+            assert await responder.serve_one(echo, timeout_s=LONG_S)
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve())
         asked = [tasks.create_task(requester.request(request(offset), timeout_s=LONG_S)) for offset in range(20)]
     assert [task.result() for task in asked] == [request(offset) for offset in range(20)]
-    assert await responder.serve_one(lambda message: message, timeout_s=SHORT_S) is False
+    assert await responder.serve_one(echo, timeout_s=SHORT_S) is False
 
 
 async def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request(wires: Carrier) -> None:
@@ -386,9 +390,9 @@ async def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request(wire
     requester = wires.requester(responder.endpoint)
     with pytest.raises(DeadlineExceeded):
         await requester.request(request(1), timeout_s=0.3)
-    assert await responder.serve_one(lambda message: message, timeout_s=LONG_S)  # too late
+    assert await responder.serve_one(echo, timeout_s=LONG_S)  # too late
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(responder.serve_one(lambda message: message, timeout_s=LONG_S))
+        tasks.create_task(responder.serve_one(echo, timeout_s=LONG_S))
         asked = tasks.create_task(requester.request(request(2), timeout_s=LONG_S))
     assert asked.result() == request(2)
     requester.close()
@@ -396,4 +400,4 @@ async def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request(wire
     with pytest.raises(ChannelClosed):
         await requester.request(request(), timeout_s=1.0)
     with pytest.raises(ChannelClosed):
-        await responder.serve_one(lambda message: message, timeout_s=1.0)
+        await responder.serve_one(echo, timeout_s=1.0)

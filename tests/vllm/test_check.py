@@ -29,9 +29,12 @@ def test_the_installed_build_is_one_that_is_supported() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_model_that_vllm_serves_is_taken_and_others_are_refused_with_its_reason(tmp_path: Path) -> None:
-    ask(tmp_path)
+    on_reference = ("reference.backend=vllm", "reference.always=true")
+    ask(tmp_path, *on_reference)
     with pytest.raises(ConfigError, match=r"gpu_memory_utilisation.*|unexpected keyword"):
         ask(tmp_path, "generation.vllm.engine_args={gpu_memory_utilisation=0.8}")
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilisation.*|unexpected keyword"):
+        ask(tmp_path, *on_reference, "reference.vllm.engine_args={gpu_memory_utilisation=0.8}")
     config = tmp_path / "model" / "config.json"
     config.write_text(config.read_text().replace("Qwen3ForCausalLM", "Qwen33ForCausalLM"))
     run = load_config([tmp_path / "run.toml"])

@@ -32,6 +32,8 @@ from pipeline.replay.memory import MemoryReplay
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.weights.store import StoredWeights, WeightsStore
+from pipeline.weights.tensorfile import Publication
 from protocol.ids import Role
 from tests.pipeline.replay.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import memory_transport, small_config
@@ -189,7 +191,15 @@ class World:
         patch(workers.learner.PromptSource, "load", staticmethod(lambda *_: source))
         patch(workers.learner, "ledger_spec", lambda *_: self.spec)
         patch(workers.learner, "build_training_backend", lambda _: Memory())
-        patch(workers.publishing, "write_weights", self._write_weights)
+        patch(workers.publishing, "publish_weights", _publication)
+        publish = WeightsStore.publish
+
+        def note(store: WeightsStore, version: int, publication: Publication) -> StoredWeights:
+            # written by a learner that died before it announced them, the same number may come again
+            self.published[version] = json.loads(publication.head)
+            return publish(store, version, publication)
+
+        patch(WeightsStore, "publish", note)
 
     @property
     def root(self) -> Path:
@@ -257,12 +267,11 @@ class World:
     def rows(self) -> list[UpdateRow]:
         return [row for row in read_history(self.folder / "history.jsonl") if isinstance(row, UpdateRow)]
 
-    def _write_weights(self, config: RunConfig, path: Path, tensors: Any, *, probe: Any = None) -> None:
-        ((_, trained),) = tensors
-        version = int(path.name[1:9])
-        # written by a learner that died before it announced them, the same number may come again
-        self.published[version] = trained
-        path.write_text(json.dumps(trained))
+
+def _publication(config: RunConfig, tensors: Any, *, probe: Any = None) -> Publication:
+    ((_, trained),) = tensors
+    head = json.dumps(trained).encode()
+    return Publication(head, len(head), iter(()))
 
 
 def mortal_disk(reaper: Reaper) -> Callable[[], None]:

@@ -12,16 +12,17 @@ import pytest
 from pipeline.replay.buffer import Unit
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry_memory import MemoryRegistry
-from pipeline.weights import WeightsStore
+from pipeline.weights.store import WeightsStore
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, Prompt
 from tests.pipeline.replay.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor, write_weights
+from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.engines.generation import SamplingParams, WindowRequest
 from workers.generator import Generator
+from workers.taking import WeightsTaker
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
 PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+3=", answer="5", verifier="arithmetic")
@@ -67,23 +68,28 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
 
         learner = await registry.register(Role.LEARNER, "learner")
         store = WeightsStore(tmp_path / "weights", keep=2)
-        stored = store.publish(1, lambda path: write_weights(path, [(TENSOR, make_tensor("01", 8))]))
+        stored = store.publish(1, publish_tensors([(TENSOR, make_tensor("01", 8))]))
         await registry.announce_weights(learner, store.announcement(stored, endpoint=""))
 
+        taker = generator._taker = WeightsTaker(ctx, engine)
+        await taker.look()
+        assert taker.has_newer
+        await generator._swap_weights()
         if swap == "token":
-            assert await generator._take_weights()
             assert engine.policy_version == 1
         else:
-            assert not await generator._take_weights()
+            assert engine.policy_version == 0
             await generator._lease_and_resume()
             assert not generator._held, "a trajectory begun now would put the swap off"
             windows = []
             while not windows:
                 windows = engine.advance(8)
             assert {segment.policy_version for segment in windows[0].segments} == {0}
-            assert await generator._take_weights()
+            await generator._swap_weights()
+            assert engine.policy_version == 1
             await generator._lease_and_resume()
             assert generator._held, "after the swap it leases again"
+        taker.close()
         ctx.close()
 
 

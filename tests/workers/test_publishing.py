@@ -16,7 +16,7 @@ from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
-from pipeline.weights import local_file
+from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.publishing import Publisher
@@ -96,7 +96,7 @@ async def test_a_published_version_is_announced_with_a_digest_that_holds(tmp_pat
         announced = await bench.registry.weights()
         assert announced is not None
         assert announced.policy_version == 1
-        assert local_file(announced) is not None
+        assert digest_file(Path(announced.path)) == announced.digest
 
 
 async def test_a_generator_within_the_allowed_lag_is_not_waited_for(tmp_path: Path) -> None:

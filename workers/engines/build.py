@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.config.learning import RewardModelSection
     from pipeline.config.schema import RunConfig
+    from pipeline.weights.tensorfile import Publication
     from workers.engines.generation import GenerationEngine
     from workers.engines.scoring import ScoringEngine
+    from workers.engines.torch_reward import TorchRewardModel
     from workers.engines.training import TrainingBackend
     from workers.engines.value import ValueEngine
     from workers.engines.weights_file import Probe
@@ -64,9 +69,21 @@ def build_scoring_engine(config: RunConfig) -> ScoringEngine:
         from workers.engines.emulated.build import build_emulated_scoring
 
         return build_emulated_scoring(config)
+    model_path = config.reference_model
+    if config.reference.backend == "vllm":
+        from workers.engines.vllm.scoring import build_vllm_scoring
+
+        return build_vllm_scoring(config, model_path)
     from workers.engines.torch_scoring import build_scoring
 
-    return build_scoring(config, config.model.reference_path or config.model.path)
+    return build_scoring(config, model_path)
+
+
+def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
+    """Load the reward model that a run's responses are read by."""
+    from workers.engines.torch_reward import build_reward
+
+    return build_reward(config)
 
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
@@ -91,29 +108,29 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
     return build_value(config, config.value.path or config.model.path)
 
 
-def read_weights(config: RunConfig, path: Path) -> Mapping[str, Any]:
-    """Map a published weight file for the run's generation engine; see :func:`workers.engines.weights_file.read_weights`."""
-    if config.generation.engine == "emulated":
-        from workers.engines.emulated import weights
-
-        return weights.read_weights(path)
-    from workers.engines import weights_file
-
-    return weights_file.read_weights(path)
-
-
-def write_weights(
-    config: RunConfig, path: Path, tensors: Iterable[tuple[str, Any]], *, probe: Probe | None = None
-) -> None:
-    """Write what the run's training backend yields; see :func:`workers.engines.weights_file.write_weights`."""
+def publish_weights(
+    config: RunConfig, tensors: Iterable[tuple[str, Any]], *, probe: Probe | None = None
+) -> Publication:
+    """Lay out what the run's training backend yields; see :func:`workers.engines.weights_file.publish_tensors`."""
     if config.learner.backend == "emulated":
         from workers.engines.emulated import weights
 
-        weights.write_weights(path, tensors)
-        return
+        return weights.publish_tensors(tensors)
     from workers.engines import weights_file
 
-    weights_file.write_weights(path, tensors, dtype=config.weights.dtype, probe=probe)
+    return weights_file.publish_tensors(tensors, dtype=config.weights.dtype, probe=probe)
+
+
+def view_weights(config: RunConfig, data: np.ndarray, path: Path) -> Mapping[str, Any]:
+    """Return a verified version's tensors for the run's generation engine, which may use them where they lie; see
+    :func:`workers.engines.weights_file.view_weights`."""
+    if config.generation.engine == "emulated":
+        from workers.engines.emulated import weights
+
+        return weights.view_weights(data)
+    from workers.engines import weights_file
+
+    return weights_file.view_weights(data, path=path, is_lasting=True)
 
 
 def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe | None:

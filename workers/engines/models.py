@@ -153,6 +153,39 @@ def load_value_model(
     return model.eval()
 
 
+def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Load a reward model: a sequence classifier with one label, in evaluation mode.
+
+    Args:
+        path: A folder that :func:`pipeline.reward_model.check_reward_model` takes.
+        dtype: Type that the weights are cast to.
+        device: Where they go.
+
+    Raises:
+        DataError: transformers has no sequence classifier of this architecture, or the folder lacks weights of it.
+    """
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, **_OURS_ONLY
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{path} does not load as a sequence classifier of transformers: {error}; give reward.model.path a folder written "
+            "by save_pretrained"
+        ) from error
+    if report["missing_keys"]:
+        raise DataError(
+            f"{path} lacks weights that a reward model needs: {sorted(map(str, report['missing_keys']))[:4]}; its scores would "
+            "be random: give reward.model.path a complete folder written by save_pretrained"
+        )
+    torch.nn.Module.to(model, device)  # moves in place
+    return model.eval()
+
+
 def value_head(model: PreTrainedModel) -> torch.nn.Linear:
     """Return the linear layer that reads a value off a hidden state. Raises EngineError when there is none with one output."""
     for name in HEAD_PREFIXES:

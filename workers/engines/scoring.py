@@ -11,6 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from protocol.errors import EngineError
+
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
@@ -28,3 +30,22 @@ class ScoringEngine(Protocol):
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
         """Return, for each request, float32 [num_scored] log-probs of the tail at the sampling temperature."""
         ...
+
+
+def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
+    """Refuse what cannot be scored: a first token, or a token without an embedding (on a GPU looking one up ends the process).
+
+    Raises EngineError that says which.
+    """
+    for request in requests:
+        tokens = request.tokens
+        if not 0 <= request.num_scored < tokens.size:
+            raise EngineError(
+                f"a sequence has {tokens.size} tokens of which {request.num_scored} are to be scored; at least one token must "
+                "come before the scored ones: start prompts with a token"
+            )
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise EngineError(
+                f"a sequence holds tokens {tokens.min()} to {tokens.max()}, this model knows 0 to {vocabulary - 1}; give a "
+                "reference model with the policy's vocabulary"
+            )

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from pipeline.batching import plan_micro_batches
-from protocol.errors import ConfigError, EngineError
+from protocol.errors import ConfigError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device, resolve_dtype
 from workers.engines.packed import PackedTokens, prepare_packed, score_packed
-from workers.engines.scoring import ScoringRequest
+from workers.engines.scoring import ScoringRequest, check_requests
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,8 +53,7 @@ class TorchScoring:
         Raises EngineError when a request scores its first token, or holds a token that the model does not know.
         """
         vocabulary = cast("torch.Tensor", self._model.get_input_embeddings().weight).shape[0]
-        for request in requests:
-            _check_tokens(request.tokens, vocabulary)
+        check_requests(requests, vocabulary)
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(requests)
         for micro in plan_micro_batches([request.tokens.size for request in requests], self._micro_batch_tokens):
             num_scored = [requests[index].num_scored for index in micro]
@@ -64,15 +63,6 @@ class TorchScoring:
             for index, tail in zip(micro, tails, strict=True):
                 results[index] = tail
         return results
-
-
-def _check_tokens(tokens: np.ndarray, vocabulary: int) -> None:
-    """Refuse tokens that have no embedding: on a GPU looking one up ends the process."""
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocabulary):
-        raise EngineError(
-            f"a sequence holds tokens {tokens.min()} to {tokens.max()}, this model knows 0 to {vocabulary - 1}; give a "
-            "reference model with the policy's vocabulary"
-        )
 
 
 def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:

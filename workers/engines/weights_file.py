@@ -1,25 +1,39 @@
-"""Weights as a safetensors file: the bytes that travel from the learner to the generators.
+"""Published weights as tensors: the bytes that travel from the learner to the generators, and back into an engine.
 
-*Consumes* named tensors. *Produces* a file, or the tensors of a file that was verified before. Reading maps the file: on one
-host every generator shares the same pages. The file's metadata may hold a *probe*: a sequence, and what the learner thinks of
-it, so that an engine can show that it computes the same.
+*Consumes* named tensors, or the bytes of a version. *Produces* a publication, or tensors over those bytes. The file's metadata
+may hold a *probe*: a sequence, and what the learner thinks of it, so that an engine can show that it computes the same.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
-from protocol.errors import WeightsRejected
+from pipeline.weights.tensorfile import (
+    BLOCK_BYTES,
+    ITEM_BYTES,
+    Publication,
+    TensorSpec,
+    in_order,
+    publication,
+    read_contents,
+)
+from protocol.errors import WeightsDamaged, WeightsRejected
 
 _PROBE = "headrace.probe"
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +46,119 @@ class Probe:
     """float32 [n - 1], of all tokens but the first, at the sampling temperature"""
 
 
+class _StoredProbe(msgspec.Struct):
+    tokens: list[int]
+    logprobs: list[float]
+
+
 class PublishedWeights(dict[str, torch.Tensor]):
     """Tensors by their Hugging Face names, and what came with them."""
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], *, path: Path | None = None, probe: Probe | None = None
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        path: Path | None = None,
+        probe: Probe | None = None,
+        is_lasting: bool = False,
     ) -> None:
-        """Take tensors, the file that they are mapped from, and the learner's probe; each of the two if there is one."""
+        """Take tensors and what is known of them.
+
+        Args:
+            tensors: By name.
+            path: The file that they lie in, if other processes of this host may map it.
+            probe: The learner's, if there is one.
+            is_lasting: Whether nobody will change their bytes while they are served: an engine may then use them where they
+                lie, instead of a copy.
+        """
         super().__init__(tensors)
         self.path = path
         self.probe = probe
+        self.is_lasting = is_lasting
+
+
+def publish_tensors(
+    tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: Probe | None = None
+) -> Publication:
+    """Lay out tensors under their Hugging Face names, floating-point ones as ``dtype`` (``float32`` or ``bfloat16``).
+
+    Tensors are read while the publication is written, so they must not change before.
+    """
+    floating = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    named = dict(tensors)
+    specs = in_order(
+        TensorSpec(name, _NAMES[floating if tensor.is_floating_point() else tensor.dtype], tuple(tensor.shape))
+        for name, tensor in named.items()
+    )
+    metadata = None
+    if probe is not None:
+        stored = _StoredProbe(probe.tokens.tolist(), probe.logprobs.tolist())
+        metadata = {_PROBE: msgspec.json.encode(stored).decode()}
+    return publication(specs, _blocks(specs, named), metadata)
+
+
+def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool = False) -> PublishedWeights:
+    """Return the tensors that lie in a file's bytes, without a copy.
+
+    Args:
+        data: uint8 [bytes of the file], writable.
+        path: As in :class:`PublishedWeights`.
+        is_lasting: As in :class:`PublishedWeights`.
+
+    Raises:
+        WeightsDamaged: It is not a safetensors file.
+    """
+    contents = read_contents(data)
+    tensors = {
+        placed.spec.name: torch.frombuffer(
+            data, dtype=_DTYPES[placed.spec.dtype], count=placed.spec.num_bytes // ITEM_BYTES[placed.spec.dtype],
+            offset=placed.start,
+        ).view(placed.spec.shape)
+        if placed.spec.num_bytes
+        else torch.empty(placed.spec.shape, dtype=_DTYPES[placed.spec.dtype])
+        for placed in contents.tensors
+    }  # fmt: skip
+    probe = None
+    if _PROBE in contents.metadata:
+        try:
+            stored = msgspec.json.decode(contents.metadata[_PROBE], type=_StoredProbe)
+        except msgspec.DecodeError as error:
+            raise WeightsDamaged(f"the probe beside the weights cannot be read: {error}") from error
+        probe = Probe(np.array(stored.tokens, np.int32), np.array(stored.logprobs, np.float32))
+    return PublishedWeights(tensors, path=path, probe=probe, is_lasting=is_lasting)
+
+
+def read_weights(path: Path) -> PublishedWeights:
+    """Map a weight file. Raises WeightsRejected when it is not one, FileNotFoundError when it is gone."""
+    with path.open("rb") as file:
+        try:
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except ValueError as error:  # of an empty file
+            raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
+    try:
+        return view_weights(np.frombuffer(pages, np.uint8), path=path)
+    except WeightsDamaged as error:
+        raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
 
 
 def write_weights(
     path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: Probe | None = None
 ) -> None:
-    """Write tensors under their Hugging Face names, floating-point ones as ``dtype`` (``float32`` or ``bfloat16``)."""
-    target: torch.dtype = getattr(torch, dtype)
-    converted = {
-        name: tensor.detach().to(dtype=target if tensor.is_floating_point() else tensor.dtype).contiguous()
-        for name, tensor in tensors
-    }
-    metadata = None
-    if probe is not None:
-        metadata = {_PROBE: json.dumps({"tokens": probe.tokens.tolist(), "logprobs": probe.logprobs.tolist()})}
-    save_file(converted, path, metadata)
+    """Write tensors into a file of their own; see :func:`publish_tensors`."""
+    written = publish_tensors(tensors, dtype=dtype, probe=probe)
+    with path.open("wb") as file:
+        file.write(written.head)
+        file.writelines(block.data for block in written.blocks)
 
 
-def read_weights(path: Path) -> PublishedWeights:
-    """Map a weight file. Raises WeightsRejected when it is not one, FileNotFoundError when it is gone."""
-    try:
-        with safe_open(path, "pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
-    probe = None
-    if _PROBE in metadata:
-        fields = json.loads(metadata[_PROBE])
-        probe = Probe(np.array(fields["tokens"], np.int32), np.array(fields["logprobs"], np.float32))
-    return PublishedWeights(tensors, path=path, probe=probe)
+def _blocks(specs: Iterable[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> Iterator[np.ndarray]:
+    """Yield the bytes of tensors in blocks: views of those that have the wanted type, else a block cast at a time."""
+    for spec in specs:
+        dtype = _DTYPES[spec.dtype]
+        flat = tensors[spec.name].detach().contiguous().reshape(-1)
+        num_items = BLOCK_BYTES // ITEM_BYTES[spec.dtype]
+        scratch = torch.empty(min(num_items, flat.numel()), dtype=dtype)
+        for piece in flat.split(num_items):
+            block = piece if piece.dtype == dtype else scratch[: piece.numel()].copy_(piece)
+            if block.numel():
+                yield block.view(torch.uint8).numpy()

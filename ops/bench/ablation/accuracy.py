@@ -18,8 +18,9 @@ from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, VerifierFailure
 from protocol.errors import DataError
 from protocol.ids import TrajectoryId
-from workers.engines.build import build_engine, read_weights
+from workers.engines.build import build_engine
 from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.weights_file import read_weights
 
 _STEPS_A_TURN = 16
 _GREEDY = SamplingParams(temperature=0.0)
@@ -40,7 +41,7 @@ class Examiner:
 
     def accuracy(self, weights: Path) -> float:
         """Return the share of right responses, in [0, 1]."""
-        self._engine.load_weights(read_weights(self._config, weights), self._num_loads)
+        self._engine.load_weights(read_weights(weights), self._num_loads)
         windows = self._answer()
         self._num_loads += 1
         responses = [

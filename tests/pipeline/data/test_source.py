@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.config.learning import RewardSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.report import SkipReason
 from pipeline.data.source import PromptSource
@@ -63,6 +64,27 @@ def test_a_line_becomes_a_prompt_with_everything_a_verifier_may_need(tmp_path: P
     assert source.verifiers == {"arithmetic", "dapo_math"}
     assert second.text == '<s>user: "hi" assistant:'
     assert second.tokens.tolist() == tokenizer.encode(second.text, add_special_tokens=False)
+
+
+def test_messages_are_kept_for_a_reward_model_and_lines_that_it_judges_need_no_answer(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    lines: list[dict[str, Any] | bytes] = [
+        {"messages": messages, "level": 1},
+        {"prompt": "2+3="},
+        {"prompt": "2+3=", "verifier": "arithmetic"},
+        {"prompt": "2+3=", "verifier": ["reward_model"]},
+    ]
+    path = write(tmp_path / "train.jsonl", lines)
+    run = config(path, shuffle=False, verifier="reward_model")
+    judged = run.model_copy(update={"reward": RewardSection.model_validate({"model": {"path": "judge"}})})
+    source = PromptSource.load(judged, tokenizer)
+    assert source.num_prompts == 2
+    assert source.at(0).extra == {"level": 1, "messages": messages}
+    assert (source.at(1).answer, source.at(1).extra) == ("", {})
+    assert PromptSource.load(run, tokenizer).at(0).extra == {"level": 1}
+    assert source.report.skipped == {SkipReason.MISSING_FIELD: 2}
 
 
 def test_every_kind_of_broken_line_is_told_with_file_and_line_and_skipped(

@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from pipeline.config.load import load_config
-from protocol.errors import ConfigError, DataError, EngineError, WeightsRejected
+from pipeline.weights.store import write_publication
+from protocol.errors import ConfigError, DataError, EngineError, WeightsDamaged, WeightsRejected
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
 from tests.workers.engines.generation_contract import GenerationContract, drain, request
@@ -26,7 +28,7 @@ from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.scoring import EmulatedScoring
 from workers.engines.emulated.training import EmulatedTraining
 from workers.engines.emulated.value import EmulatedValue
-from workers.engines.emulated.weights import TENSOR, make_tensor, read_weights, write_weights
+from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors, view_weights
 from workers.engines.generation import GenerationEngine, Window, WindowRequest
 from workers.engines.scoring import ScoringRequest
 from workers.engines.value import ValueSample
@@ -167,15 +169,16 @@ def test_weights_depend_on_every_batch_and_its_order_and_survive_a_checkpoint(tm
         np.testing.assert_array_equal(logprobs, sample.behavior_logprobs)
 
 
-def test_emulated_weights_travel_as_a_safetensors_file_and_another_file_is_refused(tmp_path: Path) -> None:
+def test_emulated_weights_travel_as_a_safetensors_file_and_other_bytes_are_refused(tmp_path: Path) -> None:
+    published = publish_tensors(weights(3).items())
+    data = np.empty(published.num_bytes, np.uint8)
+    write_publication(data, published)
     path = tmp_path / "w.safetensors"
-    write_weights(path, weights(3).items())
-    np.testing.assert_array_equal(read_weights(path)[TENSOR], weights(3)[TENSOR])
-    path.write_bytes(b"no")
-    with pytest.raises(WeightsRejected, match="not a safetensors file"):
-        read_weights(path)
-    with pytest.raises(FileNotFoundError):
-        read_weights(tmp_path / "gone")
+    path.write_bytes(data.tobytes())
+    np.testing.assert_array_equal(load_file(path)[TENSOR], weights(3)[TENSOR])
+    np.testing.assert_array_equal(view_weights(data)[TENSOR], weights(3)[TENSOR])
+    with pytest.raises(WeightsDamaged, match="no safetensors file"):
+        view_weights(np.frombuffer(b"no", np.uint8))
 
 
 def test_scores_and_values_belong_to_tokens_wherever_a_sequence_is_cut() -> None:
@@ -213,6 +216,8 @@ def test_generators_and_learner_are_emulated_together_or_not_at_all() -> None:
 _PROBE = """
 import json, sys
 from pathlib import Path
+import numpy as np
+from pipeline.weights.store import write_publication
 from pipeline.config.load import load_config
 config = load_config([Path("configs/demo.toml")], json.loads(sys.argv[1]))
 import workers.generator, workers.learner, workers.reference, workers.value
@@ -221,9 +226,10 @@ from workers.engines import build as engines
 build(config)
 engine, backend = engines.build_generation_engine(config), engines.build_training_backend(config)
 engines.build_scoring_engine(config), engines.build_value_engine(config)
-path = Path(sys.argv[2])
-engines.write_weights(config, path, backend.tensors())
-engine.load_weights(engines.read_weights(config, path), 0)
+published = engines.publish_weights(config, backend.tensors())
+data = np.empty(published.num_bytes, np.uint8)
+write_publication(data, published)
+engine.load_weights(engines.view_weights(config, data, Path(sys.argv[2])), 0)
 print(json.dumps(sorted(sys.modules)))
 """
 

@@ -1,19 +1,17 @@
 """Emulated weights: one small tensor that travels the whole way of real ones.
 
-*Consumes* and *produces* safetensors files in numpy. *Waits for* the disk.
+*Consumes* and *produces* the bytes of a version, in numpy. *Waits for* nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 from xxhash import xxh3_128_digest
 
+from pipeline.weights.tensorfile import Publication, TensorSpec, publication, read_contents
 from protocol.errors import WeightsRejected
 
 TENSOR = "emulated.weight"
@@ -25,9 +23,11 @@ def make_tensor(digest: str, num_weights: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).standard_normal(num_weights, dtype=np.float32)
 
 
-def write_weights(path: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write tensors under their names."""
-    save_file(dict(tensors), path)
+def publish_tensors(tensors: Iterable[tuple[str, np.ndarray]]) -> Publication:
+    """Lay out float32 tensors under their names."""
+    named = list(tensors)
+    specs = [TensorSpec(name, "F32", tensor.shape) for name, tensor in named]
+    return publication(specs, (np.ascontiguousarray(tensor).reshape(-1).view(np.uint8) for _, tensor in named))
 
 
 def digest_tensors(tensors: Iterable[tuple[str, np.ndarray]]) -> dict[str, bytes]:
@@ -35,12 +35,14 @@ def digest_tensors(tensors: Iterable[tuple[str, np.ndarray]]) -> dict[str, bytes
     return {name: xxh3_128_digest(tensor.tobytes()) for name, tensor in tensors}
 
 
-def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Read a weight file. Raises WeightsRejected when it is not one, FileNotFoundError when it is gone."""
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
+def view_weights(data: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the tensors that lie in a version's bytes. Raises WeightsDamaged when they are none."""
+    return {
+        placed.spec.name: np.frombuffer(data, np.float32, placed.spec.num_bytes // 4, placed.start).reshape(
+            placed.spec.shape
+        )
+        for placed in read_contents(data).tensors
+    }
 
 
 def check_tensors(tensors: Mapping[str, Any], num_weights: int) -> None:

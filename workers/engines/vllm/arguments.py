@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
 EXTENSION = "workers.engines.vllm.worker.WorkerExtension"
+_SCORED_AT_ONCE = 64
 
 
 def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
@@ -33,6 +34,28 @@ def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[s
         on_cpu=on_cpu,
         extra=extra,
     )
+
+
+def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
+    """Return vLLM's arguments for a run's reference in the folder ``model_path``, whose weights are read here."""
+    reference = config.reference
+    num_tokens = reference.micro_batch_tokens
+    arguments = engine_arguments(
+        model_path,
+        num_slots=min(_SCORED_AT_ONCE, num_tokens) - 1,
+        positions=config.data.max_prompt_tokens + config.generation.max_response_tokens + 1,
+        dtype=config.model.dtype,
+        on_cpu=on_cpu,
+    )
+    arguments |= {
+        "load_format": "safetensors",
+        "enable_prefix_caching": False,
+        "enforce_eager": True,  # prompts only: there is no decode step to make fast
+        "max_num_batched_tokens": num_tokens,
+    }
+    if reference.vllm.tensor_parallel_size > 1:
+        arguments["tensor_parallel_size"] = reference.vllm.tensor_parallel_size
+    return arguments | reference.vllm.engine_args
 
 
 def engine_arguments(

@@ -38,7 +38,7 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
     check_versions()
     generation = config.generation
     device = resolve_device(generation.device)
-    prepare_environment(config, on_cpu=device.type == "cpu")
+    prepare_environment(generation.threads, generation.vllm.kv_cache_gb, on_cpu=device.type == "cpu")
     hf_config = AutoConfig.from_pretrained(model_path, local_files_only=True)
     arguments = arguments_of(config, model_path, on_cpu=device.type == "cpu")
     return VllmEngine(
@@ -76,14 +76,20 @@ def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool)
         ) from error
 
 
-def prepare_environment(config: RunConfig, *, on_cpu: bool) -> None:
-    """Set what vLLM reads from the environment when it is imported; what a person has set stays."""
+def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None:
+    """Set what vLLM reads from the environment when it is imported; what a person has set stays.
+
+    Args:
+        threads: Torch's, on a CPU.
+        kv_cache_gb: KV cache on a CPU, GiB.
+        on_cpu: Whether it runs on one.
+    """
     settings = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     if on_cpu:
-        torch.set_num_threads(config.generation.threads)
+        torch.set_num_threads(threads)
         # The supervisor gives a worker its threads; vLLM would bind them all to the first cores.
         settings |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(config.generation.vllm.kv_cache_gb),
+            "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     for name, value in settings.items():

@@ -1,0 +1,151 @@
+"""Weight updates measured on this machine.
+
+    headrace bench weights --json bench-results/weights.json
+    headrace bench weights delta --json bench-results/weights-delta.json
+
+*Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the processes that it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from ops.bench.ablation.page import machine
+from ops.bench.table import show, write_json
+from ops.bench.weights.changes import SHAPE, Change, changes
+from ops.bench.weights.learner import WAYS, Turn, measure
+
+SHARE_BAR = 0.5
+"""Of memcpy's bandwidth, from publish to served on one host."""
+DELTA_BAR = 10.0
+"""Times fewer bytes than whole bf16 at a learning rate of 1e-6."""
+DELTAS = (("bfloat16", 1e-6), ("bfloat16", 1e-5), ("float32", 1e-6))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench weights",
+        description="`times`: publish to served, and the pause, against memcpy, a file's copy and gloo. `delta`: bytes of what "
+        "changed at a step.",
+    )
+    parser.add_argument("what", nargs="?", choices=("times", "delta"), default="times")
+    parser.add_argument("--rounds", type=int, default=9, help="of a size and a way (default: %(default)s)")
+    parser.add_argument(
+        "--mb",
+        default="1,16,128,1024",
+        help="sizes in MB of 2**20, with commas; 4096 needs 40 GB of memory (default: %(default)s)",
+    )
+    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta)")
+    parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.what == "delta":
+        _deltas(options)
+    else:
+        _times(options)
+
+
+def _times(options: argparse.Namespace) -> None:
+    results: dict[str, object] = {}
+    rows: list[tuple[object, ...]] = []
+    for megabytes in map(int, options.mb.split(",")):
+        for way in WAYS:
+            if options.only and options.only not in way.name:
+                continue
+            folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+            try:
+                num_bytes, turns = measure(way, megabytes << 20, rounds=options.rounds, folder=folder)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            rows.append(_row(way.name, num_bytes, turns))
+            results[f"{way.name}, {megabytes} MB"] = {"num_bytes": num_bytes, "turns": [asdict(turn) for turn in turns]}
+            print(f"{way.name}, {megabytes} MB: {rows[-1][3]} ms", flush=True)
+    show(
+        "A version from publish to served, ms (median, and the middle half), while decoding goes on",
+        (
+            "way", "MB", "moved MB", "total", "write", "verify", "gap", "step", "memcpy", "file", "gloo",
+            "memcpy/total", "memcpy/moving", "gap-step <= memcpy",
+        ),
+        rows,
+    )  # fmt: skip
+    if options.json:
+        command = f"headrace bench weights times --mb {options.mb} --rounds {options.rounds}"
+        write_json(options.json, {"command": command, "machine": machine(), "results": results})
+
+
+def _row(way: str, num_bytes: int, turns: Sequence[Turn]) -> tuple[object, ...]:
+    def spread(of: Callable[[Turn], float]) -> str:
+        values = sorted(1e3 * of(turn) for turn in turns)
+        low, high = values[len(values) // 4], values[(3 * len(values)) // 4]
+        return f"{median(values):,.1f} ({low:,.1f}-{high:,.1f})"
+
+    def middle(of: Callable[[Turn], float]) -> float:
+        return median(1e3 * of(turn) for turn in turns)
+
+    holds = sum(turn.gap_s <= turn.step_s + turn.memcpy_s for turn in turns)
+    return (
+        way,
+        num_bytes / 2**20,
+        median(turn.num_bytes for turn in turns) / 2**20,
+        spread(lambda turn: turn.total_s),
+        middle(lambda turn: turn.write_s),
+        middle(lambda turn: turn.verify_s),
+        middle(lambda turn: turn.gap_s),
+        middle(lambda turn: turn.step_s),
+        spread(lambda turn: turn.memcpy_s),
+        middle(lambda turn: turn.file_copy_s),
+        middle(lambda turn: turn.broadcast_s),
+        median(turn.memcpy_s / turn.total_s for turn in turns),
+        median(turn.memcpy_s / turn.moving_s for turn in turns),
+        f"{holds} of {len(turns)}",
+    )
+
+
+def _deltas(options: argparse.Namespace) -> None:
+    every: list[Change] = []
+    for dtype, rate in DELTAS:
+        for change in changes(dtype=dtype, learning_rate=rate, num_steps=options.steps):
+            every.append(change)
+            print(f"{dtype}, {rate:g}, step {change.step}: {change.times_fewer:.1f} times fewer bytes", flush=True)
+    show(
+        f"Bytes of a delta after a real step of a model of {every[0].num_parameters:,} parameters (bar: {DELTA_BAR:g} times "
+        "fewer, bf16 at 1e-6)",
+        ("type", "rate", "step", "changed %", "whole MB", "delta MB", "times fewer", "make s", "apply s"),
+        [
+            (
+                change.dtype,
+                f"{change.learning_rate:g}",
+                change.step,
+                100 * change.changed,
+                change.whole_bytes / 2**20,
+                change.delta_bytes / 2**20,
+                change.times_fewer,
+                change.encode_s,
+                change.apply_s,
+            )
+            for change in every
+        ],
+    )
+    if options.json:
+        command = f"headrace bench weights delta --steps {options.steps}"
+        figures = {
+            "command": command,
+            "shape": asdict(SHAPE),
+            "machine": machine(),
+            "steps": [asdict(c) for c in every],
+        }
+        write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A generator's process for the benchmark: decodes all the time, and takes weights as the generator worker does.
+
+*Consumes* a run's folder and a model's size. *Produces* a line of JSON for every version that it serves. *Waits for* the
+learner's announcements, and ends when its input is closed.
+
+The engine, the registry, the way of the weights and the order of things in the loop are those of ``workers.generator``; what
+is left out is what has nothing to do with weights: leases, chunks, scorers.
+
+    python -m ops.bench.weights.generator RUN_DIR BYTES
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections import deque
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import numpy as np
+import structlog
+import torch
+from structlog.typing import FilteringBoundLogger
+
+from ops.bench.weights.model import VOCABULARY, make_model
+from pipeline.config.load import read_resolved
+from pipeline.replay.connect import connect
+from pipeline.replay.memory import MemoryReplay
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.server import read_ledger_url
+from protocol.ids import Role, TrajectoryId
+from protocol.zeromq import CurveKeys, ZmqTransport
+from workers.engines.generation import SamplingParams, WindowRequest
+from workers.engines.local.engine import LocalEngine
+from workers.taking import WeightsTaker
+
+NUM_SLOTS = 8
+_RECENT = 24
+"""Steps whose median is the step."""
+
+
+class Decoding:
+    """An engine that always has all its slots full."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self._numbers = count()
+        self._rng = np.random.default_rng(0)
+        self.steps: deque[tuple[float, float]] = deque(maxlen=4096)
+        """Begin and end of each, monotonic."""
+
+    def step(self) -> None:
+        """Decode one token for every slot."""
+        while self._engine.stats().num_live < NUM_SLOTS:
+            self._engine.submit(
+                WindowRequest(
+                    trajectory=TrajectoryId("t", next(self._numbers), 0),
+                    prompt_tokens=self._rng.integers(2, VOCABULARY, 16).astype(np.int32),
+                    response_tokens=np.empty(0, np.int32),
+                    window_tokens=256,
+                    max_response_tokens=256,
+                    sampling=SamplingParams(1.0),
+                    seed=0,
+                )
+            )
+        started = time.monotonic()
+        self._engine.advance(1)
+        self.steps.append((started, time.monotonic()))
+
+
+async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
+    """Decode and take weights until ``over``."""
+    config = read_resolved(run_dir)
+    clock = RealClock()
+    registry = RedisRegistry(
+        connect(read_ledger_url(run_dir)), config.run.name, silent_after_s=3600.0
+    )  # nobody beats here
+    who = await registry.register(Role.GENERATOR, "generator-0")
+    engine = LocalEngine(make_model(num_bytes), num_slots=NUM_SLOTS)
+    decoding = Decoding(engine)
+    keys = CurveKeys.load_or_create(run_dir / "keys") if config.wire.transport == "tcp" else None
+    transport = ZmqTransport(
+        str(who), high_water_mark=16, max_message_bytes=config.wire.max_message_mb << 20, keys=keys
+    )
+    async with asyncio.TaskGroup() as tasks:
+        ctx = ActorContext(
+            config=config,
+            run_dir=run_dir,
+            who=who,
+            replay=MemoryReplay(lambda _: who.epoch),
+            registry=registry,
+            transport=transport,
+            log=cast("FilteringBoundLogger", structlog.get_logger()),
+            clock=clock,
+            tasks=tasks,
+        )
+        taker = WeightsTaker(ctx, engine)
+        while engine.policy_version < 0 and not over.is_set():
+            await taker.look()
+            await taker.swap()
+            await clock.sleep(0.01)
+        ctx.spawn("weights", taker.watch())
+        told, before = -1, dict(ctx.counters)
+        while not over.is_set():
+            await taker.swap()
+            await ctx.compute(decoding.step)
+            if engine.policy_version > told and len(decoding.steps) > _RECENT:
+                told = engine.policy_version
+                print(json.dumps(_served(ctx, before, list(decoding.steps))), flush=True)
+                before = dict(ctx.counters)
+        ctx.draining.set()
+        await ctx.cancel_spawned()
+        taker.close()
+        ctx.close()
+    transport.close()
+    await registry.aclose()
+
+
+def _served(ctx: ActorContext, before: dict[str, float], steps: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return what is told of a version, of which the last step is the first."""
+
+    def spent(counter: str) -> float:
+        return ctx.counters.get(counter, 0.0) - before.get(counter, 0.0)
+
+    return {
+        "version": ctx.policy_version,
+        "served_at": steps[-1][0],
+        "gap_s": steps[-1][0] - steps[-2][1],
+        "step_s": median(end - start for start, end in steps[-_RECENT - 1 : -1]),
+        "verify_s": spent("weights_s"),
+        "pause_s": spent("weights_pause_s"),
+        "bytes": spent("weights_bytes"),
+    }
+
+
+def main() -> None:
+    """Run until the input is closed."""
+    torch.set_num_threads(1)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    over = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), over))
+
+
+if __name__ == "__main__":
+    main()

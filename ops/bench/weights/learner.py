@@ -1,0 +1,207 @@
+"""The learner's side of the benchmark: publishes versions by the learner's own publisher, and times what becomes of them.
+
+*Consumes* a size and a way. *Produces* one ``Turn`` a round. *Waits for* the generator's word that it serves a version.
+
+The clock is the system's monotonic one, which all processes of a host share. In every round the rivals and the publisher take
+turns, while the generator decodes all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import structlog
+import torch
+from structlog.typing import FilteringBoundLogger
+
+from ops.bench.weights.model import make_model
+from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
+from pipeline.config.load import load_config, resolve_paths, write_resolved
+from pipeline.replay.connect import connect
+from pipeline.replay.memory import MemoryReplay
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.server import open_ledger, read_ledger_url
+from pipeline.weights.store import remove_weights, weights_folder
+from protocol.ids import Role
+from protocol.zeromq import CurveKeys, ZmqTransport
+from workers.publishing import Publisher
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+_LIMIT_S = 600.0
+"""For the generator to serve a version."""
+_CHANGED_EVERY = 50
+"""One number in so many changes from version to version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How weights travel."""
+
+    name: str
+    settings: tuple[str, ...]
+
+
+WAYS = (
+    Way("file", ("weights.path=file", "weights.dtype=float32")),
+    Way("wire", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=float32", "weights.delta=false")),
+    Way("wire, bf16 delta", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=bfloat16")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round, in seconds."""
+
+    total_s: float
+    """From the call of publish to the begin of the first step under the new version."""
+    write_s: float
+    """The learner lays the version out, writes and digests it."""
+    verify_s: float
+    """The generator maps or fetches it, and its digest matches."""
+    pause_s: float
+    """The version is put into the engine."""
+    gap_s: float
+    """Between the last step under the old version and the first one under the new."""
+    step_s: float
+    """A decode step."""
+    num_bytes: int
+    """That were mapped or came over the wire."""
+    memcpy_s: float
+    file_copy_s: float
+    broadcast_s: float
+
+    @property
+    def moving_s(self) -> float:
+        """Without the waits: for the announcement to be seen, and for the running decode step to end."""
+        return self.write_s + self.verify_s + self.pause_s
+
+
+class _Weights:
+    """A learner's weights, of which some change from version to version."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._tensors = {name: tensor.clone() for name, tensor in make_model(num_bytes).state_dict().items()}
+        self.num_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield them."""
+        yield from self._tensors.items()
+
+    def step(self, number: int) -> None:
+        """Move some by about a unit in bf16's last place."""
+        for tensor in self._tensors.values():
+            tensor.view(-1)[number % _CHANGED_EVERY :: _CHANGED_EVERY] *= 1.0 + 2.0**-7
+
+
+def measure(way: Way, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int, list[Turn]]:
+    """Return the size of the weights, and the rounds; the first is not among them."""
+    settings = [f"run.dir={folder}", "run.name=bench", *way.settings]
+    config = resolve_paths(load_config([Path("configs/demo.toml")], settings))
+    config.run_dir.mkdir(parents=True, mode=0o700)
+    write_resolved(config, config.run_dir)
+    server = open_ledger(config.run_dir, configured_url=None, max_memory_mb=64)
+    try:
+        return asyncio.run(_measure(config, num_bytes, rounds))
+    finally:
+        if server is not None:
+            server.stop()
+        remove_weights(config.run_dir)
+
+
+async def _measure(config: RunConfig, num_bytes: int, rounds: int) -> tuple[int, list[Turn]]:
+    run_dir = config.run_dir
+    registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name)
+    who = await registry.register(Role.LEARNER, "learner")
+    keys = CurveKeys.load_or_create(run_dir / "keys") if config.wire.transport == "tcp" else None
+    transport = ZmqTransport(
+        str(who), high_water_mark=16, max_message_bytes=config.wire.max_message_mb << 20, keys=keys
+    )
+    weights = _Weights(num_bytes)
+    generator = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "ops.bench.weights.generator", str(run_dir), str(num_bytes),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    turns: list[Turn] = []
+    async with asyncio.TaskGroup() as tasks:
+        ctx = ActorContext(
+            config=config,
+            run_dir=run_dir,
+            who=who,
+            replay=MemoryReplay(lambda _: who.epoch),
+            registry=registry,
+            transport=transport,
+            log=cast("FilteringBoundLogger", structlog.get_logger()),
+            clock=RealClock(),
+            tasks=tasks,
+        )
+        publisher = Publisher(ctx)
+        await publisher.start()
+        scratch = weights_folder(run_dir, shared_memory=True).parent
+        source = np.random.default_rng(0).integers(0, 256, weights.num_bytes, dtype=np.uint8)
+        memcpy, file_copy, broadcast = Memcpy(source), FileCopy(source, scratch), Broadcast(source, run_dir)
+        try:
+            for number in range(rounds + 4):  # the first fill the ring of files: fresh pages are no steady state
+                rivals = [_seconds(rival) for rival in (memcpy, file_copy, broadcast)]
+                weights.step(number)
+                written_s = ctx.counters.get("published_s", 0.0)
+                started = monotonic()
+                await publisher.publish(number, cast("Any", weights))
+                served = await _served(generator, number)
+                turn = Turn(
+                    total_s=served["served_at"] - started,
+                    write_s=ctx.counters["published_s"] - written_s,
+                    verify_s=served["verify_s"],
+                    pause_s=served["pause_s"],
+                    gap_s=served["gap_s"],
+                    step_s=served["step_s"],
+                    num_bytes=int(served["bytes"]),
+                    memcpy_s=rivals[0],
+                    file_copy_s=rivals[1],
+                    broadcast_s=rivals[2],
+                )
+                if number >= 4:
+                    turns.append(turn)
+        finally:
+            await asyncio.to_thread(broadcast.close)
+            file_copy.close()
+            with suppress(ProcessLookupError):
+                if generator.stdin is not None:
+                    generator.stdin.close()
+                await asyncio.wait_for(generator.wait(), 60)
+        ctx.draining.set()
+        await ctx.cancel_spawned()
+        publisher.close()
+        ctx.close()
+    transport.close()
+    await registry.aclose()
+    return weights.num_bytes, turns
+
+
+async def _served(generator: asyncio.subprocess.Process, version: int) -> dict[str, Any]:
+    """Return what the generator tells of a version."""
+    assert generator.stdout is not None
+    async with asyncio.timeout(_LIMIT_S):
+        while line := await generator.stdout.readline():
+            told: dict[str, Any] = json.loads(line)
+            if told["version"] == version:
+                return told
+    raise RuntimeError(f"the generator ended before it served version {version}")
+
+
+def _seconds(rival: Any) -> float:
+    started = perf_counter()
+    rival()
+    return perf_counter() - started

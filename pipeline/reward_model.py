@@ -1,0 +1,84 @@
+"""What kind of folder a reward model is loaded from, told from its files alone.
+
+*Consumes* a Hugging Face folder: ``config.json``, ``tokenizer_config.json``, the names of its tensors. *Produces* the longest
+input, or the reason why it cannot score responses. *Waits for* the disk. No torch, so that ``headrace config check`` refuses
+what the reward worker would.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.model_folder import read_model_config, tensor_names
+from protocol.errors import ConfigError, DataError
+
+_HEADS = ("score.", "classifier.", "classification_head.", "logits_proj.")
+"""Names that transformers gives to the heads of its sequence classifiers."""
+_NO_LIMIT = 1_000_000_000
+"""Tokenizers that know no limit say 1e30."""
+
+
+def check_reward_model(folder: Path) -> dict[str, Any]:
+    """Return ``config.json`` of a sequence classifier with one label.
+
+    Raises:
+        DataError: It is something else, or its weights are missing, damaged, or hold no head.
+    """
+    config = read_model_config(folder)
+    architectures: list[str] = config.get("architectures") or []
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        what = ", ".join(architectures) or "a model of unnamed architecture"
+        raise DataError(
+            f"{folder} holds {what}, which gives no score to a text; give reward.model.path a sequence classifier with one "
+            "label (TRL's RewardTrainer saves such a folder)"
+        )
+    labels = config.get("num_labels") or len(config.get("id2label") or ("", ""))  # two is what an absent setting means
+    if labels != 1:
+        raise DataError(
+            f"{folder} is a sequence classifier with {labels} labels, expected 1, the score; give reward.model.path another"
+        )
+    if config.get("is_encoder_decoder"):
+        raise DataError(
+            f"{folder} holds {architectures[0]}, an encoder with a decoder, which cannot score texts of several lengths at "
+            "once; give reward.model.path an encoder or a decoder"
+        )
+    if not any(name.startswith(_HEADS) for name in tensor_names(folder)):
+        raise DataError(
+            f"{folder} names itself {architectures[0]}, but its weights hold no head ({', '.join(_HEADS)}); its scores would "
+            "be random: give reward.model.path a trained reward model"
+        )
+    return config
+
+
+def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) -> int | None:
+    """Return how many tokens a reward model reads at most, None for any number.
+
+    Args:
+        folder: Its folder.
+        config: Its ``config.json``.
+        max_tokens: What the configuration says; it may be above the tokenizer's limit, not above the positions.
+
+    Raises:
+        ConfigError: ``max_tokens`` is above the model's positions.
+    """
+    text: dict[str, Any] = config.get("text_config") or config
+    positions = text.get("max_position_embeddings") or text.get("n_positions")
+    if max_tokens is not None:
+        if isinstance(positions, int) and max_tokens > positions:
+            raise ConfigError(
+                f"reward.model.max_tokens is {max_tokens}, but {folder} was made for {positions} positions; lower it"
+            )
+        return max_tokens
+    limits = [limit for limit in (positions, _tokenizer_limit(folder)) if isinstance(limit, int)]
+    return min(limits, default=None)
+
+
+def _tokenizer_limit(folder: Path) -> int | None:
+    file = folder / "tokenizer_config.json"
+    try:
+        limit = json.loads(file.read_text(encoding="utf-8")).get("model_max_length") if file.is_file() else None
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{file} cannot be read: {error}; download or make the folder again") from error
+    return int(limit) if isinstance(limit, int | float) and limit < _NO_LIMIT else None

@@ -1,0 +1,228 @@
+"""What changed from one version to the next, in as few bytes as is quick to find.
+
+*Consumes* two versions, byte for byte, or one of them and what :func:`encode` returned. *Produces* the difference, or the other
+version. *Waits for* nothing.
+
+After a step of reinforcement learning most bf16 numbers are what they were: a step of 1e-6 seldom carries a weight over the
+edge of its rounding, and then nearly always by one unit, so that one of its two bytes changes. Hence the bodies of the two
+versions are looked at as *planes*, one for each byte of a number, in blocks; a plane of a block is written as nothing, as the
+places and values of its changed bytes, or whole, whichever is shortest. It is lossless for any bytes at all.
+
+    delta = length of prelude u32 | prelude (MessagePack, see ``Prelude``) | planes of block 0 | planes of block 1 | ...
+    plane = number of gap bytes u32 | number of values u32 | gaps | values
+
+A gap byte g below 255 passes over g bytes of the plane that stay and then one that changes; 255 passes over 255 that stay. No
+gaps and as many values as the plane has bytes: the plane whole. All numbers are little-endian.
+
+The chain of digests (that of the base, that of the result) makes a delta useless for anything but the version it was made from,
+and proves the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from pipeline.weights.digest import Digest
+from protocol.errors import WeightsDamaged
+
+BLOCK_BYTES = 1 << 20
+"""Of the body that are compared at once: both versions and what is found fit into a processor's cache."""
+STRIDES = (1, 2, 4, 8)
+
+_FORMAT = 1
+_U32 = struct.Struct("<I")
+_PLANE = struct.Struct("<II")
+_PASS = 255
+
+
+class Prelude(msgspec.Struct, frozen=True, kw_only=True):
+    """What a delta says of itself."""
+
+    format: int
+    base_digest: str
+    """Of the version that the delta starts from."""
+    digest: str
+    """Of the version that it leads to."""
+    num_bytes: int
+    """Of either version's body."""
+    stride: int
+    """Planes: bytes of a number."""
+    base_head_bytes: int
+    """The base's body begins here."""
+    head: bytes
+    """Everything before the result's body, as it is."""
+    tail: bytes
+    """The last bytes of the body, if it is no multiple of the stride."""
+
+
+def encode(
+    base: np.ndarray, new: np.ndarray, *, heads: tuple[int, int], stride: int, digests: tuple[str, str], max_bytes: int
+) -> bytes | None:
+    """Return what leads from ``base`` to ``new``, or None when that is over ``max_bytes`` or the bodies differ in size.
+
+    Args:
+        base: uint8 [bytes], the version that the receiver holds.
+        new: uint8 [bytes].
+        heads: Where the body of each begins.
+        stride: Bytes of a number: 2 for bf16, 4 for fp32.
+        digests: Of each.
+        max_bytes: Of the result.
+    """
+    base_body, new_body = base[heads[0] :], new[heads[1] :]
+    if base_body.size != new_body.size:
+        return None
+    num_tail = new_body.size % stride
+    prelude = msgspec.msgpack.encode(
+        Prelude(
+            format=_FORMAT,
+            base_digest=digests[0],
+            digest=digests[1],
+            num_bytes=new_body.size,
+            stride=stride,
+            base_head_bytes=heads[0],
+            head=new[: heads[1]].tobytes(),
+            tail=new_body[new_body.size - num_tail :].tobytes(),
+        )
+    )
+    parts: list[bytes] = [_U32.pack(len(prelude)), prelude]
+    size = _U32.size + len(prelude)
+    for start in range(0, new_body.size - num_tail, BLOCK_BYTES):
+        stop = min(start + BLOCK_BYTES, new_body.size - num_tail)
+        for part in _planes(base_body[start:stop], new_body[start:stop], stride):
+            parts.append(part)
+            size += len(part)
+        if size > max_bytes:
+            return None
+    return b"".join(parts)
+
+
+def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple[Prelude, int]:
+    """Return a delta's prelude and where its planes begin.
+
+    Args:
+        delta: The whole delta.
+        head_bytes: Where the body of the version that is held begins.
+        num_bytes: Size of the version that is wanted.
+
+    Raises:
+        WeightsDamaged: It cannot be read, or cannot lead from the one to the other.
+    """
+    if len(delta) < _U32.size:
+        raise WeightsDamaged(f"a delta of {len(delta)} bytes has no prelude; fetch the whole version")
+    start = _U32.size + _U32.unpack_from(delta)[0]
+    if start > len(delta):
+        raise WeightsDamaged(f"a delta of {len(delta)} bytes claims a prelude of {start}; fetch the whole version")
+    try:
+        prelude = msgspec.msgpack.decode(delta[_U32.size : start], type=Prelude)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WeightsDamaged(f"a delta's prelude cannot be read: {error}; fetch the whole version") from error
+    is_whole = (
+        prelude.format == _FORMAT
+        and prelude.stride in STRIDES
+        and prelude.base_head_bytes == head_bytes
+        and len(prelude.head) + prelude.num_bytes == num_bytes
+        and prelude.num_bytes >= 0
+        and len(prelude.tail) == prelude.num_bytes % prelude.stride
+    )
+    if not is_whole:
+        raise WeightsDamaged(
+            f"a delta of format {prelude.format} from bodies at {prelude.base_head_bytes} to {len(prelude.head)} + "
+            f"{prelude.num_bytes} bytes does not lead from {head_bytes} to {num_bytes} bytes; fetch the whole version"
+        )
+    return prelude, start
+
+
+def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: int) -> tuple[Prelude, str]:
+    """Fill ``out`` with the version that a delta leads to, and return its prelude and the digest of what was filled in.
+
+    Args:
+        delta: What :func:`encode` returned; it may hold anything.
+        base: uint8 [bytes], the version that is held; its digest is known to be the prelude's ``base_digest``.
+        out: uint8 [bytes of the wanted version], apart from ``base``.
+        head_bytes: Where the body of ``base`` begins.
+
+    Raises:
+        WeightsDamaged: It cannot be read. ``out`` holds nothing of use then.
+    """
+    prelude, place = read_prelude(delta, head_bytes=head_bytes, num_bytes=out.size)
+    base_body = base[head_bytes:]
+    if base_body.size != prelude.num_bytes:
+        raise WeightsDamaged(
+            f"a delta for a body of {prelude.num_bytes} bytes was given one of {base_body.size}; fetch the whole version"
+        )
+    digest = Digest()
+    out[: len(prelude.head)] = np.frombuffer(prelude.head, np.uint8)
+    digest.update(prelude.head)
+    body = out[len(prelude.head) :]
+    end = prelude.num_bytes - len(prelude.tail)
+    for start in range(0, end, BLOCK_BYTES):
+        block = body[start : min(start + BLOCK_BYTES, end)]
+        block[:] = base_body[start : start + block.size]
+        for plane in block.reshape(-1, prelude.stride).T:
+            place = _put_plane(delta, place, plane)
+        digest.update(block)
+    if place != len(delta):
+        raise WeightsDamaged(f"a delta has {len(delta) - place} bytes too many; fetch the whole version")
+    body[end:] = np.frombuffer(prelude.tail, np.uint8)
+    digest.update(prelude.tail)
+    return prelude, str(digest)
+
+
+def _planes(base: np.ndarray, new: np.ndarray, stride: int) -> Iterator[bytes]:
+    """Yield the planes of one block."""
+    kind = np.dtype(f"<u{stride}")
+    changed = np.flatnonzero(base.view(kind) != new.view(kind))
+    before = base.reshape(-1, stride)[changed]
+    after = new.reshape(-1, stride)[changed]
+    differs = before != after
+    for plane in range(stride):
+        mask = differs[:, plane]
+        places = changed[mask]
+        gaps = _gaps(places)
+        if gaps.size + places.size < new.size // stride:
+            yield _PLANE.pack(gaps.size, places.size)
+            yield gaps.tobytes()
+            yield after[mask, plane].tobytes()
+        else:
+            yield _PLANE.pack(0, new.size // stride)
+            yield new[plane::stride].tobytes()
+
+
+def _gaps(places: np.ndarray) -> np.ndarray:
+    """Return the gap bytes that lead to ``places``, which ascend: uint8."""
+    passed = np.diff(places, prepend=-1) - 1
+    ends = np.cumsum(passed // _PASS + 1)
+    gaps = np.full(ends[-1] if ends.size else 0, _PASS, np.uint8)
+    gaps[ends - 1] = passed % _PASS
+    return gaps
+
+
+def _put_plane(delta: memoryview, place: int, plane: np.ndarray) -> int:
+    """Put a plane of a delta into place; return where the next one begins."""
+    if len(delta) - place < _PLANE.size:
+        raise WeightsDamaged("a delta ends before its last plane; fetch the whole version")
+    num_gaps, num_values = _PLANE.unpack_from(delta, place)
+    place += _PLANE.size
+    stop = place + num_gaps + num_values
+    if stop > len(delta) or num_values > plane.size or num_gaps > num_values + plane.size // _PASS:
+        raise WeightsDamaged(
+            f"a delta's plane claims {num_gaps} gaps and {num_values} values, with {len(delta) - place} bytes left, for "
+            f"{plane.size} places; fetch the whole version"
+        )
+    gaps = np.frombuffer(delta, np.uint8, num_gaps, place)
+    values = np.frombuffer(delta, np.uint8, num_values, place + num_gaps)
+    if num_gaps == 0 and num_values == plane.size:
+        plane[:] = values
+        return stop
+    is_change = gaps != _PASS
+    places = np.cumsum(gaps + is_change.astype(np.int64))[is_change] - 1
+    if places.size != num_values or (places.size and places[-1] >= plane.size):
+        raise WeightsDamaged(
+            f"a delta's plane has {num_values} values for {places.size} places among {plane.size}; fetch the whole version"
+        )
+    plane[places] = values
+    return stop

@@ -1,0 +1,45 @@
+"""Digests of weights and of files: ``xxh3-128:<hex>``.
+
+*Consumes* bytes. *Produces* their digest. *Waits for* the disk, when they are in a file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from protocol.arrays import Buffer
+
+_READ_BYTES = 1 << 22
+
+
+class Digest:
+    """A digest that grows with the bytes, in whatever pieces they come."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, data: Buffer | np.ndarray) -> None:
+        """Add the next bytes."""
+        self._state.update(memoryview(data))  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
+
+    def __str__(self) -> str:
+        return f"xxh3-128:{self._state.hexdigest()}"
+
+
+def digest_buffer(data: Buffer | np.ndarray) -> str:
+    """Return the digest of bytes in memory."""
+    digest = Digest()
+    digest.update(data)
+    return str(digest)
+
+
+def digest_file(path: Path) -> str:
+    """Return the digest of a file's bytes."""
+    digest = Digest()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return str(digest)

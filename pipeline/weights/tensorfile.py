@@ -1,0 +1,167 @@
+"""What is in the bytes of a published version: a safetensors file, laid out so that its tensors can be used where they lie.
+
+*Consumes* names, types and shapes; or a file's bytes. *Produces* the file's head and where every tensor goes, or is. *Waits
+for* nothing. No torch: engines make their own arrays of the places.
+
+    file = length of header u64 | header (JSON: name -> dtype, shape, data_offsets; __metadata__) padded | tensors
+
+The header is padded to whole pages, so that tensors begin on one and the file's size seldom changes with its metadata.
+Source of the format: github.com/huggingface/safetensors, README, "Format".
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from protocol.arrays import Buffer
+from protocol.errors import WeightsDamaged
+
+ITEM_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8,
+    "F32": 4, "I32": 4, "U32": 4,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+"""Bytes of one number, by the format's names for types."""
+BLOCK_BYTES = 1 << 19
+"""Of a tensor that are handed on at once: hashed, then copied, they are read from memory once."""
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+_LENGTH = struct.Struct("<Q")
+_PAGE_BYTES = 4096
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor."""
+
+    name: str
+    dtype: str
+    """``F32``, ``BF16`` ...: a key of ITEM_BYTES."""
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its data."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor in a file."""
+
+    spec: TensorSpec
+    start: int
+    """Its first byte, counted from the file's beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file holds."""
+
+    tensors: tuple[PlacedTensor, ...]
+    metadata: Mapping[str, str]
+    head_bytes: int
+    """The first tensor begins here."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a number of most of the body."""
+        sizes: dict[int, int] = {}
+        for placed in self.tensors:
+            size = ITEM_BYTES[placed.spec.dtype]
+            sizes[size] = sizes.get(size, 0) + placed.spec.num_bytes
+        return max(sizes, key=lambda size: sizes[size], default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A version on its way into a file: its size is known before its bytes are."""
+
+    head: bytes
+    num_bytes: int
+    """Of the whole file."""
+    blocks: Iterator[np.ndarray]
+    """uint8 [bytes], in the file's order, after the head; each is used before the next one is asked for."""
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Layout:
+    header: dict[str, object] = field(default_factory=dict[str, object])
+    end: int = 0
+
+
+def in_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """Return tensors as they lie in a file: the widest types first, which keeps every tensor aligned to its type."""
+    return sorted(specs, key=lambda spec: (-ITEM_BYTES[spec.dtype], spec.name))
+
+
+def publication(
+    specs: Iterable[TensorSpec], blocks: Iterator[np.ndarray], metadata: Mapping[str, str] | None = None
+) -> Publication:
+    """Lay out a file of tensors, given in order (:func:`in_order`), whose bytes ``blocks`` will yield one after the other."""
+    layout = _Layout({_METADATA: dict(metadata)} if metadata else {})
+    for spec in specs:
+        start, layout.end = layout.end, layout.end + spec.num_bytes
+        layout.header[spec.name] = _Entry(spec.dtype, spec.shape, (start, layout.end))
+    text = msgspec.json.encode(layout.header)
+    size = -(-(_LENGTH.size + len(text)) // _PAGE_BYTES) * _PAGE_BYTES
+    head = _LENGTH.pack(size - _LENGTH.size) + text.ljust(size - _LENGTH.size)
+    return Publication(head, size + layout.end, blocks)
+
+
+def read_contents(data: Buffer | np.ndarray) -> Contents:
+    """Return what a file's bytes hold.
+
+    Raises:
+        WeightsDamaged: They are not a safetensors file, or tensors lie outside of it or over one another.
+    """
+    view = memoryview(data)  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
+    if len(view) < _LENGTH.size:
+        raise WeightsDamaged(f"{len(view)} bytes are no safetensors file; it was cut, or is another file")
+    num_header = _LENGTH.unpack_from(view)[0]
+    if num_header > min(MAX_HEADER_BYTES, len(view) - _LENGTH.size):
+        raise WeightsDamaged(
+            f"a file of {len(view)} bytes claims a header of {num_header}; it was cut, or is no safetensors file"
+        )
+    head_bytes = _LENGTH.size + num_header
+    try:
+        header = msgspec.json.decode(view[_LENGTH.size : head_bytes], type=dict[str, msgspec.Raw])
+        raw_metadata = header.pop(_METADATA, None)
+        metadata = {} if raw_metadata is None else msgspec.json.decode(raw_metadata, type=dict[str, str])
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WeightsDamaged(f"the header is not that of a safetensors file: {error}") from error
+    tensors: list[PlacedTensor] = []
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        if entry.dtype not in ITEM_BYTES or min(entry.shape, default=0) < 0:
+            raise WeightsDamaged(
+                f"tensor {name} has type {entry.dtype} and shape {entry.shape}; no such tensor is known"
+            )
+        spec = TensorSpec(name, entry.dtype, entry.shape)
+        if entry.data_offsets != (end, end + spec.num_bytes):
+            raise WeightsDamaged(
+                f"tensor {name} of {spec.num_bytes} bytes lies at {entry.data_offsets}, expected {(end, end + spec.num_bytes)}"
+            )
+        tensors.append(PlacedTensor(spec, head_bytes + end))
+        end += spec.num_bytes
+    if head_bytes + end != len(view):
+        raise WeightsDamaged(
+            f"the tensors end at byte {head_bytes + end} of {len(view)}; the file was cut or has a tail"
+        )
+    return Contents(tuple(tensors), metadata, head_bytes)

@@ -1,0 +1,232 @@
+"""Weights from another host: ranges over ZeroMQ, of what changed if that will do, else of the whole version.
+
+*Consumes* an announcement and the version that is held. *Produces* a file on this host whose digest has matched. *Waits for*
+the learner's answers, each with a deadline.
+
+No message is larger than ``max_part_bytes``, one is under way at a time, and nothing is allocated on a peer's word but what the
+announcement in the ledger says. A delta that does not come out at the announced digest costs a whole version (a *refresh*).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from pipeline.runtime.registry import WeightsAnnouncement
+from pipeline.weights.delta import apply
+from pipeline.weights.digest import Digest
+from pipeline.weights.segments import Segment, SegmentWriter
+from pipeline.weights.store import MAX_DELTA_SHARE, fetched_folder
+from pipeline.weights.tensorfile import read_contents
+from protocol.channel import Requester
+from protocol.endpoints import ensure_private_folder
+from protocol.errors import WeightsDamaged, WeightsRejected
+from protocol.messages import WeightsPart, WeightsRequest
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A version that is held, and may be built upon."""
+
+    policy_version: int
+    digest: str
+    data: np.ndarray
+    """uint8 [bytes of the version]"""
+
+
+@dataclass(slots=True)
+class Received:
+    """What came over the wire for one version."""
+
+    num_bytes: int = 0
+    num_deltas: int = 0
+    num_refreshes: int = 0
+    """Whole versions that were fetched although a delta had been tried."""
+
+
+class FetchFolder:
+    """Where one worker keeps the versions that it fetched: memory-backed if there is such storage, and of no use to others.
+
+    The folder is locked as long as the worker lives. Those of workers that died by force are removed by the next one that
+    starts on this host.
+    """
+
+    def __init__(self, run_dir: Path, worker: str, *, shared_memory: bool) -> None:
+        """Make the folder of ``worker``, and remove those of the dead. Raises ConfigError when one is somebody else's."""
+        parent = fetched_folder(run_dir, shared_memory=shared_memory)
+        ensure_private_folder(parent)
+        self._folder = parent / worker
+        for folder in parent.iterdir():
+            if folder != self._folder:
+                _remove_if_dead(folder)
+        self._writer = SegmentWriter(self._folder)
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(BlockingIOError):  # a frozen incarnation before this one has it: as good
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._held: Segment | None = None
+
+    def take(self, num_bytes: int) -> Segment:
+        """Return a file to fill. Raises OSError when there is no room."""
+        return self._writer.take(num_bytes)
+
+    def keep(self, segment: Segment, policy_version: int) -> Path:
+        """Name a file that is filled and verified, and retire the one before it."""
+        segment.name(self._folder / f"v{policy_version:08d}.safetensors")
+        if self._held is not None:
+            self._writer.retire(self._held)
+        self._held = segment
+        return segment.path
+
+    def discard(self, segment: Segment) -> None:
+        """Give up a file whose bytes are wrong."""
+        self._writer.discard(segment)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_dead(folder: Path) -> None:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(fd)
+
+
+class WireFetch:
+    """One version's way over the wire."""
+
+    def __init__(
+        self, announcement: WeightsAnnouncement, requester: Requester, *, max_part_bytes: int, timeout_s: float
+    ) -> None:
+        """Fetch what ``announcement`` says by asking ``requester``; ``timeout_s`` is for each part."""
+        self._wanted = announcement
+        self._requester = requester
+        self._max_part_bytes = max_part_bytes
+        self._timeout_s = timeout_s
+        self.received = Received()
+
+    async def fetch(self, folder: FetchFolder, base: Base | None) -> Path:
+        """Return the file of the wanted version, verified.
+
+        Raises:
+            FileNotFoundError: The learner no longer holds the version: a newer one is announced.
+            WeightsDamaged: The digest of the whole version does not match.
+            WeightsRejected: The learner's answers make no sense.
+            DeadlineExceeded: One part took longer than ``timeout_s``.
+            OSError: There is no room for it.
+        """
+        segment = await asyncio.to_thread(folder.take, self._wanted.num_bytes)
+        try:
+            await self._fill(segment, base)
+            return folder.keep(segment, self._wanted.policy_version)
+        except BaseException:
+            folder.discard(segment)
+            raise
+
+    async def _fill(self, segment: Segment, base: Base | None) -> None:
+        first = await self._ask(0, -1 if base is None else base.policy_version)
+        if base is not None and first.base == base.policy_version:
+            if await self._build(segment, base, first):
+                return
+            self.received.num_refreshes += 1
+            first = await self._ask(0, -1)
+        await self._copy(segment, first)
+
+    async def _build(self, segment: Segment, base: Base, part: WeightsPart) -> bool:
+        """Build the version from a delta, of which ``part`` is the first; return whether the digest matches."""
+        total = part.total_bytes
+        if total > self._wanted.num_bytes // MAX_DELTA_SHARE:
+            raise WeightsRejected(
+                f"a delta of {total} bytes was offered for a version of {self._wanted.num_bytes} bytes"
+            )
+        delta = bytearray(total)
+        place = 0
+        while True:
+            delta[place : place + part.data.size] = part.data.data
+            place += part.data.size
+            if place >= total:
+                break
+            part = await self._ask(place, base.policy_version)
+            if part.base != base.policy_version or part.total_bytes != total:
+                raise FileNotFoundError(f"the delta from version {base.policy_version} was given up while it travelled")
+        self.received.num_deltas += 1
+        try:
+            digest = await asyncio.to_thread(_apply, memoryview(delta), base, segment.data)
+        except WeightsDamaged as error:
+            digest = str(error)
+        if digest == self._wanted.digest:
+            return True
+        _log.warning(
+            "weights_delta_refused",
+            version=self._wanted.policy_version,
+            base=base.policy_version,
+            got=digest,
+            expected=self._wanted.digest,
+        )
+        return False
+
+    async def _copy(self, segment: Segment, part: WeightsPart) -> None:
+        """Take the whole version, of which ``part`` is the first. Raises WeightsDamaged when the digest does not match."""
+        digest = Digest()
+        place = 0
+        while True:
+            if part.base != -1 or part.total_bytes != segment.data.size:
+                raise WeightsRejected(
+                    f"version {self._wanted.policy_version} has {segment.data.size} bytes by its announcement, "
+                    f"{part.total_bytes} by the learner"
+                )
+            digest.update(part.data)
+            segment.data[place : place + part.data.size] = part.data
+            place += part.data.size
+            if place == segment.data.size:
+                break
+            part = await self._ask(place, -1)
+        if str(digest) != self._wanted.digest:
+            raise WeightsDamaged(
+                f"version {self._wanted.policy_version} came with digest {digest}, expected {self._wanted.digest}"
+            )
+
+    async def _ask(self, offset: int, base: int) -> WeightsPart:
+        version = self._wanted.policy_version
+        part = await self._requester.request(
+            WeightsRequest(version=version, offset=offset, max_bytes=self._max_part_bytes, base=base),
+            timeout_s=self._timeout_s,
+        )
+        if not isinstance(part, WeightsPart) or part.version != version:
+            raise WeightsRejected(f"asked for bytes {offset}.. of version {version}, got a {type(part).__name__}")
+        if part.data.size == 0:
+            raise FileNotFoundError(f"the learner no longer holds version {version}; take the newest announcement")
+        if part.offset != offset or part.data.size > min(self._max_part_bytes, part.total_bytes - offset):
+            raise WeightsRejected(
+                f"asked for bytes from {offset} of version {version}, got {part.data.size} from {part.offset} of "
+                f"{part.total_bytes}"
+            )
+        self.received.num_bytes += part.data.size
+        return part
+
+
+def _apply(delta: memoryview, base: Base, out: np.ndarray) -> str:
+    """Build a version; return its digest. Raises WeightsDamaged when the delta is of another base or cannot be read."""
+    prelude, digest = apply(delta, base.data, out, head_bytes=read_contents(base.data).head_bytes)
+    if prelude.base_digest != base.digest:
+        raise WeightsDamaged(f"a delta from {prelude.base_digest} was offered for {base.digest}")
+    return digest

@@ -1,0 +1,115 @@
+"""Claims about the learner's shelf: digests hold, old versions go, and other hosts are answered with what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.weights.digest import digest_file
+from pipeline.weights.segments import SegmentReader
+from pipeline.weights.store import WeightsStore, remove_weights, weights_folder
+from protocol.errors import ConfigError, UnknownMessage
+from protocol.messages import WeightsPart, WeightsRequest
+from tests.pipeline.weights.versions import numbers, published, stepped
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> WeightsStore:
+    return WeightsStore(tmp_path / "published", keep=2)
+
+
+def test_a_published_file_has_the_digest_that_is_announced_and_nobody_may_write_it(store: WeightsStore) -> None:
+    stored = store.publish(1, published(numbers(1)))
+    announced = store.announcement(stored, endpoint="")
+    path = Path(announced.path)
+    assert announced.digest == digest_file(path)
+    assert announced.num_bytes == path.stat().st_size
+    assert path.stat().st_mode & 0o777 == 0o400
+    assert stored.is_intact()
+    stored.segment.data[-1] ^= 1
+    assert not stored.is_intact()
+
+
+def test_the_oldest_versions_and_those_of_an_earlier_learner_go(store: WeightsStore, tmp_path: Path) -> None:
+    for version in range(1, 8):
+        store.publish(version, published(numbers(version)))
+    names = {path.name for path in (tmp_path / "published").glob("v*")}
+    assert names == {"v00000006.safetensors", "v00000007.safetensors"}
+    assert len(list((tmp_path / "published").iterdir())) == 3, "two versions, and one file to fill next"
+    assert [store.held(version) is not None for version in (5, 6, 7)] == [False, True, True]
+    WeightsStore(tmp_path / "published", keep=2)
+    assert list((tmp_path / "published").iterdir()) == []
+
+
+def test_a_version_that_a_generator_still_serves_is_not_written_over(store: WeightsStore) -> None:
+    reader = SegmentReader()
+    mapped = reader.open(store.publish(1, published(numbers(1))).path)
+    before = mapped.data.tobytes()
+    for version in range(2, 9):
+        store.publish(version, published(numbers(version)))
+    assert mapped.data.tobytes() == before
+
+
+def test_a_version_that_fails_while_it_is_written_leaves_nothing(store: WeightsStore, tmp_path: Path) -> None:
+    whole = published(numbers(1))
+
+    def failing():
+        yield np.zeros(8, np.uint8)
+        raise RuntimeError("the device went away")
+
+    with pytest.raises(RuntimeError):
+        store.publish(1, type(whole)(whole.head, whole.num_bytes, failing()))
+    assert list((tmp_path / "published").iterdir()) == []
+
+
+def test_a_request_for_a_version_or_a_range_that_is_not_held_is_answered_with_nothing(store: WeightsStore) -> None:
+    size = store.publish(1, published(numbers(1))).num_bytes
+    wrong = [(2, 0, 10), (1, -1, 10), (1, size, 10), (1, 2**63, 10), (1, 0, 0)]
+    for version, offset, max_bytes in wrong:
+        part = store.answer(WeightsRequest(version=version, offset=offset, max_bytes=max_bytes))
+        assert part.data.size == 0
+        assert part.total_bytes == 0
+    with pytest.raises(UnknownMessage, match="answers WeightsRequest only"):
+        store.answer(WeightsPart(version=1, offset=0, total_bytes=0, data=part.data))
+
+
+def test_who_holds_the_version_before_is_offered_what_changed_and_anybody_else_all_of_it(store: WeightsStore) -> None:
+    first = numbers(1)
+    size = store.publish(1, published(first)).num_bytes
+    store.publish(2, published(stepped(first, 2)))
+
+    def offered(base: int, version: int = 2) -> tuple[int, int]:
+        part = store.answer(WeightsRequest(version=version, offset=0, max_bytes=1 << 22, base=base))
+        return part.base, part.total_bytes
+
+    base, total = offered(1)
+    assert base == 1
+    assert total < size / 8
+    for other in (-1, 0, 2, 7):
+        assert offered(other) == (-1, size)
+    store.publish(3, published(numbers(3)))
+    assert offered(1, 3) == (-1, size), "it is no longer held"
+    assert offered(2, 3) == (-1, size), "it is not worth it"
+
+
+def test_each_run_has_a_folder_of_its_own_and_leaves_none(tmp_path: Path) -> None:
+    assert weights_folder(tmp_path / "a", shared_memory=True) != weights_folder(tmp_path / "b", shared_memory=True)
+    folder = weights_folder(tmp_path / "a", shared_memory=False)
+    assert folder == tmp_path / "a" / "weights"
+    WeightsStore(folder, keep=1).publish(1, published(numbers(1)))
+    remove_weights(tmp_path / "a")
+    assert not folder.exists()
+
+
+def test_a_weights_folder_that_somebody_else_could_have_made_is_refused_and_left_alone(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.mkdir(mode=0o700)
+    (ours / "precious").touch()
+    (tmp_path / "link").symlink_to(ours)
+    (tmp_path / "open").mkdir(mode=0o755)
+    for folder in (tmp_path / "link", tmp_path / "open"):
+        with pytest.raises(ConfigError, match="ours"):
+            WeightsStore(folder, keep=1)
+    assert (ours / "precious").exists()

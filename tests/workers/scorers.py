@@ -1,0 +1,48 @@
+"""Surroundings for a scorer under test: a ledger in memory, a clock driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from pipeline.config.schema import RunConfig
+from pipeline.replay.memory import MemoryReplay
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry_memory import MemoryRegistry
+from protocol.ids import Incarnation, Role
+from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.runtime.fakes import memory_transport
+
+
+@asynccontextmanager
+async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> AsyncIterator[ActorContext]:
+    """Open the surroundings of worker 0 of ``role``; one failure of a chunk makes a dead letter."""
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    replay = MemoryReplay(lambda _: 1, clock.time)
+    await replay.open(make_spec(max_attempts=1))
+    who = Incarnation(role, f"{role.value}-0", 1)
+    await registry.register(role, who.worker)
+    async with asyncio.TaskGroup() as tasks:
+        ctx = ActorContext(
+            config=config,
+            run_dir=tmp_path,
+            who=who,
+            replay=replay,
+            registry=registry,
+            transport=memory_transport(4),
+            log=cast("FilteringBoundLogger", structlog.get_logger("test")),
+            clock=clock,
+            tasks=tasks,
+        )
+        try:
+            yield ctx
+        finally:
+            ctx.close()

@@ -1,0 +1,202 @@
+"""The generator's side of the weights: the newest version is brought here and verified while decoding goes on, then swapped in.
+
+*Consumes* announcements, and files or ranges of them. *Produces* tensors that are known to be what was published. *Waits for*
+the learner's next version; and for its answers, each with a deadline, when it is on another host. Unblocked by the learner.
+
+    look: announcement ──> file mapped, or fetched ──> digest matches ──> staged      (beside decoding)
+    swap: staged ──> in the engine, between two tokens                                (the pause)
+
+The way is chosen by where the file is: on this host its pages are mapped; else the learner's endpoint is asked, for what
+changed since the version that is here, or for all of it. A version whose bytes cannot be made to match, though no newer one is
+announced, is refused with WeightsDamaged: its worker must not sample under that version, and leaves.
+
+Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire), ``weights_s`` (seconds from
+the announcement's sight to verified), ``weights_pause_s`` (decoding stood still), ``weights_deltas`` (versions that came as
+deltas), ``weights_refreshes`` (whole versions after a delta that did not fit), ``rejected_version`` (-1: none).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.registry import WeightsAnnouncement
+from pipeline.weights.digest import digest_buffer
+from pipeline.weights.segments import MappedFile, SegmentReader
+from pipeline.weights.wire import Base, FetchFolder, WireFetch
+from protocol.errors import WeightsDamaged, WeightsRejected
+from protocol.ids import Role
+from workers.engines.build import view_weights
+from workers.engines.generation import GenerationEngine
+
+_RETRY_S = 1.0
+"""Before a version that was refused is looked at again: the learner may have published it anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A version that is here, whole."""
+
+    announcement: WeightsAnnouncement
+    file: MappedFile
+    tensors: Mapping[str, Any]
+
+
+class WeightsTaker:
+    """Brings published versions to one engine."""
+
+    def __init__(self, ctx: ActorContext, engine: GenerationEngine) -> None:
+        self._ctx = ctx
+        self._engine = engine
+        self._settings = ctx.config.weights
+        self._reader = SegmentReader()
+        self._folder: FetchFolder | None = None
+        self._turn = asyncio.Lock()
+        self._here = -1
+        self._staged: _Version | None = None
+        self._serving: _Version | None = None
+        self._refused: WeightsRejected | None = None
+        self._next_try = 0.0
+        ctx.counters["rejected_version"] = -1
+
+    @property
+    def has_newer(self) -> bool:
+        """Whether a version is verified and waits to be swapped in."""
+        return self._staged is not None
+
+    async def watch(self) -> None:
+        """Look for newer versions until the drain; what is refused is told by the next ``swap``."""
+        while not self._ctx.draining.is_set():
+            try:
+                await self.look()
+            except WeightsRejected as error:
+                self._refused = error
+            await self._ctx.clock.sleep(self._settings.poll_s)
+
+    async def look(self) -> None:
+        """Bring the newest announced version here, if it is newer than what is here.
+
+        Raises:
+            WeightsDamaged: Its bytes are not those that were published, wherever they were asked for.
+            WeightsRejected: The learner's answers make no sense.
+        """
+        async with self._turn:
+            newest = await self._ctx.registry.weights()
+            if newest is None or newest.policy_version <= max(self._here, self._engine.policy_version):
+                return
+            is_refused = newest.policy_version == self._ctx.counters["rejected_version"]
+            if is_refused and self._ctx.clock.monotonic() < self._next_try:
+                return
+            started = time.perf_counter()
+            try:
+                staged = await self._obtain(newest)
+            except (FileNotFoundError, TimeoutError, ConnectionError) as error:
+                self._ctx.log.warning("weights_not_taken", policy_version=newest.policy_version, reason=str(error))
+                return
+            except WeightsRejected as error:
+                latest = await self._ctx.registry.weights()
+                if latest is None or latest.policy_version != newest.policy_version:
+                    return  # it was replaced while it was read: the next look finds the newer one
+                self._next_try = self._ctx.clock.monotonic() + _RETRY_S
+                self._ctx.counters["rejected_version"] = newest.policy_version
+                self._ctx.log.error("weights_rejected", policy_version=newest.policy_version, reason=str(error))
+                raise
+            if self._staged is not None:
+                self._reader.release(self._staged.file)
+            self._staged, self._here = staged, newest.policy_version
+            self._ctx.counters["rejected_version"] = -1
+            self._add("weights_s", time.perf_counter() - started)
+
+    async def swap(self) -> None:
+        """Put the staged version into the engine, if there is one.
+
+        Raises WeightsRejected when a version was refused since the last call, or does not fit the model, and what the engine
+        raises.
+        """
+        if self._refused is not None:
+            raise self._refused
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return
+        started = time.perf_counter()
+        version = staged.announcement.policy_version
+        await self._ctx.compute(self._engine.load_weights, staged.tensors, version)
+        self._add("weights_pause_s", time.perf_counter() - started)
+        if self._serving is not None:
+            self._reader.release(self._serving.file)
+        self._serving = staged
+        self._ctx.policy_version = version
+        self._add("weight_swaps", 1)
+        self._ctx.progress()
+
+    def close(self) -> None:
+        """Give files back, and remove those that were fetched."""
+        self._reader.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    # -- bringing a version here ---------------------------------------------------------------------------------------
+
+    async def _obtain(self, announcement: WeightsAnnouncement) -> _Version:
+        mapped = None
+        if self._settings.path != "wire":
+            mapped = await asyncio.to_thread(self._map, announcement)
+        if mapped is not None:
+            self._add("weights_bytes", announcement.num_bytes)
+        elif self._settings.path == "file" or not announcement.endpoint:
+            if await asyncio.to_thread(os.path.exists, announcement.path):
+                raise WeightsDamaged(
+                    f"{announcement.path} is not version {announcement.policy_version} as it was published: expected "
+                    f"{announcement.num_bytes} bytes with digest {announcement.digest}"
+                )
+            raise FileNotFoundError(f"{announcement.path} is gone, and the learner serves no endpoint")
+        else:
+            mapped = await self._fetch(announcement)
+        try:
+            tensors = await asyncio.to_thread(view_weights, self._ctx.config, mapped.data, mapped.lasting_path)
+        except BaseException:
+            self._reader.release(mapped)
+            raise
+        return _Version(announcement, mapped, tensors)
+
+    def _map(self, announcement: WeightsAnnouncement) -> MappedFile | None:
+        """Map the announced file, if it is on this host and what was announced."""
+        path = Path(announcement.path)
+        for _ in range(2):  # a mapping that was kept is made afresh before the file is blamed
+            try:
+                mapped = self._reader.open(path)
+            except OSError:
+                return None
+            if mapped.data.size == announcement.num_bytes and digest_buffer(mapped.data) == announcement.digest:
+                return mapped
+            self._reader.forget(mapped)
+        return None
+
+    async def _fetch(self, announcement: WeightsAnnouncement) -> MappedFile:
+        ctx, settings = self._ctx, self._settings
+        if self._folder is None:
+            self._folder = FetchFolder(ctx.run_dir, ctx.who.worker, shared_memory=settings.shared_memory)
+        keys = dict((await ctx.registry.endpoints(Role.LEARNER)).values())
+        requester = ctx.transport.requester(announcement.endpoint, server_key=keys.get(announcement.endpoint, ""))
+        fetch = WireFetch(
+            announcement, requester, max_part_bytes=settings.max_part_mb << 20, timeout_s=settings.fetch_timeout_s
+        )
+        held = (self._staged or self._serving) if settings.delta else None
+        base = held and Base(held.announcement.policy_version, held.announcement.digest, held.file.data)
+        try:
+            path = await fetch.fetch(self._folder, base)
+            return await asyncio.to_thread(self._reader.open, path)
+        finally:
+            requester.close()
+            self._add("weights_bytes", fetch.received.num_bytes)
+            self._add("weights_deltas", fetch.received.num_deltas - fetch.received.num_refreshes)
+            self._add("weights_refreshes", fetch.received.num_refreshes)
+
+    def _add(self, counter: str, amount: float) -> None:
+        self._ctx.counters[counter] = self._ctx.counters.get(counter, 0) + amount
