@@ -3,9 +3,9 @@
 *Consumes* random models and responses of heavy-tailed lengths. *Produces* a table of prompt and response tokens a second.
 
 All contenders compute the same loss of the same samples on the same weights (checked before anything is timed) and make the
-same AdamW step. TRL's is its GRPO trainer's own (``ops.bench.trl_step``), where TRL is installed. The padded one is a plain loop:
-sequences in the order in which they come, micro-batches of equal size, each padded to its longest, the model's own attention
-with a mask, logits for every place. Both compete at whichever micro-batch size they are fastest with.
+same AdamW step. TRL's is its GRPO trainer's own (``ops.bench.trl_step``), where TRL is installed. The padded one is a plain
+loop: sequences in the order in which they come, micro-batches of equal size, each padded to its longest, the model's own
+attention with a mask, logits for every place. Both compete at whichever micro-batch size they are fastest with.
 
 Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on the machine, who stretches
 the wall clock of one contender and not the other's, changes nothing.
