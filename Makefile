@@ -98,6 +98,8 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	-$(if $(wildcard $(TRL)/.run),$(TRL)/bin,$(BIN))/python -m ops.bench.learner --json bench-results/learner.json
 	-$(BIN)/python -m ops.bench.overhead --json bench-results/overhead.json
 	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
+	$(BIN)/python -m ops.bench.weights times --json bench-results/weights.json
+	$(BIN)/python -m ops.bench.weights delta --json bench-results/weights-delta.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)

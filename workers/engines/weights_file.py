@@ -156,9 +156,12 @@ def _blocks(specs: Iterable[TensorSpec], tensors: Mapping[str, torch.Tensor]) ->
     for spec in specs:
         dtype = _DTYPES[spec.dtype]
         flat = tensors[spec.name].detach().contiguous().reshape(-1)
-        num_items = BLOCK_BYTES // ITEM_BYTES[spec.dtype]
-        scratch = torch.empty(min(num_items, flat.numel()), dtype=dtype)
-        for piece in flat.split(num_items):
-            block = piece if piece.dtype == dtype else scratch[: piece.numel()].copy_(piece)
-            if block.numel():
-                yield block.view(torch.uint8).numpy()
+        if flat.dtype == dtype:
+            data = flat.view(torch.uint8).numpy()
+            for start in range(0, data.size, BLOCK_BYTES):
+                yield data[start : start + BLOCK_BYTES]
+        else:
+            num_items = BLOCK_BYTES // ITEM_BYTES[spec.dtype]
+            scratch = torch.empty(min(num_items, flat.numel()), dtype=dtype)
+            for piece in flat.split(num_items):
+                yield scratch[: piece.numel()].copy_(piece).view(torch.uint8).numpy()

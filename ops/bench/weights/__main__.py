@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _times(options: argparse.Namespace) -> None:
     results: dict[str, object] = {}
-    rows: list[tuple[object, ...]] = []
+    every: list[tuple[str, int, list[Turn]]] = []
     for megabytes in map(int, options.mb.split(",")):
         for way in WAYS:
             if options.only and options.only not in way.name:
@@ -67,48 +67,54 @@ def _times(options: argparse.Namespace) -> None:
                 num_bytes, turns = measure(way, megabytes << 20, rounds=options.rounds, folder=folder)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            rows.append(_row(way.name, num_bytes, turns))
+            every.append((way.name, num_bytes, turns))
             results[f"{way.name}, {megabytes} MB"] = {"num_bytes": num_bytes, "turns": [asdict(turn) for turn in turns]}
-            print(f"{way.name}, {megabytes} MB: {rows[-1][3]} ms", flush=True)
+            print(f"{way.name}, {megabytes} MB: {_spread(turns, lambda turn: turn.total_s)} ms", flush=True)
     show(
-        "A version from publish to served, ms (median, and the middle half), while decoding goes on",
-        (
-            "way", "MB", "moved MB", "total", "write", "verify", "gap", "step", "memcpy", "file", "gloo",
-            "memcpy/total", "memcpy/moving", "gap-step <= memcpy",
-        ),
-        rows,
-    )  # fmt: skip
+        "From publish to served while decoding goes on: ms, median (quartiles)",
+        ("way", "MB", "moved MB", "total", "write", "verify", "gap", "step"),
+        [
+            (
+                way,
+                num_bytes / 2**20,
+                median(turn.num_bytes for turn in turns) / 2**20,
+                _spread(turns, lambda turn: turn.total_s),
+                _spread(turns, lambda turn: turn.write_s),
+                _spread(turns, lambda turn: turn.verify_s),
+                _spread(turns, lambda turn: turn.gap_s),
+                _spread(turns, lambda turn: turn.step_s),
+            )
+            for way, num_bytes, turns in every
+        ],
+    )
+    show(
+        "The same bytes by other means in the same rounds: ms, median (quartiles), and medians of ratios",
+        ("way", "MB", "memcpy", "file copy", "gloo", "memcpy/total", "memcpy/moving", "pause in bar"),
+        [
+            (
+                way,
+                num_bytes / 2**20,
+                _spread(turns, lambda turn: turn.memcpy_s),
+                _spread(turns, lambda turn: turn.file_copy_s),
+                _spread(turns, lambda turn: turn.broadcast_s),
+                median(turn.memcpy_s / turn.total_s for turn in turns),
+                median(turn.memcpy_s / turn.moving_s for turn in turns),
+                f"{sum(turn.gap_s <= turn.step_s + turn.memcpy_s for turn in turns)} of {len(turns)}",
+            )
+            for way, num_bytes, turns in every
+        ],
+    )
+    print(f"Bars, on one host: memcpy/moving at least {SHARE_BAR}; the gap at most a decode step and a memcpy.")
     if options.json:
         command = f"headrace bench weights times --mb {options.mb} --rounds {options.rounds}"
         write_json(options.json, {"command": command, "machine": machine(), "results": results})
 
 
-def _row(way: str, num_bytes: int, turns: Sequence[Turn]) -> tuple[object, ...]:
-    def spread(of: Callable[[Turn], float]) -> str:
-        values = sorted(1e3 * of(turn) for turn in turns)
-        low, high = values[len(values) // 4], values[(3 * len(values)) // 4]
-        return f"{median(values):,.1f} ({low:,.1f}-{high:,.1f})"
-
-    def middle(of: Callable[[Turn], float]) -> float:
-        return median(1e3 * of(turn) for turn in turns)
-
-    holds = sum(turn.gap_s <= turn.step_s + turn.memcpy_s for turn in turns)
-    return (
-        way,
-        num_bytes / 2**20,
-        median(turn.num_bytes for turn in turns) / 2**20,
-        spread(lambda turn: turn.total_s),
-        middle(lambda turn: turn.write_s),
-        middle(lambda turn: turn.verify_s),
-        middle(lambda turn: turn.gap_s),
-        middle(lambda turn: turn.step_s),
-        spread(lambda turn: turn.memcpy_s),
-        middle(lambda turn: turn.file_copy_s),
-        middle(lambda turn: turn.broadcast_s),
-        median(turn.memcpy_s / turn.total_s for turn in turns),
-        median(turn.memcpy_s / turn.moving_s for turn in turns),
-        f"{holds} of {len(turns)}",
-    )
+def _spread(turns: Sequence[Turn], of: Callable[[Turn], float]) -> str:
+    """Return milliseconds as median (lower to upper quartile)."""
+    values = sorted(1e3 * of(turn) for turn in turns)
+    low, high = values[len(values) // 4], values[(3 * len(values)) // 4]
+    return f"{median(values):,.1f} ({low:,.1f}-{high:,.1f})"
 
 
 def _deltas(options: argparse.Namespace) -> None:

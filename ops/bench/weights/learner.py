@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 600.0
 """For the generator to serve a version."""
+_WARMUP = 4
+"""Versions until every file is written again, and not for the first time: fresh pages are no steady state."""
 _CHANGED_EVERY = 50
 """One number in so many changes from version to version."""
 
@@ -153,8 +155,9 @@ async def _measure(config: RunConfig, num_bytes: int, rounds: int) -> tuple[int,
         source = np.random.default_rng(0).integers(0, 256, weights.num_bytes, dtype=np.uint8)
         memcpy, file_copy, broadcast = Memcpy(source), FileCopy(source, scratch), Broadcast(source, run_dir)
         try:
-            for number in range(rounds + 4):  # the first fill the ring of files: fresh pages are no steady state
-                rivals = [_seconds(rival) for rival in (memcpy, file_copy, broadcast)]
+            for number in range(_WARMUP + rounds):
+                is_counted = number >= _WARMUP
+                rivals = [_seconds(rival) if is_counted else 0.0 for rival in (memcpy, file_copy, broadcast)]
                 weights.step(number)
                 written_s = ctx.counters.get("published_s", 0.0)
                 started = monotonic()
@@ -172,7 +175,7 @@ async def _measure(config: RunConfig, num_bytes: int, rounds: int) -> tuple[int,
                     file_copy_s=rivals[1],
                     broadcast_s=rivals[2],
                 )
-                if number >= 4:
+                if is_counted:
                     turns.append(turn)
         finally:
             await asyncio.to_thread(broadcast.close)
