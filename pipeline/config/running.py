@@ -181,7 +181,7 @@ class WeightsSection(Section):
     delta: bool = Field(
         default=True,
         description="Over the wire: only what changed since the version that is held. At small learning rates this is a "
-        "fraction of dtype bfloat16, and most of float32.",
+        "fraction of dtype bfloat16; float32 changes nearly everywhere and goes whole.",
     )
     dtype: Literal["float32", "bfloat16"] = "float32"
     keep: Positive = Field(default=2, description="Published versions kept.")

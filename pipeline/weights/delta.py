@@ -32,6 +32,8 @@ from protocol.errors import WeightsDamaged
 BLOCK_BYTES = 1 << 20
 """Of the body that are compared at once: both versions and what is found fit into a processor's cache."""
 STRIDES = (1, 2, 4, 8)
+_SAMPLED_BLOCKS = 8
+"""That tell whether a delta will be short, before all of it is made: one that is not takes longer than it saves."""
 
 _FORMAT = 1
 _U32 = struct.Struct("<I")
@@ -76,6 +78,9 @@ def encode(
     if base_body.size != new_body.size:
         return None
     num_tail = new_body.size % stride
+    end = new_body.size - num_tail
+    if _estimate(base_body[:end], new_body[:end], stride) > max_bytes:
+        return None
     prelude = msgspec.msgpack.encode(
         Prelude(
             format=_FORMAT,
@@ -85,13 +90,13 @@ def encode(
             stride=stride,
             base_head_bytes=heads[0],
             head=new[: heads[1]].tobytes(),
-            tail=new_body[new_body.size - num_tail :].tobytes(),
+            tail=new_body[end:].tobytes(),
         )
     )
     parts: list[bytes] = [_U32.pack(len(prelude)), prelude]
     size = _U32.size + len(prelude)
-    for start in range(0, new_body.size - num_tail, BLOCK_BYTES):
-        stop = min(start + BLOCK_BYTES, new_body.size - num_tail)
+    for start in range(0, end, BLOCK_BYTES):
+        stop = min(start + BLOCK_BYTES, end)
         for part in _planes(base_body[start:stop], new_body[start:stop], stride):
             parts.append(part)
             size += len(part)
@@ -170,6 +175,20 @@ def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: i
     body[end:] = np.frombuffer(prelude.tail, np.uint8)
     digest.update(prelude.tail)
     return prelude, str(digest)
+
+
+def _estimate(base: np.ndarray, new: np.ndarray, stride: int) -> float:
+    """Return about how many bytes the planes take, by a few blocks from everywhere; 0 when there are few."""
+    starts = range(0, new.size, BLOCK_BYTES)
+    if len(starts) < 2 * _SAMPLED_BLOCKS:
+        return 0.0
+    chosen = starts[:: len(starts) // _SAMPLED_BLOCKS]
+    taken = sum(
+        len(part)
+        for start in chosen
+        for part in _planes(base[start : start + BLOCK_BYTES], new[start : start + BLOCK_BYTES], stride)
+    )
+    return taken * len(starts) / len(chosen)
 
 
 def _planes(base: np.ndarray, new: np.ndarray, stride: int) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.errors import UnknownMessage
 from protocol.messages import Message, WeightsPart, WeightsRequest
 
-MAX_DELTA_SHARE = 2
+MAX_DELTA_SHARE = 4
 """A delta of more than one in so many of the version's own bytes is not worth its making."""
 
 _PART_BYTES = 1 << 22

@@ -88,6 +88,28 @@ def test_a_version_that_is_all_new_is_not_worth_a_delta() -> None:
     assert encode(base, new[:-2], max_bytes=1 << 40, **arguments) is None, "bodies of two sizes"
 
 
+def test_whether_a_delta_is_worth_it_is_seen_in_a_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "BLOCK_BYTES", 1024)
+    base = numbers(0).view(np.uint8)
+    dense = np.random.default_rng(3).integers(0, 256, base.size, dtype=np.uint8)
+    looked: list[int] = []
+    planes = codec._planes
+    monkeypatch.setattr(codec, "_planes", lambda *arguments: looked.append(1) or planes(*arguments))
+    arguments = {"heads": (0, 0), "stride": 2, "digests": ("", ""), "max_bytes": base.size // 4}
+    assert encode(base, dense, **arguments) is None
+    assert len(looked) < 20
+    sparse = stepped(numbers(0), 1).view(np.uint8)
+    delta = encode(base, sparse, **arguments)
+    assert delta is not None
+    np.testing.assert_array_equal(applied_any(delta, base), sparse)
+
+
+def applied_any(delta: bytes, base: np.ndarray) -> np.ndarray:
+    out = np.zeros(base.size, np.uint8)
+    apply(memoryview(delta), base, out, head_bytes=0)
+    return out
+
+
 def test_bytes_that_never_change_cost_a_255th_at_most() -> None:
     base = numbers(0, 500_000).view(np.uint8)
     new = base.copy()
