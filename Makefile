@@ -94,7 +94,7 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.codec --json bench-results/codec.json
 	$(BIN)/python -m ops.bench.startup --json bench-results/startup.json
 	-$(BIN)/python -m ops.bench.ledger --json bench-results/ledger.json
-	$(BIN)/python -m ops.bench.engine --json bench-results/engine.json
+	-$(if $(wildcard $(VLLM)/.run),$(VLLM)/bin,$(BIN))/python -m ops.bench.engine --json bench-results/engine.json
 	-$(if $(wildcard $(TRL)/.run),$(TRL)/bin,$(BIN))/python -m ops.bench.learner --json bench-results/learner.json
 	-$(BIN)/python -m ops.bench.overhead --json bench-results/overhead.json
 	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json

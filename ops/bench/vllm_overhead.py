@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops.bench.engine import SHAPES, Shape, Work, make_model, make_work
+from ops.bench.engine import SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
 from ops.bench.table import interleaved_medians, show, write_json
 from protocol.ids import TrajectoryId
 from workers.engines.generation import SamplingParams, WindowRequest
@@ -36,7 +36,10 @@ from workers.engines.generation import SamplingParams, WindowRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transformers import PreTrainedModel
+
     from workers.engines.vllm.engine import VllmEngine
+    from workers.engines.vllm.in_process import InProcessCore
 
 BAR = 0.9
 """The engine's tokens a second over vLLM's own."""
@@ -86,18 +89,25 @@ def run_engine(engine: VllmEngine, work: Work, turn: int, window: int) -> int:
     return total
 
 
+def prepare(model: PreTrainedModel, folder: Path, num_slots: int) -> InProcessCore:
+    """Start vLLM in this process on a model's weights, which are saved to ``folder`` for it."""
+    from workers.engines.vllm.arguments import engine_arguments
+    from workers.engines.vllm.in_process import InProcessCore
+
+    model.save_pretrained(folder)
+    positions = int(model.config.max_position_embeddings)
+    arguments = engine_arguments(folder, num_slots=num_slots, positions=positions, dtype="float32", on_cpu=True)
+    return InProcessCore(arguments | {"max_num_seqs": num_slots})
+
+
 def measure(shape: Shape, rounds: int, folder: Path) -> dict[str, Any]:
     """Time all contenders on one shape."""
     from workers.engines.models import model_state
-    from workers.engines.vllm.arguments import engine_arguments
     from workers.engines.vllm.engine import VllmEngine
-    from workers.engines.vllm.in_process import InProcessCore
 
     model, work = make_model(shape), make_work(shape)
-    model.save_pretrained(folder)
+    core = prepare(model, folder, shape.num_slots)
     positions = int(model.config.max_position_embeddings)
-    arguments = engine_arguments(folder, num_slots=shape.num_slots, positions=positions, dtype="float32", on_cpu=True)
-    core = InProcessCore(arguments | {"max_num_seqs": shape.num_slots})
     engine = VllmEngine(
         core, model_state(model.config), num_slots=shape.num_slots, vocabulary=shape.vocabulary, positions=positions
     )
@@ -142,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="measure the first so many shapes")
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args(arguments)
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
-    os.environ.update(settings)
+    os.environ.update(VLLM_SETTINGS)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for number, shape in enumerate(SHAPES[: options.shapes]):

@@ -17,7 +17,7 @@ from protocol.errors import ConfigError
 _NAMES = {
     "ablation": "The papers' tables in small: variants trained for real and compared.",
     "codec": "A chunk to bytes and back, against the same chunk with plain lists.",
-    "engine": "The local engine against generate of transformers.",
+    "engine": "The local engine against generate and continuous batching of transformers, and vLLM.",
     "fleet_memory": "Resident memory of the demo's fleet.",
     "learner": "The learner's packed step against a padded one, and TRL's trainer.",
     "ledger": "Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, Ray's queue.",
