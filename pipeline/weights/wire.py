@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from protocol.channel import Requester
 from protocol.endpoints import ensure_private_folder
 from protocol.errors import WeightsDamaged, WeightsRejected
 from protocol.messages import WeightsPart, WeightsRequest
+
+_STILL_S = 60.0
+"""A folder in which nothing changed for so long, and that nobody holds, is a dead worker's."""
 
 _log = structlog.get_logger(__name__)
 
@@ -57,8 +61,8 @@ class Received:
 class FetchFolder:
     """Where one worker keeps the versions that it fetched: memory-backed if there is such storage, and of no use to others.
 
-    The folder is locked as long as the worker lives. Those of workers that died by force are removed by the next one that
-    starts on this host.
+    The folder is locked as long as the worker lives. Those of workers that died by force are removed by a later one that
+    starts on this host; not at once, for one that is just being made is not locked yet.
     """
 
     def __init__(self, run_dir: Path, worker: str, *, shared_memory: bool) -> None:
@@ -103,8 +107,9 @@ def _remove_if_dead(folder: Path) -> None:
     except OSError:
         return
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        if time.time() - os.fstat(fd).st_mtime > _STILL_S:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError:
         return
     finally:

@@ -14,7 +14,7 @@ from pipeline.replay.buffer import Audit, Balance, Totals
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.status import QueueRow, worker_rows
 from pipeline.surroundings import Picture
-from pipeline.tables import audit_table, fleet_table, groups_line, queue_table
+from pipeline.tables import audit_table, fleet_table, groups_line, queue_table, work_done
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config
 from tests.pipeline.rows import evaluation_row, update_row
@@ -136,3 +136,9 @@ def test_tables_are_readable_on_a_narrow_terminal() -> None:
     assert "– dropped: no_signal" in text
     assert "= difference" in text
     assert "credit 90 of 100" in groups_line(TOTALS)
+
+
+def test_a_generator_tells_what_a_version_costs_it() -> None:
+    beat = _beat(Role.GENERATOR, "generator-0", sampled_tokens=10, weight_swaps=4, weights_pause_s=0.01)
+    [row] = worker_rows([beat], now_s=1000.0, stuck_after_s=60.0)
+    assert work_done(row).endswith("paused 2.5 ms a version")

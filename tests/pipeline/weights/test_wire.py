@@ -219,14 +219,18 @@ async def test_answers_that_make_no_sense_are_refused_before_anything_is_allocat
 def test_folders_of_workers_that_died_by_force_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:
     parent = fetched_folder(tmp_path, shared_memory=False)
     living = FetchFolder(tmp_path, "generator-0", shared_memory=False)
-    for name in ("generator-dead", "generator-held"):
+    for name in ("generator-dead", "generator-held", "generator-starting"):
         (parent / name).mkdir()
         (parent / name / "v1").write_bytes(b"x")
+        if name != "generator-starting":
+            os.utime(parent / name, (1e9, 1e9))
+    os.utime(parent / "generator-0", (1e9, 1e9))
     fd = os.open(parent / "generator-held", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     other = FetchFolder(tmp_path, "generator-1", shared_memory=False)
-    assert {folder.name for folder in parent.iterdir()} == {"generator-0", "generator-1", "generator-held"}
+    kept = {"generator-0", "generator-1", "generator-held", "generator-starting"}
+    assert {folder.name for folder in parent.iterdir()} == kept
     os.close(fd)
     living.close()
     other.close()
-    assert [folder.name for folder in parent.iterdir()] == ["generator-held"]
+    assert {folder.name for folder in parent.iterdir()} == {"generator-held", "generator-starting"}

@@ -246,6 +246,16 @@ def test_a_learner_that_waits_for_weights_to_be_taken_names_the_generator():
     assert root(scene([learner, ring], AWAITED)) == (Cause.WEIGHTS, "generator-2", Outlook.MOVES)
 
 
+def test_a_generator_that_could_not_verify_a_version_is_the_root_and_mends():
+    learner = worker("learner", WaitingFor.WEIGHTS, "generator-2 (version 1) to take version 4")
+    held = worker("generator-2", WaitingFor.QUARANTINE, "v4 is not version 4 as it was published")
+    view = scene([learner, held], AWAITED)
+    assert root(view) == (Cause.QUARANTINE, "generator-2", Outlook.MENDS)
+    [chain] = explain(view).chains
+    assert "in quarantine: v4 is not version 4 as it was published" in chain.links[-1]
+    assert "publishes it again" in chain.next
+
+
 def test_late_work_is_followed_by_version():
     late = unit("79", trajectory("t.79.0"), oldest=3)
     view = waits(late, unit("85", trajectory("t.85.0", Place.LEASED, "generator-1#1"), oldest=4), ready=40, running=2)
