@@ -67,8 +67,18 @@ def test_the_page_tells_the_ratio_of_the_same_seed() -> None:
     made = [outcome(slow, 0, rising, 6.0), outcome(fast, 0, rising, 2.0), outcome(slow, 1, rising, 8.0)]
     page = as_markdown(table, [*made, outcome(fast, 1, rising, 2.0)], "the command")
     assert "**3.50** (3.00, 4.00)" in page
-    assert "1 of 2 reach it" in as_markdown(table, [*made, outcome(fast, 1, [0.1] * 5, 2.0)], "the command")
     assert "the command" in page
+
+
+def test_a_side_that_never_reaches_an_accuracy_bounds_the_ratio_instead_of_leaving_it() -> None:
+    table = TABLES["tppo-vs-ppo"]
+    slow, fast = (variant.name for variant in table.variants)
+    rising, low = [0.5, 0.7, 0.9, 0.9, 0.9], [0.1] * 5
+    made = [outcome(name, seed, rising, 6.0 if name == slow else 2.0) for name in (slow, fast) for seed in (0, 1)]
+    bound = as_markdown(table, [*made, outcome(slow, 2, low, 8.0), outcome(fast, 2, rising, 2.0)], "")
+    assert "**3.00** (3.00, 3.00, ≥ 4.00)" in bound and "30.0 s (5); 2 of 3 reach it" in bound
+    lost = as_markdown(table, [*made, outcome(slow, 2, rising, 6.0), outcome(fast, 2, low, 2.0)], "")
+    assert "**3.00** (3.00, 3.00, never)" in lost
 
 
 def test_the_interval_is_students() -> None:

@@ -9,6 +9,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -127,19 +128,32 @@ def _race(table: Table, outcomes: Sequence[Outcome]) -> str:
 
 def _reached(of: Sequence[Outcome], target: float) -> str:
     points = [point for o in of if (point := o.reached(target)) is not None]
-    if len(points) < len(of):
-        return f"{len(points)} of {len(of)} reach it"
-    return f"{median(p.at_s for p in points):.1f} s ({median(p.update for p in points):.0f})"
+    never = [inf] * (len(of) - len(points))
+    at_s, updates = median([p.at_s for p in points] + never), median([p.update for p in points] + never)
+    told = [f"{at_s:.1f} s ({updates:.0f})"] if isfinite(at_s) else []
+    return "; ".join(told + ([f"{len(points)} of {len(of)} reach it"] if never else []))
 
 
 def _speed_up(slow: Sequence[Outcome], fast: Sequence[Outcome], target: float) -> str:
-    by_seed = {o.seed: point.at_s for o in fast if (point := o.reached(target)) is not None}
-    ratios = [
-        point.at_s / by_seed[o.seed] for o in slow if (point := o.reached(target)) is not None and o.seed in by_seed
-    ]
+    """Tell how much sooner ``fast`` reached a target: the median, and each seed. Where ``slow`` never reached it, it needed its
+    whole run at least, and so the ratio is a bound from below; where ``fast`` never did, the ratio counts as 0."""
+    rivals = {o.seed: o for o in fast}
+    ratios: list[tuple[float, bool]] = []
+    for o in slow:
+        theirs, ours = o.reached(target), rivals[o.seed].reached(target) if o.seed in rivals else None
+        if ours is not None:
+            ratios.append(((o.train_s if theirs is None else theirs.at_s) / ours.at_s, theirs is None))
+        elif theirs is not None:
+            ratios.append((0.0, False))
     if not ratios:
         return "–"
-    return f"**{median(ratios):.2f}** ({', '.join(f'{ratio:.2f}' for ratio in ratios)})"
+    middle = median(ratio for ratio, _ in ratios)
+    is_bound = any(ratio <= middle for ratio, bound in ratios if bound)
+    return f"**{_ratio(middle, is_bound)}** ({', '.join(_ratio(*ratio) for ratio in ratios)})"
+
+
+def _ratio(ratio: float, is_bound: bool) -> str:
+    return f"{'≥ ' if is_bound else ''}{ratio:.2f}" if ratio else "never"
 
 
 def _phases(table: Table, outcomes: Sequence[Outcome]) -> str:

@@ -32,12 +32,13 @@ paper's lambda begins. The critic's coupled targets are lambda-returns of the va
 
 _ABOUT_PACED: Final = """\
 T-PPO, abstract and figure 1 (2506.15050). Everything is learned for real, but decoding has the pace of an emulated
-accelerator: a step lasts at least 40 ms, and 0.3 ms more for each live sequence (reading a sequence's KV cache costs 1/133 of
+accelerator: a step lasts at least 80 ms, and 0.6 ms more for each live sequence (reading a sequence's KV cache costs 1/133 of
 reading the weights: a 32B model in bf16 with contexts of about 1,800 tokens). Rollouts then dominate a synchronous update, as
-they do on accelerators (about 70 % in RollPacker, 2509.21009, over 90 % in OpenRLHF, 2405.11143). Both sides have two
-generators, and 256 responses or windows an update. Synchronous PPO decodes all of them at once, 128 on each; T-PPO keeps up to
-256 live on each. Half of the right responses have 11 tokens or fewer, and of 256 the longest nearly always 55. The table
-`tppo-vs-ppo-cpu` is the same without that pace. Time counts from the opening of the critic's gate."""
+they do on accelerators (about 70 % in RollPacker, 2509.21009, over 90 % in OpenRLHF, 2405.11143), and the two cores, which
+stand in for the machines of all processes, have time to spare; at 40 ms they had none. Both sides have two generators, and 256
+responses or windows an update. Synchronous PPO decodes all of them at once, 128 on each; T-PPO keeps up to 256 live on each.
+Half of the right responses have 11 tokens or fewer, and of 256 the longest nearly always 55. The table `tppo-vs-ppo-cpu` is the
+same without that pace. Time counts from the opening of the critic's gate."""
 
 _ABOUT_CPU: Final = """\
 As `tppo-vs-ppo`, with decoding as fast as the processor allows. Training a token here costs about as much as sampling it, and
@@ -164,7 +165,7 @@ def _leave_one_out() -> tuple[Variant, ...]:
     )
 
 
-_PACED: Final = ("emulation.decode_base_s=0.04", "emulation.decode_slot_s=0.0003")
+_PACED: Final = ("emulation.decode_base_s=0.08", "emulation.decode_slot_s=0.0006")
 _RACE: Final = (
     *_COMMON,
     "generation.steps_per_turn=4",
