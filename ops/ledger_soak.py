@@ -72,7 +72,7 @@ async def soak(
     """Tell the story until so many chunks are written; return what happened in it. Raises Divergence."""
     happened: Counter[str] = Counter()
     server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
-    server.start()
+    server.start(timeout_s=_ANSWER_S)
     # a pipeline that was cut off by a time limit would be sent again, and its writes then truly be duplicates
     client = connect(server.url, num_retries=200, timeout_s=_ANSWER_S)
     try:
@@ -105,7 +105,7 @@ async def _crash(folder: Path, server: EmbeddedServer) -> None:
     address = read_address(folder)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(server.start, timeout_s=_ANSWER_S)
 
 
 def _line(happened: Counter[str]) -> str:
