@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ops.bench.ledger import path
-from ops.bench.ledger.__main__ import DEEP, PATH, PATH_KL, SET_GET, STREAM, ZMQ, judge, main
+from ops.bench.ledger.__main__ import DEEP, PATH, PATH_KL, SET_GET, STREAM, ZMQ, judge, judge_by_cpu, main
 from ops.bench.ledger.payload import Payload
 from ops.bench.ledger.race import Gate, Part, race
 from protocol.codec import from_blob, to_blob
@@ -54,3 +54,14 @@ def test_a_part_that_fails_ends_the_race() -> None:
 def _fail(gate: Gate) -> None:
     gate.begin()
     raise SystemExit(3)
+
+
+def test_processor_time_is_of_clients_and_server_together() -> None:
+    ratios = judge_by_cpu(
+        {
+            "num_tokens": 256,
+            "client_cpu_us": {PATH: [200.0], ZMQ: [10.0], SET_GET: [100.0], STREAM: [100.0]},
+            "server_cpu_us": {PATH: [100.0], ZMQ: [0.0], SET_GET: [20.0], STREAM: [50.0]},
+        }
+    )
+    assert {what: ratio.median for what, ratio in ratios.items()} == {"of (c)": 0.5}

@@ -122,6 +122,15 @@ def judge(result: dict[str, Any]) -> dict[str, Spread]:
     return found
 
 
+def judge_by_cpu(result: dict[str, Any]) -> dict[str, Spread]:
+    """Return the same ratios of processor time a chunk, which a neighbour on the machine disturbs least."""
+    spent = {
+        name: [client + server for client, server in zip(taken, result["server_cpu_us"][name], strict=True)]
+        for name, taken in result["client_cpu_us"].items()
+    }
+    return judge({"num_tokens": result["num_tokens"], "seconds": spent})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; return 1 when a bar does not hold."""
     parser = argparse.ArgumentParser(
@@ -147,6 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for what, ratio in judge(result).items()
     ]
     show("The path's speed", ("tokens", "", "median (range)", "bar", ""), verdicts)
+    show(
+        "The same by processor time, of clients and server together",
+        ("tokens", "", "median (range)"),
+        [(result["num_tokens"], what, ratio) for result in results for what, ratio in judge_by_cpu(result).items()],
+    )
     if rivals.ray_python() is None:
         print("(d) Ray is not installed: make ray builds its environment, .venv-ray")
     if options.json:
