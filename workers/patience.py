@@ -15,10 +15,12 @@ class Backoff:
         self._pause_s = least_s
         self._next_s = 0.0
 
-    def refused(self, now_s: float) -> None:
-        """Take note of a refusal."""
-        self._next_s = now_s + self._pause_s
-        self._pause_s = min(2.0 * self._pause_s, self._most_s)
+    def refused(self, now_s: float) -> float:
+        """Take note of a refusal; return how long not to ask."""
+        pause_s = self._pause_s
+        self._next_s = now_s + pause_s
+        self._pause_s = min(2.0 * pause_s, self._most_s)
+        return pause_s
 
     def news(self) -> None:
         """Something has changed: ask at once."""

@@ -13,8 +13,9 @@ def test_each_refusal_doubles_the_pause_up_to_a_limit_and_news_ends_it() -> None
     assert backoff.may_ask(0.0)
     now, pauses = 100.0, []
     for _ in range(5):
-        backoff.refused(now)
+        told = backoff.refused(now)
         pause = next(k / 1000 for k in range(200) if backoff.may_ask(now + k / 1000 + 1e-9))
+        assert told == pause
         pauses.append(pause)
         now += pause
     assert pauses == [0.02, 0.04, 0.08, 0.1, 0.1]

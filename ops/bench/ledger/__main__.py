@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokens", type=int, action="append", help=f"of a chunk (default: {', '.join(map(str, SIZES))})"
     )
-    parser.add_argument("--chunks", type=int, default=4096, help="of a race, a multiple of 64 (default: %(default)s)")
+    parser.add_argument("--chunks", type=int, default=4096, help="of a race, a multiple of 128 (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)

@@ -11,6 +11,7 @@ once; every claim is settled. At the end the ledger is asked whether each chunk 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +25,19 @@ from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from protocol.zeromq import ZmqTransport
+from workers.patience import Backoff, Forecast
 
 RUN = "bench"
 GROUP = 8
-BATCH = 64
-"""Trajectories an update; also the largest batch of a scorer."""
-_ETA = 2
+BATCH = 128
+"""Trajectories an update."""
+_ETA = 4
 _WRITERS = 16
 _LEASED = 128
+_SCORED_AT_ONCE = 64
 _POLL_S = 0.002
+"""Between two questions at least. A worker waits ten times as long, but its updates take seconds, not milliseconds."""
+_LONGEST_POLL_S = 0.1
 _PATIENCE_S = 60.0
 _MAILBOX_MESSAGES = 16
 """As wire.high_water_mark is by default."""
@@ -105,6 +110,7 @@ class _Generator:
 
     async def _lease(self) -> None:
         left = self._job.num_chunks
+        credit = Backoff(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
         while left:
             room = min(left, self._leases.maxsize - self._leases.qsize())
             if room < min(left, GROUP):
@@ -114,10 +120,12 @@ class _Generator:
             for lease in grant.leases:
                 self._leases.put_nowait(lease)
                 left -= 1
-            if grant.refusal is not None:
-                self._version = (await self._replay.totals()).policy_version
+            if grant.refusal is None:
+                credit.news()
+                continue
+            self._version = (await self._replay.totals()).policy_version
             if grant.refusal is Refusal.NO_CREDIT:
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(credit.refused(time.monotonic()))
 
     async def _write(self) -> None:
         while True:
@@ -143,7 +151,7 @@ async def _score(gate: Gate, job: Job, field: Field) -> None:
     gate.begin()
     while left:
         batch: list[TrajectoryChunk] = []
-        while len(batch) < BATCH:
+        while len(batch) < _SCORED_AT_ONCE:
             delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)
             if delivery is None:
                 break
@@ -173,8 +181,10 @@ async def _learn(gate: Gate, job: Job) -> None:
     async with asyncio.timeout(_PATIENCE_S):
         for version in range(job.num_chunks // BATCH):
             claim = await replay.claim(who, policy_version=version)
+            forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
             while not isinstance(claim, Claim):
-                await asyncio.sleep(_POLL_S)
+                ready, needed = claim.num_ready, claim.num_needed
+                await asyncio.sleep(forecast.pause_s(time.monotonic(), num_ready=ready, num_needed=needed))
                 claim = await replay.claim(who, policy_version=version)
             units = await replay.fetch(claim)
             assert all(len(unit.trajectories[0][0].scores) == len(job.fields) for unit in units)
