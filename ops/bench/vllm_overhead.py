@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from workers.engines.vllm.engine import VllmEngine
+    from workers.engines.generation import GenerationEngine
     from workers.engines.vllm.in_process import InProcessCore
 
 BAR = 0.9
@@ -62,7 +62,7 @@ def run_offline(llm: Any, work: Work, turn: int, *, logprobs: int | None) -> int
     return total
 
 
-def run_engine(engine: VllmEngine, work: Work, turn: int, window: int) -> int:
+def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:
     """Sample with Headrace's engine, trajectories coming back for every next window; return the response tokens."""
     requests: dict[TrajectoryId, WindowRequest] = {}
     for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):

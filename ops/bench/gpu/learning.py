@@ -1,0 +1,106 @@
+"""Model-FLOPs utilisation of the learner: the operations that a step needs over those that the device could do meanwhile.
+
+*Consumes* random models and full-length samples. *Produces* a share of the peak for each. *Waits for* the device.
+
+The peak is the vendor's figure for dense bf16, where the device is known; else, and on a CPU, that of a large matrix product
+measured here. Samples are all of one length: what is measured is the step, not the packing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from ops.bench.gpu.form import Form
+from ops.bench.gpu.models import Shape, write_model
+from ops.bench.gpu.settings import run_config
+from pipeline.algorithms.objective import Objective
+from pipeline.batching import TrainingSample
+from workers.engines.build import build_training_backend
+from workers.engines.models import resolve_dtype
+
+ROUNDS = 3
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Dense bf16 operations a second, SXM boards, by the vendor's data sheets; a name that contains the key."""
+
+
+def learner(form: Form, folder: Path) -> dict[str, float]:
+    """Return, for each model of the form, its utilisation and tokens a second; and the peak."""
+    peak = peak_flops(form)
+    figures = {"peak_tflops": peak / 1e12}
+    for shape in form.learned:
+        seconds = _step_seconds(form, shape, folder / shape.name)
+        num = _num_samples(form)
+        figures[f"mfu_{shape.name}"] = shape.step_flops(form.prompt_tokens, form.response_tokens, num) / seconds / peak
+        figures[f"tokens_per_s_{shape.name}"] = num * (form.prompt_tokens + form.response_tokens) / seconds
+    return figures
+
+
+def peak_flops(form: Form) -> float:
+    """Return operations a second that the device could do."""
+    if form.on_gpu:
+        name = torch.cuda.get_device_name()
+        known = [value for key, value in PEAKS.items() if key in name]
+        if known:
+            return known[0]
+    size = 8192 if form.on_gpu else 1024
+    left = torch.randn(size, size, device=form.device, dtype=resolve_dtype(form.dtype))
+    seconds: list[float] = []
+    for _ in range(10):
+        _wait(form)
+        started = time.perf_counter()
+        torch.mm(left, left)
+        _wait(form)
+        seconds.append(time.perf_counter() - started)
+    return 2.0 * size**3 / min(seconds)
+
+
+def _step_seconds(form: Form, shape: Shape, folder: Path) -> float:
+    positions = form.prompt_tokens + form.response_tokens
+    write_model(shape, folder, dtype=torch.float32, positions=positions)
+    backend = build_training_backend(run_config(form, folder, micro_batch_tokens=1 << 15 if form.on_gpu else 1 << 12))
+    samples = make_samples(form, shape)
+    seconds: list[float] = []
+    for number in range(1 + ROUNDS):
+        _wait(form)
+        started = time.perf_counter()
+        result = backend.step(samples, Objective())
+        _wait(form)
+        if not result.applied:
+            raise RuntimeError(f"a step of the random {shape.name} model was not finite: loss {result.loss}")
+        if number:
+            seconds.append(time.perf_counter() - started)
+    return median(seconds)
+
+
+def make_samples(form: Form, shape: Shape) -> list[TrainingSample]:
+    """Make equal samples of random tokens."""
+    rng = np.random.default_rng(0)
+    response = form.response_tokens
+    old = np.full(response, -np.log(shape.vocabulary), np.float32)
+    return [
+        TrainingSample(
+            name=f"t.{number}.0",
+            tokens=rng.integers(3, shape.vocabulary, form.prompt_tokens + response).astype(np.int32),
+            prompt_length=form.prompt_tokens,
+            loss_mask=np.ones(response, np.bool_),
+            advantages=np.full(response, rng.normal(), np.float32),
+            behavior_logprobs=old,
+            versions=np.zeros(response, np.int32),
+            old_logprobs=old,
+        )
+        for number in range(_num_samples(form))
+    ]
+
+
+def _num_samples(form: Form) -> int:
+    return form.learner_tokens // (form.prompt_tokens + form.response_tokens)
+
+
+def _wait(form: Form) -> None:
+    if form.on_gpu:
+        torch.cuda.synchronize()

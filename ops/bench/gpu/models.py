@@ -1,0 +1,81 @@
+"""Random models of known shapes: folders that every engine loads, and the operations that training them takes.
+
+*Consumes* a shape. *Produces* a model folder; numbers of operations. *Waits for* the disk.
+
+The two big shapes are those of Qwen2.5-0.5B and -1.5B (their ``config.json``); speed does not ask what the weights are.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+_TOKENIZER = Path(__file__).resolve().parents[2] / "tiny_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen2 with tied embeddings."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    intermediate: int
+    vocabulary: int
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Weights that every token is multiplied with: all layers, and the output layer; the embedding is looked up."""
+        head_dim = self.hidden // self.heads
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_heads * head_dim
+        return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary
+
+    def step_flops(self, prompt_tokens: int, response_tokens: int, num_sequences: int) -> float:
+        """Return the floating-point operations of forward and backward of equal sequences, without any recomputation.
+
+        Six for each weight and token (PaLM, 2204.02311, appendix B), the output layer for response tokens only, since no other
+        logits are needed; and six for each hidden unit, layer and pair of tokens that attend: two products, half of the square.
+        """
+        length = prompt_tokens + response_tokens
+        layers = self.matmul_parameters - self.hidden * self.vocabulary
+        products = 6.0 * (layers * length + self.hidden * self.vocabulary * response_tokens)
+        attention = 6.0 * self.layers * self.hidden * length * length
+        return num_sequences * (products + attention)
+
+
+HALF_BILLION = Shape("0.5B", 896, 24, 14, 2, 4864, 151_936)
+ONE_AND_A_HALF_BILLION = Shape("1.5B", 1536, 28, 12, 2, 8960, 151_936)
+TINY = Shape("0.3M", 128, 2, 4, 2, 256, 256)
+DEMO = Shape("5M", 256, 6, 8, 4, 768, 2048)
+
+
+def write_model(shape: Shape, folder: Path, *, dtype: torch.dtype, positions: int) -> Path:
+    """Write a random model and a tokenizer beside it into ``folder`` and return it."""
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM(
+            Qwen2Config(
+                hidden_size=shape.hidden,
+                intermediate_size=shape.intermediate,
+                num_hidden_layers=shape.layers,
+                num_attention_heads=shape.heads,
+                num_key_value_heads=shape.key_heads,
+                vocab_size=shape.vocabulary,
+                max_position_embeddings=positions,
+                tie_word_embeddings=True,
+                pad_token_id=None,
+                bos_token_id=None,
+                eos_token_id=None,
+            )
+        )
+    torch.nn.Module.to(model, dtype)  # casts in place
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(_TOKENIZER / name, folder / name)
+    return folder

@@ -1,0 +1,69 @@
+"""Whole asynchronous runs on this machine: 20 updates of the demo's task, by ``headrace up``.
+
+*Consumes* an algorithm's run file. *Produces* seconds, accuracies, and whether the ledger balances. *Waits for* the run.
+
+On a GPU all workers of the run share it, one generator among them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ops.bench.fleet_run import train
+from ops.bench.gpu.form import Form
+
+ROOT = Path(__file__).resolve().parents[3]
+NUM_UPDATES = 20
+LIMIT_S = 1200.0
+
+
+def dapo(form: Form, folder: Path) -> dict[str, float]:
+    """Run DAPO."""
+    return run(form, folder, ROOT / "configs" / "demo.toml")
+
+
+def tppo(form: Form, folder: Path) -> dict[str, float]:
+    """Run T-PPO with its value process."""
+    return run(form, folder, ROOT / "configs" / "tppo.toml")
+
+
+def run(form: Form, folder: Path, file: Path) -> dict[str, float]:
+    """Do 20 updates of a run file with the form's engine."""
+    data = folder / "data"
+    _command("-m", "ops.demo_task", "--out", str(data))
+    overrides = [
+        f"run.dir={folder}",
+        "run.name=run",
+        f"run.num_updates={NUM_UPDATES}",
+        f"model.path={ROOT / 'ops' / 'tiny_model'}",
+        f"data.train=['{data / 'train.jsonl'}']",
+        f"data.evaluation=['{data / 'heldout.jsonl'}']",
+        f"generation.engine={form.engine}",
+        "fleet.generator=1",
+    ]
+    if form.on_gpu and form.engine == "vllm":
+        overrides.append("generation.vllm.engine_args={gpu_memory_utilization=0.3}")
+    started = time.monotonic()
+    train([file], overrides, folder / "run", limit_s=LIMIT_S)
+    seconds = time.monotonic() - started
+    audit = json.loads(_command("-m", "pipeline.cli", "audit", str(folder / "run"), "--json"))
+    report = json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))
+    return {
+        "num_updates": float(report["num_updates"]),
+        "balances": float(audit["balances"]),
+        "max_staleness": float(report["max_staleness"]),
+        "run_s": seconds,
+    }
+
+
+def _command(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} ended with code {done.returncode}: {done.stderr.strip()[-2000:]}")
+    return done.stdout

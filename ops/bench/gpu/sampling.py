@@ -1,0 +1,112 @@
+# pyright: reportMissingImports=false
+"""Tokens a second of the generation engine, against the fastest way to sample the same without Headrace.
+
+*Consumes* a random model, prompts, and a length for every response. *Produces* tokens a second. *Waits for* vLLM to load.
+
+On a GPU vLLM has the device for itself in each of two processes: its own offline ``LLM.generate`` with log-probs not asked for,
+and Headrace's engine on vLLM's async one. On a CPU both are interleaved in one process, by processor time
+(``ops.bench.vllm_overhead``); without vLLM the local engine is held against transformers' ``generate`` (``ops.bench.engine``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from ops.bench.engine import SHAPES, Work
+from ops.bench.gpu.form import Form
+from ops.bench.gpu.models import write_model
+from ops.bench.gpu.settings import run_config
+
+ROUNDS = 3
+
+
+def make_work(form: Form, seed: int = 0) -> Work:
+    """Draw prompts of the form's length, and heavy-tailed response lengths of which the longest is the form's."""
+    rng = np.random.default_rng(seed)
+    law = rng.lognormal(np.log(form.response_tokens / 4), 0.8, form.num_sequences)
+    lengths = np.clip(law, 2, form.response_tokens).astype(np.int64)
+    prompts = rng.integers(3, form.sampled.vocabulary, (form.num_sequences, form.prompt_tokens)).astype(np.int32)
+    return Work(list(prompts), lengths)
+
+
+def offline(form: Form, folder: Path) -> dict[str, float]:
+    """Measure vLLM's own ``LLM.generate`` on a GPU."""
+    from vllm import LLM, SamplingParams
+
+    from workers.engines.vllm.arguments import EXTENSION, arguments_of
+
+    model = _write(form, folder)
+    arguments = arguments_of(run_config(form, model), model, on_cpu=False)
+    assert arguments.pop("worker_extension_cls") == EXTENSION
+    llm = LLM(**arguments)
+    work = make_work(form)
+    prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in work.prompts]
+    params = [
+        SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
+        for length in work.lengths.tolist()
+    ]
+
+    def sample() -> int:
+        return sum(len(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False))
+
+    return {"tokens_per_s": _speed(sample)}
+
+
+def engine(form: Form, folder: Path) -> dict[str, float]:
+    """Measure Headrace's engine; on a CPU, what it is held against too."""
+    if not form.on_gpu:
+        return _on_cpu(form, folder)
+    from ops.bench.vllm_overhead import run_engine
+    from workers.engines.build import build_generation_engine
+    from workers.engines.models import load_model, resolve_device, resolve_dtype
+
+    model = _write(form, folder)
+    engine = build_generation_engine(run_config(form, model))
+    weights = load_model(model, resolve_dtype(form.dtype), resolve_device("cpu"))
+    engine.load_weights(dict(weights.named_parameters()), 0)
+    work, turn = make_work(form), 0
+
+    def sample() -> int:
+        nonlocal turn
+        turn += 1
+        return run_engine(engine, work, turn, form.response_tokens)
+
+    speed = _speed(sample)
+    engine.close()
+    return {"tokens_per_s": speed}
+
+
+def _on_cpu(form: Form, folder: Path) -> dict[str, float]:
+    if form.engine == "vllm":
+        from ops.bench.vllm_overhead import measure
+
+        speeds = measure(SHAPES[0], ROUNDS, folder / "model")["tokens_per_s"]
+        return {"tokens_per_s": speeds["engine"], "baseline_tokens_per_s": speeds["offline"]}
+    from ops.bench.engine import measure as measure_local
+
+    speeds = measure_local(SHAPES[0], ROUNDS)["tokens_per_s"]
+    others = [speed for name, speed in speeds.items() if name != "engine"]
+    return {"tokens_per_s": speeds["engine"], "baseline_tokens_per_s": max(others)}
+
+
+def _write(form: Form, folder: Path) -> Path:
+    from workers.engines.models import resolve_dtype
+
+    positions = form.prompt_tokens + form.response_tokens
+    return write_model(form.sampled, folder / "model", dtype=resolve_dtype(form.dtype), positions=positions)
+
+
+def _speed(sample: Callable[[], int]) -> float:
+    """Return the median tokens a second of some rounds; the first is not counted."""
+    sample()
+    speeds: list[float] = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        num_tokens = sample()
+        speeds.append(num_tokens / (time.perf_counter() - started))
+    return median(speeds)
