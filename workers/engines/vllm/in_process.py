@@ -4,7 +4,8 @@
 *Consumes* requests. *Produces* samples. *Waits for* nothing: a step computes and returns.
 
 Partial output is read from vLLM's request states, which hold it anyway: asking vLLM to report every token as it comes would
-cost a tenth of a small model's decode step.
+cost a tenth of a small model's decode step. Log-probs, which cost about as much again, are not asked of vLLM where the model is
+on this CPU: the sampler keeps them in a journal.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from workers.engines.vllm.worker import STREAM
 
 if TYPE_CHECKING:
     import torch
+
+    from workers.engines.vllm.journal import Journal
 
 _PROBE = "headrace-probe"
 
@@ -42,6 +45,10 @@ class InProcessCore:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self.has_streams = all(self._engine.collective_rpc("headrace_begin", args=(temperature,)))
         self.block_tokens = int(self._engine.vllm_config.cache_config.block_size)
+        self._journal: Journal | None = None
+        if self.has_streams:
+            (self._journal,) = self._engine.collective_rpc("headrace_keep_logprobs")
+        self._starts: dict[str, int] = {}
         self._version = -1
         self._spans: dict[str, list[tuple[int, int]]] = {}
         self._inner: dict[str, str] = {}
@@ -64,10 +71,11 @@ class InProcessCore:
             self._engine.add_request(
                 request.name,
                 {"prompt_token_ids": request.context.tolist(), "cache_salt": request.salt},
-                sampling_params(request),
+                sampling_params(request, logprobs=self._journal is None),
             )
             or request.name
         )
+        self._starts[request.name] = request.context.size
 
     def step(self, timeout_s: float) -> list[Sample]:
         """Decode one token per live row; return what is over. Raises EngineDied."""
@@ -79,7 +87,8 @@ class InProcessCore:
         samples = [sample for sample in map(self._partial, names) if sample.tokens.size]
         self._engine.abort_request(list(names))
         for name in names:
-            del self._spans[name], self._inner[name]
+            del self._spans[name]
+            self._forget(name)
         return samples
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
@@ -131,20 +140,32 @@ class InProcessCore:
     def _partial(self, name: str) -> Sample:
         state = self._state(name)
         tokens = np.asarray(state.detokenizer.output_token_ids[:], np.int32)
-        logprobs = np.asarray(state.logprobs_processor.logprobs.logprobs[: tokens.size], np.float32)
+        logprobs = self._logprobs(name, tokens.size, state.logprobs_processor.logprobs)
         return Sample(name, tokens, logprobs, spans_of(self._spans[name], tokens.size), 0, is_over=False)
 
     def _sample(self, output: Any) -> Sample:
         name, completion = output.request_id, output.outputs[0]
         tokens = np.asarray(completion.token_ids, np.int32)
-        logprobs = np.asarray(completion.logprobs.logprobs, np.float32)
-        del self._inner[name]
+        logprobs = self._logprobs(name, tokens.size, completion.logprobs)
+        self._forget(name)
         spans = spans_of(self._spans.pop(name), tokens.size)
         return Sample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
 
+    def _logprobs(self, name: str, num_tokens: int, reported: Any) -> np.ndarray:
+        """Return float32 [num_tokens] of what a request has sampled, from the journal, or from what vLLM reported."""
+        if self._journal is not None:
+            return self._journal.read(self._inner[name], self._starts[name], num_tokens)
+        return np.asarray(reported.logprobs[:num_tokens], np.float32)
 
-def sampling_params(request: CoreRequest, *, as_they_come: bool = False) -> Any:
-    """Return vLLM's parameters of a request, whose tokens are reported at its end, or as they come."""
+    def _forget(self, name: str) -> None:
+        inner = self._inner.pop(name)
+        del self._starts[name]
+        if self._journal is not None:
+            self._journal.forget(inner)
+
+
+def sampling_params(request: CoreRequest, *, as_they_come: bool = False, logprobs: bool = True) -> Any:
+    """Return vLLM's parameters of a request, reported at its end or as its tokens come, with log-probs or not."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -157,8 +178,8 @@ def sampling_params(request: CoreRequest, *, as_they_come: bool = False) -> Any:
         stop_token_ids=list(request.stop_token_ids),
         ignore_eos=True,  # ours are all named above
         seed=request.stream >> 1,  # vLLM takes signed 64 bits
-        logprobs=0,
-        flat_logprobs=not as_they_come,
+        logprobs=0 if logprobs else None,
+        flat_logprobs=logprobs and not as_they_come,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if as_they_come else RequestOutputKind.FINAL_ONLY,
         extra_args={STREAM: (request.stream, request.num_prompt_tokens)},

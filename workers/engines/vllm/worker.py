@@ -7,8 +7,9 @@ distribution that they were drawn from. *Waits for* nothing.
 vLLM seeds a generator for each request and draws from it in order, so a trajectory that goes on in another request, batch or
 process would draw other numbers. Here the sampler of vLLM's first model runner is replaced by the one that the local engine
 uses (``workers.engines.sampling``, ``streams``): the number for response position p is a function of (run seed, trajectory, p)
-alone, so a trajectory goes on identically whichever engine continues it, as far as two kernels compute the same logits. Rows
-that did not come from us (vLLM's own warm-up, a benchmark's plain requests) are left to vLLM's sampler.
+alone, so a trajectory goes on identically whichever engine continues it, as far as two kernels compute the same logits. Batches
+in which no row came from us (vLLM's own warm-up, a benchmark's plain requests) are left to vLLM's sampler; a probe's row among
+ours is sampled as ours are, from a stream of its own.
 
 vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which this does not reach. It keys its numbers
 by the request's seed and the position in the sequence; since every window of a trajectory has the same seed, that is the same
@@ -29,6 +30,7 @@ from vllm.v1.sample.sampler import Sampler
 from workers.engines.generation import SamplingParams
 from workers.engines.sampling import Distributions, sample
 from workers.engines.streams import uniforms
+from workers.engines.vllm.journal import Journal
 from workers.engines.weights_file import read_weights
 
 STREAM = "headrace_stream"
@@ -36,7 +38,7 @@ STREAM = "headrace_stream"
 
 
 class StreamSampler(Sampler):
-    """vLLM's sampler for rows without a stream; ours for batches in which every row has one."""
+    """vLLM's sampler for batches without a stream; ours for those in which a row has one."""
 
     def __init__(self, runner: Any) -> None:
         """Sample for the rows of ``runner.input_batch``."""
@@ -45,7 +47,10 @@ class StreamSampler(Sampler):
         self._names: list[str] = []
         self._keys = np.empty(0, np.uint64)
         self._offsets = np.empty(0, np.int64)
+        self._lines = np.empty(0, np.int64)
         self._distributions: Distributions | None = None
+        self.journal: Journal | None = None
+        """Where log-probs are kept for an engine in this process; None when vLLM is to report them."""
         self.temperature = 1.0
         """Of prompt log-probs; sampled ones have their request's own."""
 
@@ -55,10 +60,14 @@ class StreamSampler(Sampler):
         self._look_at(batch.req_ids[: batch.num_reqs], logits)
         if self._distributions is None or logits.shape[0] != self._keys.size:
             return super().forward(logits, sampling_metadata, *args, **options)
-        positions = batch.num_tokens_no_spec[: self._keys.size] - self._offsets
-        uniform = torch.from_numpy(uniforms(self._keys, positions)).to(logits.device)
+        places = batch.num_tokens_no_spec[: self._keys.size]
+        uniform = torch.from_numpy(uniforms(self._keys, places - self._offsets)).to(logits.device)
         tokens, logprobs = sample(logits, self._distributions, uniform)
+        if self.journal is not None:
+            self.journal.write(self._lines, places, logprobs.numpy())
         chosen = tokens.to(torch.int32).unsqueeze(-1)
+        if sampling_metadata.max_num_logprobs is None:
+            return SamplerOutput(chosen, None)
         ranks = torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device)
         return SamplerOutput(chosen, LogprobsTensors(chosen, logprobs.unsqueeze(-1), ranks))
 
@@ -82,10 +91,14 @@ class StreamSampler(Sampler):
         self._names = list(names)
         params = [self._runner.requests[name].sampling_params for name in names]
         given = [(each.extra_args or {}).get(STREAM) for each in params]
-        streams = [stream for stream in given if stream is not None]
         self._distributions = None
-        if not streams or len(streams) < len(given):
+        if all(stream is None for stream in given):
             return
+        streams = [stream or (0, 0) for stream in given]
+        if self.journal is not None:
+            self._lines = self.journal.lines(
+                [name if stream else None for name, stream in zip(names, given, strict=True)]
+            )
         self._keys = np.array([stream[0] for stream in streams], np.uint64)
         self._offsets = np.array([stream[1] for stream in streams], np.int64)
         vocabulary = logits.shape[-1]
@@ -106,6 +119,17 @@ class WorkerExtension:
         runner.sampler = StreamSampler(runner)
         runner.sampler.temperature = temperature
         return True
+
+    def headrace_keep_logprobs(self) -> Journal | None:
+        """Keep log-probs of tokens with a stream here from now on; return where, for a caller in this process.
+
+        None where that would wait for a device in every step, or where steps overlap: then vLLM reports them.
+        """
+        runner = self.model_runner
+        if torch.device(runner.device).type != "cpu" or getattr(runner, "use_async_scheduling", True):
+            return None
+        runner.sampler.journal = Journal(runner.max_model_len)
+        return runner.sampler.journal
 
     def headrace_load_file(self, path: str) -> None:
         """Take the weights in a published file; every rank maps it and copies its own share."""
