@@ -66,6 +66,10 @@ def test_the_share_of_a_core_is_what_a_device_at_full_speed_would_take() -> None
     cost = Cost(num_generators=2, num_workers=5, seconds=10.0, tokens=40_000.0, cpu_s={LEDGER: 0.6, SERVER: 0.4})
     assert cost.per_million == {LEDGER: pytest.approx(15.0), SERVER: pytest.approx(10.0)}
     assert cost.core_share == pytest.approx(0.05), "1 s of 20 device seconds"
+    assert cost.pace == TOKENS_PER_S
+    assert cost.measured_share == pytest.approx(0.05)
+    behind = Cost(num_generators=2, num_workers=5, seconds=20.0, tokens=40_000.0, cpu_s={LEDGER: 1.0})
+    assert (behind.pace, behind.measured_share) == (TOKENS_PER_S / 2, pytest.approx(0.025))
 
 
 @pytest.mark.integration

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ),
             ("sum", *(_sum(costs[size]) for size in sizes)),
             ("share of a core a device, %", *(100 * _share(costs[size]) for size in sizes)),
+            ("  at the pace reached, %", *(100 * _middle([c.measured_share for c in costs[size]]) for size in sizes)),
+            ("  that pace, tokens/s", *(_middle([c.pace for c in costs[size]]) for size in sizes)),
         ],
     )
     growth = _sum(costs[max(sizes)]) / _sum(costs[min(sizes)])
@@ -63,13 +65,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.json:
         told = provenance("overhead", arguments, updates=options.updates, rounds=options.rounds, seed=0)
-        fleets = [asdict(cost) | {"core_share": cost.core_share} for of in costs.values() for cost in of]
+        fleets = [
+            asdict(cost) | {"core_share": cost.core_share, "measured_share": cost.measured_share, "pace": cost.pace}
+            for of in costs.values()
+            for cost in of
+        ]
         write_json(options.json, told | {"bar": BAR, "growth": growth, "fleets": fleets})
     return int(not all(holds.values()))
 
 
 def _sum(costs: Sequence[Cost]) -> float:
     return Spread.of([sum(cost.per_million.values()) for cost in costs]).median
+
+
+def _middle(values: Sequence[float]) -> float:
+    return Spread.of(values).median
 
 
 def _share(costs: Sequence[Cost]) -> float:

@@ -63,8 +63,19 @@ class Cost:
         return {part: spent / self.tokens * 1e6 for part, spent in self.cpu_s.items()}
 
     @property
+    def pace(self) -> float:
+        """Tokens a second that a device reached; a busy machine lets it fall behind."""
+        return self.tokens / self.seconds / self.num_generators
+
+    @property
+    def measured_share(self) -> float:
+        """Share of one core for each device, at the pace that it reached."""
+        return sum(self.cpu_s.values()) / self.seconds / self.num_generators
+
+    @property
     def core_share(self) -> float:
-        """Share of one core for each device, at its full speed."""
+        """Share of one core for each device at its full speed, were all costs by the token. Many are by the second, so with
+        devices that fell behind this is too much."""
         return sum(self.per_million.values()) * TOKENS_PER_S / 1e6
 
 
