@@ -217,6 +217,27 @@ def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[in
     return batches
 
 
+def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
+    """Share samples among ranks by :func:`balance`, and group each share by :func:`plan_micro_batches`.
+
+    All ranks get the same number of micro-batches, for they compute in step: where one has fewer, the rest of its are empty.
+    Each has its fullest first, so that what is computed at the same time is of about the same size.
+
+    Returns:
+        For each rank its micro-batches, as indices into ``lengths``; each index in exactly one of all.
+
+    Raises:
+        ValueError: ``num_ranks`` or ``max_tokens`` is not positive.
+    """
+    plans: list[list[list[int]]] = []
+    for share in balance(lengths, num_ranks):
+        plan = plan_micro_batches([lengths[index] for index in share], max_tokens)
+        batches = [[share[place] for place in batch] for batch in plan]
+        plans.append(sorted(batches, key=lambda batch: (-sum(lengths[index] for index in batch), batch)))
+    num_rounds = max(len(plan) for plan in plans)
+    return [plan + [[]] * (num_rounds - len(plan)) for plan in plans]
+
+
 def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
     """Cut samples, in their order, into at most ``num`` mini-batches whose sizes differ by at most one; none is empty.
 

@@ -147,7 +147,8 @@ class Learner(Actor):
         await self._keep()
 
     async def teardown(self) -> None:
-        """Close files and endpoints."""
+        """Close files and endpoints, and let other ranks end."""
+        self._backend.close()
         self._history.close()
         self._folder.close()
         self._recorder.close()

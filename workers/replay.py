@@ -28,7 +28,7 @@ from pipeline.runtime.exit_codes import ExitCode, exit_code_of
 from pipeline.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
 from pipeline.update_log.plan import Leg, Plan, Source, Stretch, make_plan, stretches, version_of
 from pipeline.update_log.records import Digests
-from protocol.errors import DataError, HeadraceError
+from protocol.errors import ConfigError, DataError, HeadraceError
 from workers.engines.build import (
     build_training_backend,
     describe_environment,
@@ -117,7 +117,7 @@ class Replay:
 
         Raises:
             DataError: There is no log, it is damaged, or the start of it is not at hand.
-            ConfigError: ``what_if`` makes no valid configuration.
+            ConfigError: ``what_if`` makes no valid configuration, or the updates were made on several ranks.
         """
         segments = read_log(self._request.run_dir / UPDATES_FOLDER)
         plan = self._plan(stretches(segments))
@@ -163,6 +163,11 @@ class Replay:
     async def _leg(self, leg: Leg, scratch: Path, report: Report) -> TrainingBackend:
         start = leg.stretch.start
         config = parse_config(start.config, f"the configuration of {start.learner}", self._request.what_if)
+        if config.learner.ranks > 1:
+            raise ConfigError(
+                f"{start.learner} had {config.learner.ranks} ranks, and a replay is one process, which adds in another order: "
+                "add --what-if learner.ranks=1 --no-check to make its updates again up to rounding"
+            )
         backend = build_training_backend(config)
         if leg.source is Source.REPLAYED:
             backend.load(scratch / leg.state.fingerprint.hex())

@@ -106,7 +106,8 @@ class Value(Scorer):
             await self._writer.complete(self._checkpoint)
 
     async def teardown(self) -> None:
-        """Close the files and the mailbox."""
+        """Close the files and the mailbox, and let other ranks end."""
+        self._engine.close()
         self._history.close()
         self._folder.close()
         await super().teardown()

@@ -203,10 +203,32 @@ class ReferenceSection(Section):
     threads: Positive = 1
 
 
+class DeepSpeedSection(Section):
+    """DeepSpeed, where a backend is deepspeed. Clipping, optimiser and batch sizes are set from the section around it."""
+
+    stage: Literal[1, 2, 3] = Field(
+        default=2, description="ZeRO: ranks share optimiser state (1), gradients as well (2), weights as well (3)."
+    )
+    offload_optimizer: dict[str, Any] = Field(
+        default_factory=dict, description="As DeepSpeed's own, for example {device = 'cpu'}."
+    )
+    offload_param: dict[str, Any] = Field(default_factory=dict, description="Likewise, for the weights of stage 3.")
+    zero_optimization: dict[str, Any] = Field(
+        default_factory=dict, description="More settings of DeepSpeed's section of that name, for example overlap_comm."
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="More sections of DeepSpeed's configuration, for example comms_logger."
+    )
+
+
 class ValueSection(Section):
     """The value process: started only when the algorithm has a critic (ppo, vapo, tppo)."""
 
-    backend: Literal["torch", "emulated"] = "torch"
+    backend: Literal["torch", "fsdp2", "deepspeed", "emulated"] = Field(
+        default="torch", description="As learner.backend."
+    )
+    ranks: Positive = Field(default=1, description="As learner.ranks.")
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
     path: Path | None = Field(
         default=None, description="Backbone, or a pretrained value model; the start policy if absent."
     )
@@ -243,7 +265,14 @@ class ValueSection(Section):
 class LearnerSection(Section):
     """The optimiser and its batches."""
 
-    backend: Literal["torch", "emulated"] = "torch"
+    backend: Literal["torch", "fsdp2", "deepspeed", "emulated"] = Field(
+        default="torch",
+        description="torch: one process, the whole model. fsdp2 (torch's own) and deepspeed (an extra) share it among ranks.",
+    )
+    ranks: Positive = Field(
+        default=1, description="Processes on this host that train together; on GPUs each takes one."
+    )
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
     learning_rate: float = Field(default=1e-6, gt=0.0, description="AdamW. DAPO: 1e-6.")
     warmup_updates: int = Field(default=10, ge=0, description="Linear warm-up. DAPO: 20 rollout steps.")
     weight_decay: float = Field(default=0.1, ge=0.0)

@@ -37,6 +37,18 @@ from pipeline.config.running import (
 )
 from pipeline.replay.buffer import Unit
 
+RANKED_BACKENDS = ("fsdp2", "deepspeed")
+"""Backends that share a model out among ranks."""
+
+DEEPSPEED_OURS = frozenset(
+    {
+        "stage", "offload_optimizer", "offload_param", "zero_optimization", "optimizer", "scheduler", "gradient_clipping",
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_allow_untested_optimizer",
+        "fp16", "bf16", "torch_autocast",
+    }
+)  # fmt: skip
+"""Settings of DeepSpeed that follow from others, or would change what a step is."""
+
 
 class RunConfig(Section):
     """A whole run."""
@@ -108,6 +120,7 @@ class RunConfig(Section):
                 f"generation.engine is {self.generation.engine} and learner.backend is {self.learner.backend}, but generators "
                 "take the learner's weights: set both to emulated, or neither"
             )
+        self._check_ranks()
         algorithm, rule = self.algorithm, self.declaration
         if algorithm.group_size < 2 and rule.has_group_baseline:
             raise ValueError(
@@ -163,3 +176,39 @@ class RunConfig(Section):
                 "reference log-probs are needed (kl_coefficient > 0 or reference.always), but fleet.reference is 0"
             )
         return self
+
+    def _check_ranks(self) -> None:
+        """Refuse what cannot be shared out among ranks."""
+        algorithm, learner, value = self.algorithm, self.learner, self.value
+        in_a_step = algorithm.groups_per_update * algorithm.group_size // algorithm.num_minibatches
+        sections = (
+            ("learner", learner, self.model.device, in_a_step),
+            ("value", value, value.device, value.batch_trajectories),
+        )
+        for name, section, device, num_sequences in sections:
+            if section.ranks > 1 and section.backend not in RANKED_BACKENDS:
+                raise ValueError(
+                    f"{name}.ranks is {section.ranks}, but {name}.backend {section.backend} is one process; set "
+                    f"{name}.backend to {' or '.join(RANKED_BACKENDS)}, or {name}.ranks to 1"
+                )
+            if section.ranks > num_sequences:
+                raise ValueError(
+                    f"{name}.ranks is {section.ranks}, but an optimiser step has {num_sequences} responses, which cannot "
+                    f"be cut: every rank needs one; lower {name}.ranks, or take more responses a step"
+                )
+            if section.ranks > 1 and ":" in device:
+                raise ValueError(
+                    f"{name}.ranks is {section.ranks}, but its device is {device}, one GPU; set it to auto or cuda: each "
+                    "rank takes the GPU of its own number"
+                )
+            zero = section.deepspeed
+            if zero.offload_param and zero.stage < 3:
+                raise ValueError(
+                    f"{name}.deepspeed.offload_param is set, but stage is {zero.stage} and only stage 3 shares weights; "
+                    "set the stage to 3, or leave it out"
+                )
+            if ours := sorted(DEEPSPEED_OURS & {*zero.zero_optimization, *zero.config}):
+                raise ValueError(
+                    f"{name}.deepspeed has {', '.join(ours)} among its further settings, which Headrace sets itself from "
+                    f"[{name}]; remove it"
+                )

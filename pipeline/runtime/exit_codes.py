@@ -58,8 +58,8 @@ class ExitCode(IntEnum):
     HOST_FAILED = 9
     """The host refused it: no room on a disk, no memory, a file or a socket that fails."""
     ENGINE = 10
-    """An engine died, could not take a published version, or computed other log-probs than the learner with it. What
-    it held goes on elsewhere; the supervisor starts it again."""
+    """An engine died, could not take a published version, or computed other log-probs than the learner with it; what it held
+    goes on elsewhere. Or a rank of a learner or value worker died. The supervisor starts it again."""
     INTERRUPTED = 130
     """Told twice to stop: ended at once."""
 

@@ -34,7 +34,7 @@ from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
-from pipeline.runtime.process_records import Life, identify, write_life
+from pipeline.runtime.process_records import Life, identify, worker_pid, write_life
 from pipeline.runtime.registry import Registry, RunState, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.retry import ride_out
@@ -92,7 +92,7 @@ class _LifeRecord:
     def __init__(self, run_dir: Path, worker: str) -> None:
         self._run_dir = run_dir
         self._worker = worker
-        self._identity = identify(os.getpid())
+        self._identity = identify(worker_pid())
         self._epoch = 0
 
     def registered(self, epoch: int) -> None:
@@ -208,7 +208,7 @@ class Host:
             log_context=self._worker_log.context,
         )
         self._worker_log.context["epoch"] = who.epoch
-        self._log.info("worker_started", pid=os.getpid())
+        self._log.info("worker_started", pid=worker_pid())
         if self._lifecycle.is_draining:
             ctx.draining.set()
         heartbeats = self._heartbeats(ctx)

@@ -25,6 +25,8 @@ import msgspec
 from pipeline.runtime.private_files import write_private
 
 FOLDER = "processes"
+WORKER_PID = "HEADRACE_WORKER_PID"
+"""Environment of a worker that computes on several ranks: the process that launched them and stands for the worker."""
 _LIFE = ".life.json"
 
 
@@ -53,6 +55,11 @@ class Life(msgspec.Struct, frozen=True):
     exit_code: int | None = None
 
 
+def worker_pid() -> int:
+    """Return the process by which others know this worker: this one, or the launcher of its ranks."""
+    return int(os.environ.get(WORKER_PID) or os.getpid())
+
+
 def identify(pid: int) -> ProcessIdentity | None:
     """Return who a process id is at this moment; None when there is no such process, or it has ended (a zombie has)."""
     started = _started(pid)
@@ -68,6 +75,15 @@ def write_started(run_dir: Path, worker: str, record: Started) -> None:
 def write_life(run_dir: Path, worker: str, record: Life) -> None:
     """Say how this process lives or has ended. Raises OSError; FileNotFoundError where no supervisor ever began a run."""
     write_private(run_dir / FOLDER / f"{worker}{_LIFE}", msgspec.json.encode(record))
+
+
+def record_end(run_dir: Path, worker: str, exit_code: int) -> None:
+    """Say with which code this process ends, whatever was said of it before; a disk that refuses ends nobody."""
+    identity = identify(os.getpid())
+    if identity is not None:
+        life = read_life(run_dir, worker, identity) or Life(identity)
+        with suppress(OSError):
+            write_life(run_dir, worker, msgspec.structs.replace(life, exit_code=exit_code))
 
 
 def read_started(run_dir: Path) -> dict[str, Started]:

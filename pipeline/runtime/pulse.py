@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.runtime.clock import Clock
+from pipeline.runtime.process_records import worker_pid
 from pipeline.runtime.registry import Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Incarnation
 
@@ -85,7 +86,7 @@ class Pulse:
         wait = self._wait
         return Heartbeat(
             who=self.who,
-            pid=os.getpid(),
+            pid=worker_pid(),
             host=self._host,
             at_s=self._clock.time(),
             started_s=self._started_s,

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.batching import TrainingSample, balance, pack, plan_micro_batches, plan_padded_batches, split_minibatches
+from pipeline.batching import (
+    TrainingSample,
+    balance,
+    pack,
+    plan_micro_batches,
+    plan_padded_batches,
+    plan_ranks,
+    split_minibatches,
+)
 from tests.pipeline.algorithms.packed import random_samples
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
@@ -67,6 +75,21 @@ def test_shares_of_ranks_hold_every_sample_once_and_are_within_4_thirds_of_the_b
     fullest = max(sum(lengths[i] for i in share) for share in shares)
     # greedy: the fullest rank was the emptiest when it took its last sample
     assert fullest <= sum(lengths) / num_ranks + max(lengths, default=0)
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 80))
+def test_ranks_compute_every_sample_once_in_as_many_micro_batches_each(
+    lengths: list[int], num_ranks: int, max_tokens: int
+) -> None:
+    plans = plan_ranks(lengths, num_ranks, max_tokens)
+    assert len(plans) == num_ranks
+    assert len({len(plan) for plan in plans}) == 1
+    assert sorted(index for plan in plans for batch in plan for index in batch) == list(range(len(lengths)))
+    for plan, share in zip(plans, balance(lengths, num_ranks), strict=True):
+        assert sorted(index for batch in plan for index in batch) == share
+        tokens = [sum(lengths[index] for index in batch) for batch in plan]
+        assert tokens == sorted(tokens, reverse=True), "what is computed at once is of about the same size"
+        assert all(total <= max_tokens or len(batch) == 1 for total, batch in zip(tokens, plan, strict=True))
 
 
 @given(st.integers(0, 20), st.integers(1, 8))

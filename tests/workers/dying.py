@@ -153,6 +153,9 @@ class Memory:
     def load(self, folder: Path) -> None:
         self.trained = json.loads((folder / "weights.json").read_text())
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass
 class World:

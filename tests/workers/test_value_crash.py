@@ -46,6 +46,9 @@ class Memory(ScriptedEngine):
         self.trained = json.loads((folder / "weights.json").read_text())
         self.num_steps = len(self.trained) // BATCH
 
+    def close(self) -> None:
+        pass
+
 
 def new_engine(_: object) -> Memory:
     engine = Memory()

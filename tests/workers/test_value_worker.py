@@ -79,6 +79,9 @@ class ScriptedEngine:
     def load(self, folder: Path) -> None:
         self.num_steps = json.loads((folder / "engine.json").read_text())
 
+    def close(self) -> None:
+        pass
+
 
 class Fleet:
     """A ledger, a wire, and one value worker after another."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.ranks_check import deepspeed_version
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,25 +88,38 @@ def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
 
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
-    """Make the learner's backend on the start model."""
-    if config.learner.backend == "emulated":
-        from workers.engines.emulated.build import build_emulated_training
+    """Make the learner's backend on the start model; with several ranks, that of rank 0, once the others are there."""
+    match config.learner.backend:
+        case "emulated":
+            from workers.engines.emulated.build import build_emulated_training
 
-        return build_emulated_training(config)
-    from workers.engines.torch_training import build_training
+            return build_emulated_training(config)
+        case "fsdp2" | "deepspeed":
+            from workers.engines.ranks.build import ranked_training
 
-    return build_training(config, config.model.path)
+            return ranked_training(config)[1]
+        case "torch":
+            from workers.engines.torch_training import build_training
+
+            return build_training(config, config.model.path)
 
 
 def build_value_engine(config: RunConfig) -> ValueEngine:
-    """Make the value worker's engine on ``value.path``, or on the start model when absent."""
-    if config.value.backend == "emulated":
-        from workers.engines.emulated.build import build_emulated_value
+    """Make the value worker's engine on ``value.path``, or on the start model when absent; with several ranks, that of rank 0,
+    once the others are there."""
+    match config.value.backend:
+        case "emulated":
+            from workers.engines.emulated.build import build_emulated_value
 
-        return build_emulated_value(config)
-    from workers.engines.torch_value import build_value
+            return build_emulated_value(config)
+        case "fsdp2" | "deepspeed":
+            from workers.engines.ranks.build import ranked_value
 
-    return build_value(config, config.value.path or config.model.path)
+            return ranked_value(config)[1]
+        case "torch":
+            from workers.engines.torch_value import build_value
+
+            return build_value(config, config.value.path or config.model.path)
 
 
 def publish_weights(
@@ -160,7 +174,8 @@ def describe_environment(config: RunConfig) -> dict[str, str]:
         return {"device": "emulated"}
     from workers.engines import fingerprint
 
-    return fingerprint.describe_environment(config.model.device)
+    told = fingerprint.describe_environment(config.model.device) | {"ranks": str(config.learner.ranks)}
+    return told | ({"deepspeed": deepspeed_version() or ""} if config.learner.backend == "deepspeed" else {})
 
 
 def random_state(config: RunConfig) -> dict[str, bytes]:

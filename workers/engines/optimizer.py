@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from workers.engines.training_state import (
     TrainingState,
@@ -37,6 +38,11 @@ class OptimizerSettings:
     max_grad_norm: float = 1.0
     """Longer gradients are scaled down to this global norm."""
 
+    def rate_after(self, num_steps: int) -> float:
+        """Return the rate of the step that follows ``num_steps``: linear warm-up, then constant."""
+        share = (num_steps + 1) / self.warmup_steps if self.warmup_steps else 1.0
+        return self.learning_rate * min(1.0, share)
+
 
 @dataclass(frozen=True, slots=True)
 class AppliedStep:
@@ -49,6 +55,19 @@ class AppliedStep:
     learning_rate: float
 
 
+def make_adamw(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """Make the optimiser of ``parameters``, with weight decay on matrices only."""
+    decayed = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters.values() if parameter.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+
+
 class GuardedAdamW:
     """AdamW on named parameters."""
 
@@ -56,31 +75,20 @@ class GuardedAdamW:
         """Step ``parameters``, which stay where they are."""
         self._parameters = dict(parameters)
         self._settings = settings
-        self._optimizer = torch.optim.AdamW(
-            [
-                {
-                    "params": [p for p in self._parameters.values() if p.ndim >= 2],
-                    "weight_decay": settings.weight_decay,
-                },
-                {"params": [p for p in self._parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        self._optimizer = make_adamw(self._parameters, settings)
         self.num_steps = 0
         """Steps applied since the start of the run, over resumes."""
 
     @property
     def learning_rate(self) -> float:
         """Rate of the next step: linear warm-up, then constant."""
-        share = (self.num_steps + 1) / self._settings.warmup_steps if self._settings.warmup_steps else 1.0
-        return self._settings.learning_rate * min(1.0, share)
+        return self._settings.rate_after(self.num_steps)
 
     def step(self, loss: float) -> AppliedStep:
         """Step along the gradients that lie in the parameters, if they and ``loss`` are finite."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        if isinstance(norm, DTensor):  # of gradients that are shared out among ranks
+            norm = norm.full_tensor()
         grad_norm = float(norm)
         learning_rate = self.learning_rate
         applied = math.isfinite(loss) and math.isfinite(grad_norm)
@@ -95,6 +103,15 @@ class GuardedAdamW:
     def clear(self) -> None:
         """Forget the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
+
+    def state_of(self, name: str) -> dict[str, torch.Tensor]:
+        """Return a parameter's state, to be read or changed; empty before its first step."""
+        return self._optimizer.state[self._parameters[name]]
+
+    def forget(self, num_steps: int) -> None:
+        """Forget all state; ``num_steps`` steps have been taken."""
+        self._optimizer.state.clear()
+        self.num_steps = num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy optimiser state, random streams and the number of steps; return what writes the copy into a folder."""

@@ -1,15 +1,16 @@
 """What every training backend does between weights and optimiser: log-probs of samples, and the gradient of an objective.
 
-*Consumes* a model and training samples. *Produces* log-probs, or gradients accumulated in the model's parameters with the
-loss and metrics of the whole batch. *Waits for* nothing.
+*Consumes* a policy and training samples. *Produces* log-probs, or gradients accumulated in the policy's parameters with the
+sums of which loss and metrics of the whole batch are made. *Waits for* nothing.
 
-Loss weights are made from the whole batch before it is cut into micro-batches, so that the cut changes nothing but memory.
-Sums stay on the device until the last micro-batch is done: one wait for the device a batch.
+Loss weights are made from the whole batch before it is cut into micro-batches, so that the cut changes nothing but memory: not
+the cut into micro-batches, and not the sharing of them among ranks. Sums stay on the device until the last micro-batch is done:
+one wait for the device a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.batching import PackedBatch, TrainingSample, pack, plan_micro_batches
+from pipeline.batching import PackedBatch, TrainingSample, pack
 from protocol.errors import EngineError
 from workers.engines.packed import Entropy, PackedTokens, TokenScores, score_packed
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.algorithms.objective import Objective
+
+Plan = Sequence[Sequence[int]]
+"""Micro-batches, each as indices into the samples. An empty one is a forward and backward pass that counts for nothing: where
+ranks compute together, all of them must make the same number."""
+
+Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
+"""Given the loss of a micro-batch, adds its gradient to the parameters'. The second argument comes with the last micro-batch:
+the sum of all losses of this rank, detached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,92 +60,141 @@ class BatchTotals:
     """Prompt and response tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSums:
+    """What one rank's micro-batches add to loss and metrics: scalars on the device, float64."""
+
+    sums: dict[str, torch.Tensor]
+    """``loss``, and of each metric the sum over tokens; the same names on every rank."""
+    largest_ratio: torch.Tensor
+
+
+class PackedPolicy(torch.nn.Module):
+    """A causal language model whose ``forward`` scores packed tokens: so that whatever wraps modules (sharding, offloading)
+    sees all that happens between weights and log-probs as one forward pass."""
+
+    def __init__(self, model: PreTrainedModel, settings: ForwardSettings) -> None:
+        """Score with ``model``, which went through ``prepare_packed``."""
+        super().__init__()
+        self.model = model
+        self._settings = settings
+
+    def forward(self, batch: PackedTokens, entropy: Entropy) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return log-probs [M] and entropies [M] (or None) of the scored tokens; see ``score_packed``."""
+        context: AbstractContextManager[object] = nullcontext()
+        if self._settings.autocast is not None:
+            context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
+        with context:
+            scores = score_packed(self.model, batch, self._settings.temperature, entropy)
+        return scores.logprobs, scores.entropy
+
+
+@torch.no_grad()
 def sample_logprobs(
-    model: PreTrainedModel, samples: Sequence[TrainingSample], settings: ForwardSettings
-) -> list[np.ndarray]:
-    """Return float32 [response tokens] for each sample, in order, without gradients."""
-    results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
-    with torch.no_grad():
-        for indices, batch in _micro_batches(samples, settings):
-            scores = _score(model, batch, settings, Entropy.NONE)
-            for index, values in zip(indices, batch.split(_to_numpy(scores.logprobs)), strict=True):
-                results[index] = values
+    policy: torch.nn.Module, samples: Sequence[TrainingSample], plan: Plan, device: torch.device
+) -> dict[int, np.ndarray]:
+    """Return float32 [response tokens] for each sample that ``plan`` names, by its index, without gradients."""
+    results: dict[int, np.ndarray] = {}
+    for indices in plan:
+        batch = _pack(samples, indices)
+        logprobs, _ = policy(PackedTokens.from_batch(batch, device), Entropy.NONE)
+        results |= zip(indices, batch.split(logprobs.to("cpu", torch.float32).numpy()), strict=False)
     return results
 
 
-def accumulate_gradient(
-    model: PreTrainedModel,
-    samples: Sequence[TrainingSample],
-    objective: Objective,
-    settings: ForwardSettings,
-    loss_scale: float = 1.0,
-) -> BatchTotals:
-    """Add the gradient of the whole batch's loss to the parameters' ``grad``.
-
-    Args:
-        model: A model that went through ``prepare_packed``.
-        samples: One optimiser batch. With ``old_logprobs`` on none of them, the present policy is the proximal one, as it is
-            in the only step of an update: its own log-probs stand in, without gradient, and one forward pass is spared.
-        objective: The loss.
-        settings: How samples go through the model.
-        loss_scale: Factor of the gradient only: the number of ranks where a backend averages gradients over them.
+def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
+    """See whether ``samples`` make an optimiser batch: before anything is computed, and before any other rank is told.
 
     Raises:
-        EngineError: Some samples have old log-probs and some have none.
+        EngineError: There is no sample, or some have old log-probs and some have none.
     """
+    if not samples:
+        raise EngineError("an optimiser step was asked for on 0 samples; skip it")
     with_old = sum(sample.old_logprobs is not None for sample in samples)
     if objective.needs_old and with_old not in (0, len(samples)):
         raise EngineError(
             f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them or none: fill them in with "
             "response_logprobs before the first of several steps"
         )
+
+
+def accumulate_gradient(
+    policy: torch.nn.Module,
+    samples: Sequence[TrainingSample],
+    objective: Objective,
+    plan: Plan,
+    device: torch.device,
+    *,
+    backward: Backward | None = None,
+    loss_scale: float = 1.0,
+) -> BatchSums:
+    """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
+
+    Args:
+        policy: A :class:`PackedPolicy`, or what wraps one.
+        samples: One optimiser batch, which passed :func:`check_samples`. With ``old_logprobs`` on none of them, the present
+            policy is the proximal one, as it is in the only step of an update: its own log-probs stand in, without gradient,
+            and one forward pass is spared.
+        objective: The loss.
+        plan: The micro-batches to compute here: all of the batch's, or one rank's share.
+        device: Of the policy's inputs.
+        backward: What takes the gradient; ``loss.backward()`` when absent.
+        loss_scale: Factor of the gradient only: the number of ranks where a backend averages gradients over them.
+    """
     weights = objective.token_weights(samples)
     has_imitation = objective.imitation_coefficient > 0.0
     imitation = objective.imitation_weights(samples) if has_imitation else []
     entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
     sums: dict[str, torch.Tensor] = {}
-    largest_ratio = torch.zeros((), device=model.device)
-    for indices, batch in _micro_batches(samples, settings):
-        scores = _score(model, batch, settings, entropy)
+    largest_ratio = torch.zeros((), dtype=torch.float64, device=device)
+    for number, indices in enumerate(plan, start=1):
+        batch = _pack(samples, indices)
+        scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy))
         losses, metrics = _token_loss(objective, batch, scores)
-        weight = torch.from_numpy(np.concatenate([weights[index] for index in indices])).to(losses)
+        counts = float(bool(indices))
+        chosen = indices or [_shortest(samples)]
+        weight = counts * torch.from_numpy(np.concatenate([weights[index] for index in chosen])).to(losses)
         loss = (losses * weight).sum()
         if has_imitation:
             nll = imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
-            weight = torch.from_numpy(np.concatenate([imitation[index] for index in indices])).to(losses)
+            weight = counts * torch.from_numpy(np.concatenate([imitation[index] for index in chosen])).to(losses)
             loss = loss + (nll * weight).sum()
             metrics["nll"] = nll.detach()
-        (loss * loss_scale).backward()
         for name, values in {**metrics, "loss": loss.detach()}.items():
-            total = values.double().sum()
+            total = counts * values.double().sum()
             sums[name] = sums[name] + total if name in sums else total
-        largest_ratio = torch.maximum(largest_ratio, metrics["policy_ratio"].max().to(largest_ratio))
+        largest_ratio = torch.maximum(largest_ratio, counts * metrics["policy_ratio"].max().double())
+        if backward is None:
+            (loss * loss_scale).backward()
+        else:
+            backward(loss * loss_scale, sums["loss"] if number == len(plan) else None)
+    return BatchSums(sums, largest_ratio)
+
+
+def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: BatchSums) -> BatchTotals:
+    """Make loss and metrics of the whole batch from sums over all of it; waits for the device."""
     num_loss_tokens = max(1, sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples))
-    totals = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+    *values, largest_ratio = torch.stack([*sums.sums.values(), sums.largest_ratio]).tolist()
+    totals = dict(zip(sums.sums, values, strict=True))
     loss = totals.pop("loss")
-    counts = {"nll": max(1, sum(int(np.count_nonzero(mask)) for mask in imitation))}
+    counts: dict[str, int] = {}
+    if "nll" in totals:
+        counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in objective.imitation_weights(samples)))
     metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
     return BatchTotals(
         loss=loss,
-        metrics=metrics | {"policy_ratio_max": largest_ratio.item()},
+        metrics=metrics | {"policy_ratio_max": largest_ratio},
         num_tokens=sum(int(sample.tokens.size) for sample in samples),
     )
 
 
-def _micro_batches(
-    samples: Sequence[TrainingSample], settings: ForwardSettings
-) -> Iterator[tuple[list[int], PackedBatch]]:
-    for indices in plan_micro_batches([sample.tokens.size for sample in samples], settings.micro_batch_tokens):
-        yield indices, pack([samples[index] for index in indices])
+def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:
+    """Lay a micro-batch end to end; an empty one is the shortest sample, for something must go through the model."""
+    return pack([samples[index] for index in indices or [_shortest(samples)]])
 
 
-def _score(model: PreTrainedModel, batch: PackedBatch, settings: ForwardSettings, entropy: Entropy) -> TokenScores:
-    device = model.device
-    context: AbstractContextManager[object] = nullcontext()
-    if settings.autocast is not None:
-        context = torch.autocast(device.type, dtype=settings.autocast)
-    with context:
-        return score_packed(model, PackedTokens.from_batch(batch, device), settings.temperature, entropy)
+def _shortest(samples: Sequence[TrainingSample]) -> int:
+    return min(range(len(samples)), key=lambda index: samples[index].tokens.size)
 
 
 def _token_loss(
@@ -160,7 +218,3 @@ def _token_loss(
         num_rows=batch.num_rows,
         versions=on_device(batch.versions),
     )
-
-
-def _to_numpy(values: torch.Tensor) -> np.ndarray:
-    return values.to("cpu", torch.float32).numpy()

@@ -10,6 +10,7 @@ Master weights and optimiser state are fp32, whatever the compute type. A step e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,20 @@ import numpy as np
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from pipeline.batching import TrainingSample
+from pipeline.batching import TrainingSample, plan_micro_batches
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device
 from workers.engines.optimizer import GuardedAdamW, OptimizerSettings
 from workers.engines.packed import prepare_packed
-from workers.engines.policy_gradient import ForwardSettings, accumulate_gradient, sample_logprobs
+from workers.engines.policy_gradient import (
+    ForwardSettings,
+    PackedPolicy,
+    accumulate_gradient,
+    batch_totals,
+    check_samples,
+    sample_logprobs,
+)
 from workers.engines.training import StepResult
 from workers.engines.training_state import put_model, read_model, read_training_state, snapshot_model
 
@@ -60,11 +68,12 @@ class TorchTraining:
             EngineError: The model's sequences cannot be packed.
         """
         self._model = prepare_packed(model).eval()  # without dropout: a ratio must be 1 while the weights are the same
-        self._forward = forward
+        self._policy = PackedPolicy(model, forward)
+        self._max_tokens = forward.micro_batch_tokens
         self._tokenizer_from = tokenizer_from
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if gradient_checkpointing:
-            _enable_gradient_checkpointing(model)
+            enable_gradient_checkpointing(model)
         self._optimizer = GuardedAdamW(self._parameters, optimizer)
 
     @property
@@ -79,7 +88,8 @@ class TorchTraining:
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return float32 [response tokens] for each sample under the present weights, at the sampling temperature."""
-        return sample_logprobs(self._model, samples, self._forward)
+        logprobs = sample_logprobs(self._policy, samples, self._plan(samples), self._model.device)
+        return [logprobs[index] for index in range(len(samples))]
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
         """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
@@ -87,16 +97,12 @@ class TorchTraining:
         Raises:
             EngineError: There is no sample, old log-probs are missing, or the device has no memory for a micro-batch.
         """
-        if not samples:
-            raise EngineError("an optimiser step was asked for on 0 samples; skip it")
+        check_samples(samples, objective)
         try:
-            totals = accumulate_gradient(self._model, samples, objective, self._forward)
-            step = self._optimizer.step(totals.loss)
-        except torch.OutOfMemoryError as error:
-            raise EngineError(
-                f"no device memory for micro-batches of {self._forward.micro_batch_tokens} tokens: {error}; "
-                "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
-            ) from error
+            with memory_errors(self._max_tokens):
+                sums = accumulate_gradient(self._policy, samples, objective, self._plan(samples), self._model.device)
+                totals = batch_totals(samples, objective, sums)
+                step = self._optimizer.step(totals.loss)
         finally:
             self._optimizer.clear()
         return StepResult(
@@ -138,6 +144,12 @@ class TorchTraining:
         put_model(self._model, weights)
         self._optimizer.restore(optimizer, state)
 
+    def close(self) -> None:
+        """There is nothing to release."""
+
+    def _plan(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
+        return plan_micro_batches([sample.tokens.size for sample in samples], self._max_tokens)
+
 
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
     """Make the training backend of a run, starting from the model in ``model_path``.
@@ -146,34 +158,56 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         DataError: The folder holds no causal language model.
         ConfigError: The device is not here.
     """
-    learner = config.learner
     device = resolve_device(config.model.device)
     if device.type == "cpu":
-        torch.set_num_threads(learner.threads)
+        torch.set_num_threads(config.learner.threads)
     return TorchTraining(
         load_model(model_path, torch.float32, device, PACKED_ATTENTION),
-        ForwardSettings(
-            temperature=config.generation.temperature,
-            micro_batch_tokens=learner.micro_batch_tokens,
-            autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
-        ),
-        OptimizerSettings(
-            learning_rate=learner.learning_rate,
-            # an update takes num_minibatches optimiser steps
-            warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches,
-            weight_decay=learner.weight_decay,
-            betas=learner.betas,
-            eps=learner.adam_eps,
-            max_grad_norm=learner.max_grad_norm,
-        ),
+        forward_settings(config),
+        optimizer_settings(config),
         gradient_checkpointing=config.model.gradient_checkpointing,
         tokenizer_from=model_path,
     )
 
 
-def _enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+def forward_settings(config: RunConfig) -> ForwardSettings:
+    """Return how a run's samples go through its policy."""
+    return ForwardSettings(
+        temperature=config.generation.temperature,
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+        autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
+    )
+
+
+def optimizer_settings(config: RunConfig) -> OptimizerSettings:
+    """Return how a run's policy is stepped."""
+    learner = config.learner
+    return OptimizerSettings(
+        learning_rate=learner.learning_rate,
+        # an update takes num_minibatches optimiser steps
+        warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches,
+        weight_decay=learner.weight_decay,
+        betas=learner.betas,
+        eps=learner.adam_eps,
+        max_grad_norm=learner.max_grad_norm,
+    )
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     """Checkpoint every layer. Layers look at their training flag; only theirs is set, so that no dropout wakes up."""
     model.gradient_checkpointing_enable()
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
+
+
+@contextmanager
+def memory_errors(micro_batch_tokens: int) -> Iterator[None]:
+    """Let a device that is full be the settings that fill it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"no device memory for micro-batches of {micro_batch_tokens} tokens: {error}; "
+            "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
+        ) from error

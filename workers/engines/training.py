@@ -1,4 +1,5 @@
-"""The seam between the learner and whatever computes gradients: plain torch today, DeepSpeed and FSDP2 behind the same words.
+"""The seam between the learner and whatever computes gradients: plain torch in one process, FSDP2 and DeepSpeed in
+one or several, behind the same words.
 
 *Consumes* training samples and a loss. *Produces* log-probs, optimiser steps, weights and checkpoints. Blocking; driven
 from the learner's one compute thread.
@@ -60,4 +61,8 @@ class TrainingBackend(Protocol):
 
     def load(self, folder: Path) -> None:
         """Take back what a snapshot wrote. Raises DataError naming the file that is missing or damaged."""
+        ...
+
+    def close(self) -> None:
+        """Release what lies outside this process: other ranks end."""
         ...

@@ -52,19 +52,30 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 
 def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
-    """Copy the weights to the host's memory; return what writes the copy in Hugging Face format, with the tokenizer files of
-    ``tokenizer_from``. That raises OSError, and may run on any thread."""
-    copies: dict[int, torch.Tensor] = {}  # tied weights stay tied: one copy
-    weights: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in copies:
-            copies[id(tensor)] = _copy(tensor)
-        weights[name] = copies[id(tensor)]
+    """Copy the weights to the host's memory; return what writes the copy, as :func:`model_writer` does."""
+    state = model.state_dict(keep_vars=True)
+    return model_writer(
+        model, {name: _copy(state[name]) for name in dict.fromkeys(weight_owners(model).values())}, tokenizer_from
+    )
+
+
+def model_writer(
+    model: PreTrainedModel, weights: Mapping[str, torch.Tensor], tokenizer_from: Path | None
+) -> Callable[[Path], None]:
+    """Return what writes a model in Hugging Face format, with the tokenizer files of ``tokenizer_from``. That raises OSError,
+    and may run on any thread.
+
+    Args:
+        model: Says what the model is; its own weights, which may be nowhere (``meta``), are not read.
+        weights: What to write, on the host, one tensor for each owner of :func:`weight_owners`.
+        tokenizer_from: A folder with tokenizer files.
+    """
+    named = {name: weights[owner] for name, owner in weight_owners(model).items()}  # tied weights stay tied: one tensor
 
     def write(folder: Path) -> None:
         disable_progress_bar()
         with _storage_errors(folder / MODEL_FOLDER):
-            model.save_pretrained(folder / MODEL_FOLDER, state_dict=weights)
+            model.save_pretrained(folder / MODEL_FOLDER, state_dict=named)
         for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
             if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TOKENIZER_FILES):
                 shutil.copyfile(path, folder / MODEL_FOLDER / path.name)
@@ -72,17 +83,36 @@ def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Calla
     return write
 
 
+def weight_owners(model: PreTrainedModel) -> dict[str, str]:
+    """Return, for every name in a model's state, the first name of the same tensor: tied names have one owner."""
+    owners: dict[int, str] = {}
+    return {name: owners.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
 def snapshot_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int
 ) -> Callable[[Path], None]:
-    """Copy the optimiser's state by parameter name, the random streams, and the number of steps; return what writes the copy.
-    That raises OSError, and may run on any thread."""
-    tensors = {
-        f"{key}/{name}": _copy(value)
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-    tensors |= {f"{_RNG}/{device}": state for device, state in rng_states().items()}
+    """Copy the optimiser's state by parameter name, the random streams, and the number of steps; return what writes the copy,
+    as :func:`optimizer_writer` does."""
+    return optimizer_writer(
+        {
+            f"{key}/{name}": _copy(value)
+            for name, parameter in parameters.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+        },
+        num_steps,
+    )
+
+
+def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Callable[[Path], None]:
+    """Return what writes an optimiser's state, the random streams of now, and the number of steps. That raises OSError, and may
+    run on any thread.
+
+    Args:
+        states: ``<state>/<parameter name>`` -> tensor on the host.
+        num_steps: Applied so far.
+    """
+    tensors = {**states, **{f"{_RNG}/{device}": state for device, state in rng_states().items()}}
 
     def write(folder: Path) -> None:
         with _storage_errors(folder / OPTIMIZER_FILE):
@@ -153,7 +183,7 @@ def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> No
 
 
 def read_optimizer(
-    parameters: Mapping[str, torch.nn.Parameter], folder: Path
+    parameters: Mapping[str, torch.Tensor], folder: Path
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Read state by parameter name, and the random streams by device. Raises DataError naming the file."""
     path = folder / OPTIMIZER_FILE

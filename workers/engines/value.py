@@ -78,3 +78,7 @@ class ValueEngine(Protocol):
     def load(self, folder: Path) -> None:
         """Take back what a snapshot wrote. Raises DataError naming the file that is missing or damaged."""
         ...
+
+    def close(self) -> None:
+        """Release what lies outside this process: other ranks end."""
+        ...

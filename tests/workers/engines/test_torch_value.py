@@ -16,8 +16,9 @@ from tests.workers.engines.tiny import VOCABULARY, ragged, tiny_model
 from workers.engines.models import load_value_model, value_head
 from workers.engines.optimizer import OptimizerSettings
 from workers.engines.scoring import ScoringRequest
-from workers.engines.torch_value import TorchValue, ValueSettings
+from workers.engines.torch_value import TorchValue
 from workers.engines.value import ValueSample
+from workers.engines.value_regression import ValueSettings
 
 CPU = torch.device("cpu")
 PLAIN = OptimizerSettings(learning_rate=1e-2)

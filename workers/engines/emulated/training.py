@@ -82,6 +82,9 @@ class EmulatedTraining:
         """Take back what a snapshot wrote. Raises DataError naming the file, with nothing changed."""
         self._state = LearnedState.load(folder)
 
+    def close(self) -> None:
+        """There is nothing to release."""
+
 
 def _num_tokens(samples: Sequence[TrainingSample]) -> int:
     return sum(int(sample.tokens.size) for sample in samples)

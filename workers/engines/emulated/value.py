@@ -78,3 +78,6 @@ class EmulatedValue:
     def load(self, folder: Path) -> None:
         """Take back what a snapshot wrote. Raises DataError naming the file, with nothing changed."""
         self._state = LearnedState.load(folder)
+
+    def close(self) -> None:
+        """There is nothing to release."""

@@ -1,0 +1,44 @@
+"""``python -m tests.workers.engines.ranked NUM_RANKS PYTEST_ARGUMENT...``: pytest on rank 0 of several real processes.
+
+The launcher is the product's own; the other ranks make the backends that the tests make, and follow them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from workers.engines.ranks.launch import enter_rank, is_rank, launch
+
+
+def main() -> int:
+    if not is_rank():
+        return launch(
+            [sys.executable, "-m", "tests.workers.engines.ranked", *sys.argv[1:]], int(sys.argv[1]), name="tests"
+        )
+    rank = enter_rank()
+    if "--kill-rank-1" in sys.argv:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.sigtimedwait([signal.SIGUSR1], 60.0)  # until the agent ends this one
+        return 0
+    if rank:
+        from tests.workers.engines import subjects
+
+        subjects.follow_tests()
+        return 0
+    code = pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]])
+    from tests.workers.engines import subjects  # not before: pytest rewrites what it imports
+
+    subjects.end_followers()
+    return int(code)
+
+
+if __name__ == "__main__":
+    ended = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)

@@ -1,0 +1,247 @@
+"""Training backends under test: each made from a model and settings, in this process alone or with ranks that follow it.
+
+Where the launcher started this process (``tests.workers.engines.ranked``), the ranked backends are made on all ranks, and the
+others follow: several backends may live at once, so each command is preceded by the number of the one that it is for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.config.learning import DeepSpeedSection
+from protocol.errors import ConfigError
+from tests.workers.engines.tiny import ARCHITECTURES
+from workers.engines.models import load_value_model, value_head
+from workers.engines.optimizer import OptimizerSettings
+from workers.engines.policy_gradient import ForwardSettings
+from workers.engines.ranks.build import Ranks, make_training, make_value
+from workers.engines.ranks.group import Group, join
+from workers.engines.ranks.launch import is_rank
+from workers.engines.ranks.lead import Lead
+from workers.engines.ranks.messages import Command, decode
+from workers.engines.ranks.training import RankedTraining
+from workers.engines.ranks.value import RankedValue
+from workers.engines.torch_training import TorchTraining, enable_gradient_checkpointing
+from workers.engines.torch_value import TorchValue
+from workers.engines.training import TrainingBackend
+from workers.engines.value import ValueEngine
+from workers.engines.value_regression import ValueSettings
+
+TIMEOUT_S = 60.0
+_MAKE, _FORGET, _END, _DISAGREE = -1, -2, -3, -4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a backend under test is made with."""
+
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    eps: float = 1e-8
+    temperature: float = 1.0
+    micro_batch_tokens: int = 128
+    gradient_checkpointing: bool = False
+    autocast: torch.dtype | None = None
+
+    @property
+    def forward(self) -> ForwardSettings:
+        return ForwardSettings(self.temperature, self.micro_batch_tokens, self.autocast)
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return OptimizerSettings(
+            self.learning_rate,
+            self.warmup_steps,
+            self.weight_decay,
+            eps=self.eps,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+
+VALUE = ValueSettings(micro_batch_tokens=64)
+VALUE_OPTIMIZER = OptimizerSettings(1e-3, warmup_steps=3, weight_decay=0.1)
+
+Make = Callable[[PreTrainedModel, Settings], TrainingBackend]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kind of backend."""
+
+    name: str
+    make: Make
+    exact: torch.dtype = torch.float64
+    """The finest type that it computes in."""
+
+    def within(self, fine: float, coarse: float) -> float:
+        """Choose a tolerance: ``fine`` for float64, ``coarse`` for float32."""
+        return fine if self.exact == torch.float64 else coarse
+
+
+def make_torch(model: PreTrainedModel, settings: Settings) -> TrainingBackend:
+    return TorchTraining(
+        model, settings.forward, settings.optimizer, gradient_checkpointing=settings.gradient_checkpointing
+    )
+
+
+def _ranked(stage: int) -> Make:
+    def make(model: PreTrainedModel, settings: Settings) -> TrainingBackend:
+        return _build(model, settings, stage, Ranks(group(), _announce(model, settings, stage)))
+
+    return make
+
+
+def make_torch_value(folder: Path) -> ValueEngine:
+    return TorchValue(value_model(folder), VALUE, VALUE_OPTIMIZER)
+
+
+def make_ranked_value(subject: Subject, folder: Path) -> ValueEngine:
+    """Make a value engine on what ``folder`` holds, on all ranks."""
+    stage = RANKED.index(subject)
+    lead = _lead({"value": str(folder), "stage": stage})
+    return make_value(value_model(folder), VALUE, VALUE_OPTIMIZER, Ranks(group(), lead), zero=_zero(stage))
+
+
+def value_model(folder: Path) -> PreTrainedModel:
+    """The value model that starts in ``folder``, with a head that says something."""
+    model = load_value_model(folder, torch.float32, torch.device("cpu"))
+    torch.manual_seed(3)
+    torch.nn.init.normal_(value_head(model).weight, std=0.3)
+    return model
+
+
+TORCH = Subject("torch", make_torch)
+FSDP2 = Subject("fsdp2", _ranked(0))
+ZERO = [Subject(f"deepspeed-zero{stage}", _ranked(stage), torch.float32) for stage in (1, 2, 3)]
+
+RANKED = [FSDP2, *ZERO]
+CONTRACT = [*([] if is_rank() else [TORCH]), FSDP2, ZERO[1]]
+"""On one rank and on two, each of the kinds; all stages of ZeRO are held against plain torch besides."""
+
+
+@cache
+def group() -> Group:
+    """The ranks of this process's session."""
+    return join("cpu", timeout_s=TIMEOUT_S)
+
+
+class NumberedLead(Lead):
+    """Tells for which of several backends a command is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(group(), timeout_s=1e6)
+        self._number = number
+
+    def _tell(self, command: Command) -> None:
+        _say(self._number)
+        super()._tell(command)
+
+
+_made: list[int] = []
+
+
+def forget_followers() -> None:
+    """Let the other ranks drop the backends of a test that is over."""
+    if _made:
+        _made.clear()
+        _say(_FORGET)
+
+
+def end_followers() -> None:
+    """Let the other ranks end."""
+    _say(_END)
+
+
+def disagree() -> None:
+    """Compare digests that are other ones on each rank."""
+    _say(_DISAGREE)
+    group().agree(bytes([group().rank]) * 32, "configuration")
+
+
+def follow_tests() -> None:
+    """Be one of the other ranks, until rank 0 ends."""
+    backends: dict[int, RankedTraining | RankedValue] = {}
+    while (number := int(group().broadcast(torch.tensor([0])))) != _END:
+        if number == _FORGET:
+            backends.clear()
+        elif number == _DISAGREE:
+            with pytest.raises(ConfigError, match="ranks 1 of 2"):
+                group().agree(bytes([group().rank]) * 32, "configuration")
+        elif number == _MAKE:
+            told = json.loads(group().broadcast_bytes(None).tobytes())
+            ranks = Ranks(group(), Lead(replace(group(), size=1), timeout_s=1e6))
+            backends[told["number"]] = _obedient(told, ranks)
+        else:
+            backends[number].obey(decode(group().broadcast_bytes(None)))
+
+
+def _obedient(told: dict[str, Any], ranks: Ranks) -> RankedTraining | RankedValue:
+    """Make what rank 0 makes at this moment."""
+    if "value" in told:
+        return make_value(value_model(Path(told["value"])), VALUE, VALUE_OPTIMIZER, ranks, zero=_zero(told["stage"]))
+    config, kind = ARCHITECTURES[told["architecture"]]
+    model = kind(config(**told["config"])).to(getattr(torch, told["dtype"]))
+    _share_weights(model)
+    settings = Settings(**told["settings"])
+    if settings.autocast is not None:
+        settings = replace(settings, autocast=getattr(torch, str(settings.autocast)))
+    return _build(model, settings, told["stage"], ranks)
+
+
+def _announce(model: PreTrainedModel, settings: Settings, stage: int) -> Lead:
+    """Have the other ranks make the same backend; return what leads it."""
+    autocast = None if settings.autocast is None else str(settings.autocast).removeprefix("torch.")
+    lead = _lead(
+        {
+            "architecture": model.config.model_type,
+            "config": {key: value for key, value in model.config.to_dict().items() if key != "model_type"},
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "settings": asdict(settings) | {"autocast": autocast},
+            "stage": stage,
+        }
+    )
+    _share_weights(model)
+    return lead
+
+
+def _lead(told: dict[str, Any]) -> Lead:
+    """Tell the other ranks what to make, if there are any; return what leads it."""
+    if group().size == 1:
+        return Lead(group(), timeout_s=1e6)
+    number = len(_made)
+    _made.append(number)
+    _say(_MAKE)
+    group().broadcast_bytes(json.dumps(told | {"number": number}, default=str).encode())
+    return NumberedLead(number)
+
+
+def _build(model: PreTrainedModel, settings: Settings, stage: int, ranks: Ranks) -> RankedTraining:
+    if settings.gradient_checkpointing:
+        enable_gradient_checkpointing(model)
+    return make_training(model, settings.forward, settings.optimizer, ranks, zero=_zero(stage))
+
+
+def _zero(stage: int) -> DeepSpeedSection | None:
+    return DeepSpeedSection.model_validate({"stage": stage}) if stage else None
+
+
+def _say(number: int) -> None:
+    group().broadcast(torch.tensor([number]))
+
+
+@torch.no_grad()
+def _share_weights(model: PreTrainedModel) -> None:
+    """Give the other ranks rank 0's weights."""
+    for parameter in model.parameters():
+        group().broadcast(parameter.data)
