@@ -71,7 +71,9 @@ class PackedValue(torch.nn.Module):
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
         with context:
             hidden = hidden_packed(self.model, batch)
-            values = self._head[0](hidden.index_select(0, batch.positions)).squeeze(-1).clone()  # FSDP2 returns no views
+            values = (
+                self._head[0](hidden.index_select(0, batch.positions)).squeeze(-1).clone()
+            )  # FSDP2 returns no views
         return values if values.dtype == torch.float64 else values.float()
 
 
