@@ -69,8 +69,10 @@ class Settings:
         )
 
 
+SMOOTH_EPS = 1e-6
+"""With it AdamW does not blow the last bits of a vanishing gradient up to a step."""
 VALUE = ValueSettings(micro_batch_tokens=64)
-VALUE_OPTIMIZER = OptimizerSettings(1e-3, warmup_steps=3, weight_decay=0.1)
+VALUE_OPTIMIZER = OptimizerSettings(1e-3, warmup_steps=3, weight_decay=0.1, eps=SMOOTH_EPS)
 
 Make = Callable[[PreTrainedModel, Settings], TrainingBackend]
 

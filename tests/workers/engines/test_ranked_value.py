@@ -15,8 +15,8 @@ from tests.workers.engines.tiny import ragged, tiny_model
 from workers.engines.scoring import ScoringRequest
 from workers.engines.value import ValueEngine, ValueSample
 
-SAME = 5e-6
-"""Largest difference of a weight to plain torch's after a few steps of 1e-3."""
+SAME = 1e-5
+"""Largest difference of a weight to plain torch's after a few steps of 1e-3: what another order of adding in float32 makes."""
 
 
 @pytest.fixture(params=RANKED, ids=lambda subject: subject.name)
