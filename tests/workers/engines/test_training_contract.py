@@ -17,7 +17,17 @@ from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
 from pipeline.batching import TrainingSample
 from protocol.errors import ConfigError, DataError, EngineError
-from tests.workers.engines.subjects import CONTRACT, RANKED, TORCH, Make, Settings, Subject, disagree, forget_followers
+from tests.workers.engines.subjects import (
+    CONTRACT,
+    RANKED,
+    SMOOTH_EPS,
+    TORCH,
+    Make,
+    Settings,
+    Subject,
+    disagree,
+    forget_followers,
+)
 from tests.workers.engines.tiny import make_samples, plain_logprobs, tiny_model, with_old
 from workers.engines.ranks.launch import is_rank
 from workers.engines.training import StepResult, TrainingBackend
