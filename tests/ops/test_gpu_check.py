@@ -51,9 +51,10 @@ def test_every_bar_is_judged_and_a_part_that_failed_is_a_row() -> None:
     assert (row.what, row.measured, row.verdict) == ("offline", "RuntimeError: out of memory", "FAILED")
 
 
-def test_on_a_cpu_utilisation_has_no_bar_and_vllm_is_measured_beside_the_engine() -> None:
+def test_on_a_cpu_utilisation_and_pause_have_no_bar_and_vllm_is_measured_beside_the_engine() -> None:
     mfu = {"peak_tflops": 0.1, "mfu_5M": 0.01, "tokens_per_s_5M": 1.0}
     assert verdicts(CPU, learner=mfu) == []
+    assert verdicts(CPU, weights=WEIGHTS) == []
     assert "offline" not in parts_of(CPU)
     assert "offline" in parts_of(GPU)
     vllm = replace(CPU, engine="vllm")

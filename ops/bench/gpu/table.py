@@ -43,7 +43,7 @@ def rows_of(form: Form, results: Mapping[str, Figures | str]) -> list[Row]:
     if "learner" in figures:
         rows += _learner_rows(form, figures["learner"])
     if "weights" in figures:
-        rows += _weights_rows(figures["weights"])
+        rows += _weights_rows(form, figures["weights"])
     for part in ("dapo", "tppo"):
         if part in figures:
             rows.append(_run_row(part, figures[part]))
@@ -78,7 +78,7 @@ def _learner_rows(form: Form, learner: Figures) -> list[Row]:
     return rows
 
 
-def _weights_rows(figures: Figures) -> list[Row]:
+def _weights_rows(form: Form, figures: Figures) -> list[Row]:
     copy_s = 2.0 * figures["weights_bytes"] / figures["copy_bytes_per_s"]
     allowed = figures["decode_step_s"] + copy_s
     pause = figures["pause_s"]
@@ -88,7 +88,12 @@ def _weights_rows(figures: Figures) -> list[Row]:
     )
     apart = f"max {figures['max_difference']:.2e}, mean {figures['mean_difference']:.2e} nats, KL {figures['kl']:.2e}"
     return [
-        Row(what, f"{1e3 * pause:,.2f} ms", f"at most {made_of}", _judge(pause <= allowed)),
+        Row(
+            what,
+            f"{1e3 * pause:,.2f} ms",
+            f"at most {made_of}" if form.on_gpu else f"none on a CPU; a GPU's would be {made_of}",
+            _judge(pause <= allowed) if form.on_gpu else "",
+        ),
         Row("log-probs, engine against learner", apart, "", ""),
     ]
 
