@@ -194,6 +194,16 @@ def test_another_setting_on_the_same_data_tells_every_update_and_is_no_error(
         replayed(config, what_if=("learner.learning_rte=1e-4",))
 
 
+def test_updates_of_one_rank_come_out_bit_for_bit_and_those_of_several_are_refused_with_the_way_out(
+    tmp_path: Path,
+) -> None:
+    config = config_of(tmp_path, learner={"backend": "fsdp2"})
+    Learning(config, 1).make(2).checkpoint()
+    assert replayed(config).num_equal == 2
+    with pytest.raises(ConfigError, match=r"had 2 ranks, .* --what-if learner\.ranks=1 --no-check"):
+        replayed(config, what_if=("learner.ranks=2",))
+
+
 def test_a_start_model_or_a_checkpoint_that_is_not_what_it_was_is_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     Learning(config, 1).make(2).checkpoint().make(1)
