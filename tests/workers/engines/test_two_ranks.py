@@ -13,7 +13,7 @@ import pytest
 from pipeline.runtime.exit_codes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 
 
 def run(*arguments: str) -> tuple[int, str]:
