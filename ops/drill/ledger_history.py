@@ -6,6 +6,7 @@ keeps only what it needs to name things: it does not repeat the ledger's reasoni
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -49,8 +50,7 @@ class LedgerHistory:
 
     def _read(self, transaction: list[Command]) -> Iterator[Event]:
         has_counted = False
-        tokens_fate = ""
-        pending: list[str] = []
+        chunks_fate, trajectories_fates = self._fates(transaction)
         for command in transaction:
             word = command[0].upper().decode()
             if len(command) < 2 or not command[1].startswith(self._prefix):
@@ -64,24 +64,37 @@ class LedgerHistory:
                 if word == "HINCRBY":
                     value += self._state.counters.get(counter, 0)
                 self._state.counters[counter] = value
-                currency, _, fate = counter.partition(":")
-                if currency == "tokens" and fate != "admitted":
-                    tokens_fate = fate
-                elif currency == "trajectories" and pending:
-                    yield Ended(pending.pop(), fate)
-                continue
-            if word in ("DEL", "UNLINK") and kind == "chunk":
+            elif word in ("DEL", "UNLINK") and kind == "chunk":
                 if rest.startswith("t."):
-                    yield Ended(rest, tokens_fate)
+                    yield Ended(rest, chunks_fate)
             elif word in ("DEL", "UNLINK") and kind == "trajectory":
                 if rest.startswith("t."):
-                    pending.append(rest)
+                    yield Ended(rest, next(trajectories_fates, "without a reason"))
             else:
                 yield from self._effect(word, kind, rest, arguments)
-        for trajectory in pending:
-            yield Ended(trajectory, "without a reason")
+        for fate in trajectories_fates:
+            yield Ended("a trajectory that was there no more", fate)
         if has_counted:
             yield self._tally()
+
+    def _fates(self, transaction: list[Command]) -> tuple[str, Iterator[str]]:
+        """Return what becomes of the chunks that leave in a transaction, which is the same for all, and of the trajectories: a
+        transition counts when it is over. A trajectory may be trained although its last chunk is dropped, so theirs may differ;
+        then which is whose is not told, only how many."""
+        chunks, trajectories = "", Counter[str]()
+        for command in transaction:
+            if command[0].upper() != b"HINCRBY" or command[1] != self._prefix + b"counters":
+                continue
+            currency, _, fate = command[2].decode().partition(":")
+            if (
+                fate in ("admitted", "dropped:rolled_back") or int(command[3]) <= 0
+            ):  # the second left when they were trained
+                continue
+            if currency == "tokens":
+                chunks = fate
+            elif currency == "trajectories":
+                trajectories[fate] += int(command[3])
+        return chunks, trajectories.elements()
 
     def _effect(self, word: str, kind: str, rest: str, arguments: list[bytes]) -> Iterator[Event]:
         state = self._state
