@@ -8,6 +8,7 @@ RUNS   ?= 20
 JOBS   ?= 2
 ENGINE ?= local
 VLLM   ?= .venv-vllm
+LORA   ?= .venv-lora
 RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
@@ -22,7 +23,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm vllm ray trl check format drill bench soak clean
+.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -76,6 +77,14 @@ test: $(VENV)/.dev ## every test, integration included
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
 	$(VLLM)/bin/python -m pytest -q -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
+$(LORA)/.run: pyproject.toml
+	test -x $(LORA)/bin/python || $(PYTHON) -m venv $(LORA)
+	$(LORA)/bin/python -m pip install --quiet --editable '.[dev,lora]'
+	@touch $@
+
+test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora
+	$(LORA)/bin/python -m pytest -q tests/workers/engines/test_lora.py tests/pipeline/test_lora_check.py
+
 check: $(VENV)/.dev ## format, lint, types, floors, fast tests: before every commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -107,4 +116,4 @@ soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with cr
 	$(BIN)/python -m ops.ledger_soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

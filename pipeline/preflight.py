@@ -20,6 +20,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.config.secrets import hide_password
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.lora_check import check_lora
 from pipeline.model_folder import read_model_config
 from pipeline.ranks_check import check_ranks
 from pipeline.replay.buffer import LedgerSpec
@@ -69,6 +70,7 @@ def preflight(config: RunConfig) -> Preflight:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
     _check_length(config, model)
     findings += check_ranks(config)
+    findings += check_lora(config)
     if config.reward.model is not None:
         _check_conversation(config.reward.model, source)
         findings.append(f"reward model: {config.reward.model.path}")

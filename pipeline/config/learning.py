@@ -262,6 +262,17 @@ class ValueSection(Section):
     checkpoint_keep: Positive = 2
 
 
+class LoraSection(Section):
+    """A LoRA adapter (peft, an extra) that is trained in place of the policy's weights, by the torch backend. It has no
+    dropout: a ratio of probabilities must be 1 while the weights are the same."""
+
+    rank: int = Field(default=0, ge=0, description="0: no adapter, the whole policy is trained.")
+    alpha: float = Field(default=32.0, gt=0.0, description="The adapter's part is scaled by alpha / rank.")
+    target_modules: tuple[str, ...] = Field(
+        default=(), description="Last parts of layers' names, such as q_proj. Empty: all linear layers of the blocks."
+    )
+
+
 class LearnerSection(Section):
     """The optimiser and its batches."""
 
@@ -273,6 +284,7 @@ class LearnerSection(Section):
         default=1, description="Processes on this host that train together; on GPUs each takes one."
     )
     deepspeed: DeepSpeedSection = DeepSpeedSection()
+    lora: LoraSection = LoraSection()
     learning_rate: float = Field(default=1e-6, gt=0.0, description="AdamW. DAPO: 1e-6.")
     warmup_updates: int = Field(default=10, ge=0, description="Linear warm-up. DAPO: 20 rollout steps.")
     weight_decay: float = Field(default=0.1, ge=0.0)

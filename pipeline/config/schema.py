@@ -121,6 +121,11 @@ class RunConfig(Section):
                 "take the learner's weights: set both to emulated, or neither"
             )
         self._check_ranks()
+        if self.learner.lora.rank and self.learner.backend != "torch":
+            raise ValueError(
+                f"learner.lora.rank is {self.learner.lora.rank}, but learner.backend {self.learner.backend} trains whole "
+                "models only; set learner.backend to torch, or learner.lora.rank to 0"
+            )
         algorithm, rule = self.algorithm, self.declaration
         if algorithm.group_size < 2 and rule.has_group_baseline:
             raise ValueError(

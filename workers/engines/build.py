@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.lora_check import peft_version
 from pipeline.ranks_check import deepspeed_version
 from protocol.errors import ConfigError
 
@@ -175,7 +176,8 @@ def describe_environment(config: RunConfig) -> dict[str, str]:
     from workers.engines import fingerprint
 
     told = fingerprint.describe_environment(config.model.device) | {"ranks": str(config.learner.ranks)}
-    return told | ({"deepspeed": deepspeed_version() or ""} if config.learner.backend == "deepspeed" else {})
+    told |= {"deepspeed": deepspeed_version() or ""} if config.learner.backend == "deepspeed" else {}
+    return told | ({"peft": peft_version() or ""} if config.learner.lora.rank else {})
 
 
 def random_state(config: RunConfig) -> dict[str, bytes]:

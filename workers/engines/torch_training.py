@@ -19,6 +19,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.batching import TrainingSample, plan_micro_batches
+from pipeline.lora_check import check_lora
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device
@@ -32,14 +33,16 @@ from workers.engines.policy_gradient import (
     check_samples,
     sample_logprobs,
 )
+from workers.engines.trained_weights import TrainedWeights, WholeModel
 from workers.engines.training import StepResult
-from workers.engines.training_state import put_model, read_model, read_training_state, snapshot_model
+from workers.engines.training_state import read_training_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.algorithms.objective import Objective
     from pipeline.config.schema import RunConfig
+    from workers.engines.lora import LoraSettings
 
 
 class TorchTraining:
@@ -53,6 +56,7 @@ class TorchTraining:
         *,
         gradient_checkpointing: bool = False,
         tokenizer_from: Path | None = None,
+        lora: LoraSettings | None = None,
     ) -> None:
         """Train ``model``.
 
@@ -63,18 +67,19 @@ class TorchTraining:
             optimizer: How it is stepped.
             gradient_checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
             tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
+            lora: Train an adapter of this shape instead of the weights.
 
         Raises:
             EngineError: The model's sequences cannot be packed.
+            ConfigError: The adapter does not fit the model.
         """
         self._model = prepare_packed(model).eval()  # without dropout: a ratio must be 1 while the weights are the same
         self._policy = PackedPolicy(model, forward)
         self._max_tokens = forward.micro_batch_tokens
-        self._tokenizer_from = tokenizer_from
-        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._weights = _weights(model, tokenizer_from, lora)
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        self._optimizer = GuardedAdamW(self._parameters, optimizer)
+        self._optimizer = GuardedAdamW(self._weights.parameters, optimizer)
 
     @property
     def num_steps(self) -> int:
@@ -115,22 +120,19 @@ class TorchTraining:
         )
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights by name, on the CPU, tied ones once. They may be the live ones: read them before the next step."""
-        seen: set[int] = set()
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield name, tensor.detach().to("cpu")
+        """Yield the weights by the model's own names, on the CPU, tied ones once, an adapter merged in. They may be the live
+        ones: read them before the next step."""
+        return self._weights.tensors()
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser
         beside it; it raises OSError, and may run on another thread while this engine goes on."""
-        write_model = snapshot_model(self._model, self._tokenizer_from)
+        write_weights = self._weights.snapshot()
         write_optimizer = self._optimizer.snapshot()
 
         def write(folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            write_model(folder)
+            write_weights(folder)
             write_optimizer(folder)
 
         return write
@@ -139,9 +141,9 @@ class TorchTraining:
         """Take back what a snapshot wrote: the next step is the one that would have been. Raises DataError naming the file,
         with nothing changed."""
         state = read_training_state(folder)
-        weights = read_model(self._model, folder)
+        put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder)
-        put_model(self._model, weights)
+        put_weights()
         self._optimizer.restore(optimizer, state)
 
     def close(self) -> None:
@@ -151,12 +153,20 @@ class TorchTraining:
         return plan_micro_batches([sample.tokens.size for sample in samples], self._max_tokens)
 
 
+def _weights(model: PreTrainedModel, tokenizer_from: Path | None, lora: LoraSettings | None) -> TrainedWeights:
+    if lora is None:
+        return WholeModel(model, tokenizer_from)
+    from workers.engines.lora import AdaptedModel
+
+    return AdaptedModel(model, lora, tokenizer_from)
+
+
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
     """Make the training backend of a run, starting from the model in ``model_path``.
 
     Raises:
         DataError: The folder holds no causal language model.
-        ConfigError: The device is not here.
+        ConfigError: The device is not here, or learner.lora does not fit the model.
     """
     device = resolve_device(config.model.device)
     if device.type == "cpu":
@@ -167,7 +177,19 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         optimizer_settings(config),
         gradient_checkpointing=config.model.gradient_checkpointing,
         tokenizer_from=model_path,
+        lora=lora_settings(config),
     )
+
+
+def lora_settings(config: RunConfig) -> LoraSettings | None:
+    """Return the adapter that a run trains; None when it trains the whole policy. Raises ConfigError without peft."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return None
+    check_lora(config)
+    from workers.engines.lora import LoraSettings
+
+    return LoraSettings(lora.rank, lora.alpha, lora.target_modules, seed=config.run.seed)
 
 
 def forward_settings(config: RunConfig) -> ForwardSettings:

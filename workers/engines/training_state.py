@@ -74,7 +74,7 @@ def model_writer(
 
     def write(folder: Path) -> None:
         disable_progress_bar()
-        with _storage_errors(folder / MODEL_FOLDER):
+        with storage_errors(folder / MODEL_FOLDER):
             model.save_pretrained(folder / MODEL_FOLDER, state_dict=named)
         for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
             if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TOKENIZER_FILES):
@@ -87,6 +87,19 @@ def weight_owners(model: PreTrainedModel) -> dict[str, str]:
     """Return, for every name in a model's state, the first name of the same tensor: tied names have one owner."""
     owners: dict[int, str] = {}
     return {name: owners.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the same model on no device, as it is before it is cut into shares or adapted: what :func:`model_writer` and
+    :func:`read_model` know a model by."""
+    with torch.device("meta"):
+        skeleton = type(model)(model.config)
+    torch.nn.Module.to(skeleton, model.dtype)
+    if hasattr(model, "generation_config"):  # a value model has none
+        skeleton.generation_config = model.generation_config
+    for name, parameter in model.named_parameters():
+        skeleton.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return skeleton
 
 
 def snapshot_optimizer(
@@ -115,7 +128,7 @@ def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Call
     tensors = {**states, **{f"{_RNG}/{device}": state for device, state in rng_states().items()}}
 
     def write(folder: Path) -> None:
-        with _storage_errors(folder / OPTIMIZER_FILE):
+        with storage_errors(folder / OPTIMIZER_FILE):
             save_file(tensors, folder / OPTIMIZER_FILE)
         (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(TrainingState(format=_FORMAT, num_steps=num_steps)))
 
@@ -253,7 +266,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
     """Let a disk that refuses a safetensors file be the OSError that it is."""
     try:
         yield

@@ -22,11 +22,12 @@ from workers.engines.packed import prepare_packed
 from workers.engines.policy_gradient import ForwardSettings, PackedPolicy
 from workers.engines.ranks.group import Group, join, peers
 from workers.engines.ranks.lead import Lead
-from workers.engines.ranks.sharded import ShardedModel, Shards, make_skeleton
+from workers.engines.ranks.sharded import ShardedModel, Shards
 from workers.engines.ranks.training import RankedTraining
 from workers.engines.ranks.value import RankedValue
 from workers.engines.torch_training import enable_gradient_checkpointing, forward_settings, optimizer_settings
 from workers.engines.torch_value import value_optimizer_settings, value_settings
+from workers.engines.training_state import make_skeleton
 from workers.engines.value_regression import PackedValue, ValueSettings
 
 if TYPE_CHECKING:

@@ -221,18 +221,6 @@ class ShardedModel:
         return self._group.broadcast(value.to(dtype).contiguous())
 
 
-def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model on no device, before it is cut into shares."""
-    with torch.device("meta"):
-        skeleton = type(model)(model.config)
-    torch.nn.Module.to(skeleton, model.dtype)
-    if hasattr(model, "generation_config"):  # a value model has none
-        skeleton.generation_config = model.generation_config
-    for name, parameter in model.named_parameters():
-        skeleton.get_parameter(name).requires_grad_(parameter.requires_grad)
-    return skeleton
-
-
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the host that nothing else writes to."""
     return tensor.detach().to("cpu", copy=True).contiguous()

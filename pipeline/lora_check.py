@@ -1,0 +1,68 @@
+"""What can be known to keep a run from training a LoRA adapter, before anything is started and without importing peft.
+
+*Consumes* the configuration, the names of installed packages, and the names of the start model's tensors. *Produces* lines for
+a person, or one error that says what to do. *Waits for* the disk. What one setting demands of another is checked in
+``pipeline.config.schema``.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from pipeline.config.schema import RunConfig
+from pipeline.model_folder import tensor_names
+from protocol.errors import ConfigError
+
+VERSION = (0, 21)
+"""Of peft, the only one tested: merged weights are read through its layers, which another one may have changed."""
+
+
+def peft_version() -> str | None:
+    """Return the installed version of peft; None when there is none."""
+    try:
+        return metadata.version("peft")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_lora(config: RunConfig, installed: str | None = None) -> list[str]:
+    """Check what the learner asks of peft; return what a person should know.
+
+    Args:
+        config: The run.
+        installed: peft's version; looked up when absent.
+
+    Raises:
+        ConfigError: peft is needed and not here, or in another version, or the start model has no layer of a name.
+    """
+    lora = config.learner.lora
+    if not lora.rank:
+        return []
+    version = _check_version(installed or peft_version())
+    layers = [name.removesuffix(".weight") for name in tensor_names(config.model.path) if name.endswith(".weight")]
+    for target in lora.target_modules:
+        if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
+            raise ConfigError(
+                f"learner.lora.target_modules names {target!r}, but {config.model.path} has no such layer; its layers end in "
+                f"{', '.join(sorted({layer.rpartition('.')[2] for layer in layers}))}: correct it, or leave it out for all "
+                "linear layers of the blocks"
+            )
+    targets = ", ".join(lora.target_modules) or "all linear layers of the blocks"
+    return [f"learner: LoRA by peft {version}, rank {lora.rank}, alpha {lora.alpha:g}, on {targets}"]
+
+
+def _check_version(version: str | None) -> str:
+    span = f"{'.'.join(map(str, VERSION))}.x"
+    if version is None:
+        raise ConfigError(
+            f"learner.lora.rank is above 0, but peft is not installed here; Headrace works with {span}: "
+            "pip install 'headrace[lora]', or set learner.lora.rank to 0"
+        )
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) != VERSION:
+        raise ConfigError(
+            f"learner.lora.rank is above 0, and peft {version} is installed; Headrace works with {span}: "
+            "pip install 'headrace[lora]', or set learner.lora.rank to 0"
+        )
+    return version

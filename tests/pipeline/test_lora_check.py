@@ -1,0 +1,61 @@
+"""What cannot be trained as a LoRA adapter is said before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import lora_check
+from pipeline.lora_check import check_lora
+from protocol.errors import ConfigError
+from tests.pipeline.op_config import op_config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["learner.backend=fsdp2"], "learner.backend fsdp2 trains whole models only; set learner.backend to torch, or"),
+        (["learner.backend=deepspeed"], "learner.backend deepspeed trains whole models only"),
+        (["learner.backend=emulated", "generation.engine=emulated"], "backend emulated trains whole models only"),
+        (["learner.lora.rank=-1"], "learner.lora.rank"),
+        (["learner.lora.alpha=0"], "learner.lora.alpha"),
+        (["learner.lora.dropout=0.1"], "learner.lora.dropout"),
+    ],
+)
+def test_what_no_adapter_can_be_is_refused(tmp_path: Path, overrides: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        op_config(tmp_path, "learner.lora.rank=8", *overrides)
+
+
+def test_peft_that_is_not_installed_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora_check, "peft_version", lambda: None)
+    config = op_config(tmp_path, "learner.lora.rank=8")
+    with pytest.raises(ConfigError, match=r"not installed here; .* pip install 'headrace\[lora\]', or set .* to 0"):
+        check_lora(config)
+
+
+@pytest.mark.parametrize("version", ["0.20.3", "0.22.0", "1.21.0", "unknown"])
+def test_another_version_of_peft_is_refused_by_name(tmp_path: Path, version: str) -> None:
+    with pytest.raises(ConfigError, match=rf"peft {version} is installed; Headrace works with 0\.21\.x"):
+        check_lora(op_config(tmp_path, "learner.lora.rank=8"), version)
+
+
+def test_layers_that_the_model_has_not_are_refused_with_those_it_has(tmp_path: Path) -> None:
+    config = op_config(tmp_path, "learner.lora.rank=8", "learner.lora.target_modules=['q_proj', 'query']")
+    with pytest.raises(ConfigError, match=r"names 'query', but .* has no such layer; its layers end in .*q_proj"):
+        check_lora(config, "0.21.2")
+
+
+def test_what_will_be_trained_is_told(tmp_path: Path) -> None:
+    config = op_config(
+        tmp_path, "learner.lora.rank=8", "learner.lora.alpha=16", "learner.lora.target_modules=['q_proj']"
+    )
+    assert check_lora(config, "0.21.2") == ["learner: LoRA by peft 0.21.2, rank 8, alpha 16, on q_proj"]
+
+
+def test_without_an_adapter_peft_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora_check, "peft_version", lambda: pytest.fail("peft was looked up"))
+    assert check_lora(op_config(tmp_path)) == []
