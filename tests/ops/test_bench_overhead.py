@@ -75,7 +75,7 @@ def test_the_share_of_a_core_is_what_a_device_at_full_speed_would_take() -> None
 @pytest.mark.integration
 @pytest.mark.timeout(400)
 def test_a_fleet_is_measured(tmp_path: Path) -> None:
-    cost = measure(1, tmp_path, num_updates=2)
+    cost = measure(1, tmp_path, num_updates=4)
     assert (cost.num_generators, cost.num_workers) == (1, 4)
     assert cost.tokens > 0
     assert cost.seconds > 0

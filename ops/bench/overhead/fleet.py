@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 import urllib.request
 from bisect import bisect_left
@@ -40,7 +41,6 @@ TOKENS_PER_S: Final = 2000
 _GROUPS_PER_GENERATOR: Final = 1
 _WARMUP_UPDATES: Final = 2
 _SAMPLE_S: Final = 0.5
-_METRICS_PORT: Final = 9464
 _ROOT: Final = Path(__file__).resolve().parents[3]
 
 
@@ -84,6 +84,7 @@ class _Watch:
     """What is read from outside, twice a second: the server's processor time, the generators' tokens; and a scrape."""
 
     config: RunConfig
+    metrics_port: int
     server: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     tokens: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     _next_s: float = 0.0
@@ -107,7 +108,7 @@ class _Watch:
             beats = [json.loads(beat) for beat in found]
             self.tokens.append((now, sum(beat["counters"].get("sampled_tokens", 0.0) for beat in beats)))
         with suppress(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{_METRICS_PORT}/metrics", timeout=1.0).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=1.0).close()
 
 
 def measure(num_generators: int, work: Path, *, num_updates: int) -> Cost:
@@ -115,6 +116,8 @@ def measure(num_generators: int, work: Path, *, num_updates: int) -> Cost:
     probes = work / f"probes-{num_generators}"
     shutil.rmtree(probes, ignore_errors=True)
     probes.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        metrics_port = free.getsockname()[1]
     overrides = [
         f"model.path={prepare_model(work / 'model')}",
         f'data.train=["{prepare_data(work / "data")}"]',
@@ -123,11 +126,11 @@ def measure(num_generators: int, work: Path, *, num_updates: int) -> Cost:
         f"run.num_updates={num_updates + _WARMUP_UPDATES}",
         f"algorithm.groups_per_update={_GROUPS_PER_GENERATOR * num_generators}",
         f"fleet.generator={num_generators}",
-        f"supervisor.metrics_port={_METRICS_PORT}",
+        f"supervisor.metrics_port={metrics_port}",
     ]
     config = resolve_paths(load_config([CONFIG], overrides))
     shutil.rmtree(config.run_dir, ignore_errors=True)
-    watch = _Watch(config)
+    watch = _Watch(config, metrics_port)
     environment = {
         "HEADRACE_PROBE": str(probes.absolute()),
         "PYTHONPATH": f"{Path(__file__).with_name('probe')}{os.pathsep}{_ROOT}",
