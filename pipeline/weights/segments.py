@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +57,10 @@ class SegmentWriter:
         self._folder = folder
         self._spare: Segment | None = None
         self._num_made = 0
+        self._mark = secrets.token_hex(4)  # what an earlier incarnation still makes has other names
         ensure_private_folder(folder)  # its name can be guessed: another user may have made it, or a link to ours
         for leftover in folder.iterdir():
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)  # its last breath may have taken it away just now
 
     def take(self, num_bytes: int) -> Segment:
         """Return a file of this size to fill, under a name that nobody is told. Raises OSError when there is no room."""
@@ -68,7 +70,7 @@ class SegmentWriter:
         if spare is not None:
             _remove(spare)
         self._num_made += 1
-        path = self._folder / f"{self._num_made}.partial"
+        path = self._folder / f"{self._mark}-{self._num_made}.partial"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
