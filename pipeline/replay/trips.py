@@ -64,7 +64,7 @@ class Trips:
         answers = await (self._alone(calls[0]) if len(calls) == 1 else self._together(calls))
         for call, answer in zip(calls, answers, strict=True):
             call.answer, call.is_answered = answer, True
-        del self._waiting[: len(calls)]
+        self._waiting = [call for call in self._waiting if not call.is_answered]
 
     async def _alone(self, call: _Call) -> list[Any]:
         try:

@@ -80,7 +80,7 @@ class SegmentWriter:
             return Segment(path, fd, np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8))
         except BaseException:
             os.close(fd)
-            path.unlink()
+            path.unlink(missing_ok=True)
             raise
 
     def retire(self, segment: Segment) -> None:
@@ -88,7 +88,7 @@ class SegmentWriter:
         if self._spare is not None:
             _remove(self._spare)
         self._num_made += 1
-        path = self._folder / f"{self._num_made}.retired"
+        path = self._folder / f"{self._mark}-{self._num_made}.retired"
         try:
             segment.path.rename(path)
         except FileNotFoundError:  # somebody removed it by hand; its pages go with their last reader

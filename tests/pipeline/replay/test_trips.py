@@ -95,6 +95,24 @@ async def test_a_caller_that_is_cancelled_in_a_shared_trip_takes_no_answer_away_
     assert follower.result() == b"mine"
 
 
+@pytest.mark.timeout(30)
+async def test_a_caller_that_is_given_up_on_the_way_takes_nobody_else_out_of_the_queue(client):
+    trips, slow, push = Trips(client), client.register_script(SLOW), client.register_script(PUSH)
+    await together([trips.ask(slow, "list", []), trips.ask(push, "list", ["known"])])
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(trips.ask(slow, "list", []))
+        leader = tasks.create_task(trips.ask(slow, "list", []))
+        passenger = tasks.create_task(trips.ask(push, "list", ["given up"]))
+        await first
+        await asyncio.sleep(0)  # the second trip is on its way, with the one that is cancelled
+        late = tasks.create_task(trips.ask(push, "list", ["late"]))
+        await asyncio.sleep(0)  # it waits for the third
+        passenger.cancel()
+    assert leader.result() == b"slow"
+    assert late.result() == b"late"
+    assert await client.lrange("list", -1, -1) == [b"late"]
+
+
 async def test_a_caller_that_is_cancelled_before_its_trip_asks_nothing(client):
     trips, slow, push = Trips(client), client.register_script(SLOW), client.register_script(PUSH)
     async with asyncio.TaskGroup() as tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.workers.engines.tiny import plain_logprobs, ragged, tiny_model
 from workers.engines.scoring import ScoringEngine, ScoringRequest
 
 
-class ScoringContract:
+class ScoringContract(abc.ABC):
     """Subclass with ``make_engine``."""
 
     budgets: ClassVar[tuple[int, ...]] = (1, 90, 100_000)
@@ -22,9 +23,9 @@ class ScoringContract:
     atol: ClassVar[float] = 1e-5
     """Largest difference to transformers' own forward in fp32, in nats."""
 
+    @abc.abstractmethod
     def make_engine(self, model: PreTrainedModel, *, temperature: float, micro_batch_tokens: int) -> ScoringEngine:
         """Make an engine around a model that it may keep."""
-        raise NotImplementedError
 
     @pytest.mark.parametrize("tied", [True, False])
     def test_results_come_in_request_order_and_equal_those_of_each_alone(self, tied: bool) -> None:
