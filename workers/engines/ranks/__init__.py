@@ -8,8 +8,8 @@ The others *follow* (``follow``): they wait for the next command, for a bounded 
 
 What a rank holds, and how gradients get together, is one of two *shards*: ``fsdp2`` (torch's ``fully_shard``) or ``zero``
 (DeepSpeed). ``sharded`` makes of either what workers know: gathered weights, snapshots, loads; ``training`` the policy's
-backend behind it, ``value`` the critic's. With one rank the same classes work in the worker's own process, and nobody is told
-anything.
+backend behind it, ``value`` the critic's, ``backend`` what is the same in both. With one rank the same classes work in the
+worker's own process, and nobody is told anything.
 
 A rank that dies takes all of them down: the agent ends the others, the launcher ends with one exit code and says which rank it
 was; the supervisor starts a new launcher, and rank 0 goes on from its checkpoint.

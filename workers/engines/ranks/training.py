@@ -2,21 +2,17 @@
 
 *Consumes* training samples and an objective, on rank 0. *Produces* log-probs, optimiser steps, weights and checkpoints, there.
 *Waits for* the other ranks.
-
-Every rank is told the whole batch, makes the same loss weights of it, and computes its share of the micro-batches: so the sum
-over ranks is the sum that one process would have made, in another order of adding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from pipeline.batching import TrainingSample, plan_ranks
+from pipeline.batching import TrainingSample
 from workers.engines.policy_gradient import (
     BatchSums,
     ForwardSettings,
@@ -25,6 +21,7 @@ from workers.engines.policy_gradient import (
     check_samples,
     sample_logprobs,
 )
+from workers.engines.ranks.backend import RankedBackend
 from workers.engines.ranks.group import Group
 from workers.engines.ranks.lead import Lead
 from workers.engines.ranks.messages import Command, Score, Step
@@ -36,21 +33,12 @@ if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
 
 
-class RankedTraining:
+class RankedTraining(RankedBackend):
     """A policy in shares."""
 
     def __init__(self, shards: Shards, model: ShardedModel, forward: ForwardSettings, group: Group, lead: Lead) -> None:
         """Train ``shards``; ``model`` gathers, saves and loads them."""
-        self._shards = shards
-        self._model = model
-        self._max_tokens = forward.micro_batch_tokens
-        self._group = group
-        self._lead = lead
-
-    @property
-    def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, over resumes."""
-        return self._shards.num_steps
+        super().__init__(shards, model, group, lead, micro_batch_tokens=forward.micro_batch_tokens)
 
     @property
     def learning_rate(self) -> float:
@@ -75,18 +63,6 @@ class RankedTraining:
         """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
         return self._model.tensors()
 
-    def snapshot(self) -> Callable[[Path], None]:
-        """Gather what an exact resume needs; return what writes it, as the single-process backend would, on any thread."""
-        return self._model.snapshot()
-
-    def load(self, folder: Path) -> None:
-        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with nothing changed."""
-        self._model.load(folder)
-
-    def close(self) -> None:
-        """Let the other ranks end."""
-        self._lead.stop()
-
     def obey(self, command: Command) -> Any:
         """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""
         match command:
@@ -95,18 +71,11 @@ class RankedTraining:
             case Step():
                 return self._step(command.samples, command.objective)
             case _:
-                return self._model.obey(command)
+                return super().obey(command)
 
     def _score(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        lengths = [sample.response_length for sample in samples]
-        ends = np.cumsum(lengths)
-        everything = np.zeros(int(ends[-1]), np.float32)
-        for index, values in sample_logprobs(
-            self._shards.module, samples, self._plan(samples), self._group.device
-        ).items():
-            everything[ends[index] - lengths[index] : ends[index]] = values
-        # one rank has each, the others 0: a sum brings them together as they are
-        return np.split(self._group.sum(torch.from_numpy(everything)).numpy(), ends[:-1])
+        own = sample_logprobs(self._shards.module, samples, self._plan(samples), self._group.device)
+        return self._bring_together([sample.response_length for sample in samples], own)
 
     def _step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
         shards = self._shards
@@ -119,7 +88,7 @@ class RankedTraining:
                     self._plan(samples),
                     self._group.device,
                     backward=shards.backward,
-                    loss_scale=float(self._group.size) if shards.averages_gradients else 1.0,
+                    loss_scale=self._loss_scale,
                 )
                 totals = batch_totals(samples, objective, self._over_ranks(sums))
                 step = shards.step(totals.loss)
@@ -133,11 +102,6 @@ class RankedTraining:
             metrics=totals.metrics,
             num_tokens=totals.num_tokens,
         )
-
-    def _plan(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
-        """Return this rank's micro-batches."""
-        lengths = [int(sample.tokens.size) for sample in samples]
-        return plan_ranks(lengths, self._group.size, self._max_tokens)[self._group.rank]
 
     def _over_ranks(self, sums: BatchSums) -> BatchSums:
         stacked = self._group.sum(torch.stack(list(sums.sums.values())))
