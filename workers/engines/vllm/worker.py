@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,14 @@ STREAM = "headrace_stream"
 """In a request's ``extra_args``: (key of the random stream, number of prompt tokens)."""
 
 
+class _Row(NamedTuple):
+    """What a request asks of its sampling."""
+
+    stream: tuple[int, int] | None
+    """Key of the random stream, number of prompt tokens; None for a request that is not ours."""
+    sampling: SamplingParams
+
+
 class StreamSampler(Sampler):
     """vLLM's sampler for batches without a stream; ours for those in which a row has one."""
 
@@ -44,6 +52,7 @@ class StreamSampler(Sampler):
         """Sample for the rows of ``runner.input_batch``."""
         super().__init__("processed_logprobs")
         self._runner = runner
+        self._rows: dict[str, _Row] = {}
         self._names: list[str] = []
         self._keys = np.empty(0, np.uint64)
         self._offsets = np.empty(0, np.int64)
@@ -89,21 +98,24 @@ class StreamSampler(Sampler):
         if names == self._names:
             return
         self._names = list(names)
-        params = [self._runner.requests[name].sampling_params for name in names]
-        given = [(each.extra_args or {}).get(STREAM) for each in params]
+        vocabulary = logits.shape[-1]
+        # most of a batch was in the one before: a request is read once
+        self._rows = {name: self._rows.get(name) or self._read(name, vocabulary) for name in names}
+        rows = self._rows.values()
         self._distributions = None
-        if all(stream is None for stream in given):
+        if all(row.stream is None for row in rows):
             return
-        streams = [stream or (0, 0) for stream in given]
+        streams = [row.stream or (0, 0) for row in rows]
         if self.journal is not None:
-            self._lines = self.journal.lines(
-                [name if stream else None for name, stream in zip(names, given, strict=True)]
-            )
+            self._lines = self.journal.lines([name if row.stream else None for name, row in self._rows.items()])
         self._keys = np.array([stream[0] for stream in streams], np.uint64)
         self._offsets = np.array([stream[1] for stream in streams], np.int64)
-        vocabulary = logits.shape[-1]
-        ours = [SamplingParams(p.temperature, p.top_p, p.top_k if 0 < p.top_k < vocabulary else 0) for p in params]
-        self._distributions = Distributions.of(ours, vocabulary, logits.device)
+        self._distributions = Distributions.of([row.sampling for row in rows], vocabulary, logits.device)
+
+    def _read(self, name: str, vocabulary: int) -> _Row:
+        params = self._runner.requests[name].sampling_params
+        top_k = params.top_k if 0 < params.top_k < vocabulary else 0
+        return _Row((params.extra_args or {}).get(STREAM), SamplingParams(params.temperature, params.top_p, top_k))
 
 
 class WorkerExtension:
