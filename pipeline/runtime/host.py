@@ -116,7 +116,8 @@ def _retries(config: RunConfig) -> int:
     return max(3, round(2.0 * config.ledger.outage_timeout_s))
 
 
-def _transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
+def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
+    """Make what a worker's mailboxes and links come from, as ``[wire]`` says; on tcp with the run's keys."""
     wire = config.wire
     keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
     max_bytes = wire.max_message_mb << 20
@@ -194,7 +195,7 @@ class Host:
         client = connect(self._url, num_retries=_retries(self._config), client_name=self._worker)
         registry = RedisRegistry(client, self._config.run.name)
         replay = RedisReplay(client, self._config.run.name)
-        transport = _transport(self._config, self._run_dir, who)
+        transport = open_transport(self._config, self._run_dir, who)
         ctx = self._context = ActorContext(
             config=self._config,
             run_dir=self._run_dir,

@@ -20,23 +20,16 @@ from collections import deque
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import structlog
 import torch
-from structlog.typing import FilteringBoundLogger
 
+from ops.bench.weights.actor import actor
 from ops.bench.weights.model import VOCABULARY, make_model
-from pipeline.config.load import read_resolved
-from pipeline.replay.connect import connect
-from pipeline.replay.memory import MemoryReplay
-from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import read_ledger_url
 from protocol.ids import Role, TrajectoryId
-from protocol.zeromq import CurveKeys, ZmqTransport
 from workers.engines.generation import SamplingParams, WindowRequest
 from workers.engines.local.engine import LocalEngine
 from workers.taking import WeightsTaker
@@ -77,35 +70,15 @@ class Decoding:
 
 async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
     """Decode and take weights until ``over``."""
-    config = read_resolved(run_dir)
-    clock = RealClock()
-    registry = RedisRegistry(
-        connect(read_ledger_url(run_dir)), config.run.name, silent_after_s=3600.0
-    )  # nobody beats here
-    who = await registry.register(Role.GENERATOR, "generator-0")
     engine = LocalEngine(make_model(num_bytes), num_slots=NUM_SLOTS)
     decoding = Decoding(engine)
-    keys = CurveKeys.load_or_create(run_dir / "keys") if config.wire.transport == "tcp" else None
-    transport = ZmqTransport(
-        str(who), high_water_mark=16, max_message_bytes=config.wire.max_message_mb << 20, keys=keys
-    )
-    async with asyncio.TaskGroup() as tasks:
-        ctx = ActorContext(
-            config=config,
-            run_dir=run_dir,
-            who=who,
-            replay=MemoryReplay(lambda _: who.epoch),
-            registry=registry,
-            transport=transport,
-            log=cast("FilteringBoundLogger", structlog.get_logger()),
-            clock=clock,
-            tasks=tasks,
-        )
+    async with actor(run_dir, Role.GENERATOR, "generator-0") as (ctx, teardown):
         taker = WeightsTaker(ctx, engine)
+        teardown.callback(taker.close)
         while engine.policy_version < 0 and not over.is_set():
             await taker.look()
             await taker.swap()
-            await clock.sleep(0.01)
+            await ctx.clock.sleep(0.01)
         ctx.spawn("weights", taker.watch())
         told, before = -1, dict(ctx.counters)
         while not over.is_set():
@@ -115,12 +88,6 @@ async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
                 told = engine.policy_version
                 print(json.dumps(_served(ctx, before, list(decoding.steps))), flush=True)
                 before = dict(ctx.counters)
-        ctx.draining.set()
-        await ctx.cancel_spawned()
-        taker.close()
-        ctx.close()
-    transport.close()
-    await registry.aclose()
 
 
 def _served(ctx: ActorContext, before: dict[str, float], steps: list[tuple[float, float]]) -> dict[str, Any]:

@@ -16,29 +16,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
-import structlog
 import torch
-from structlog.typing import FilteringBoundLogger
 
+from ops.bench.weights.actor import actor
 from ops.bench.weights.model import make_model
 from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
 from pipeline.config.load import load_config, resolve_paths, write_resolved
-from pipeline.replay.connect import connect
-from pipeline.replay.memory import MemoryReplay
-from pipeline.runtime.clock import RealClock
-from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import open_ledger, read_ledger_url
+from pipeline.runtime.server import open_ledger
 from pipeline.weights.store import remove_weights, weights_folder
 from protocol.ids import Role
-from protocol.zeromq import CurveKeys, ZmqTransport
 from workers.publishing import Publisher
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
 
 _LIMIT_S = 600.0
 """For the generator to serve a version."""
@@ -116,40 +106,23 @@ def measure(way: Way, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int
     write_resolved(config, config.run_dir)
     server = open_ledger(config.run_dir, configured_url=None, max_memory_mb=64)
     try:
-        return asyncio.run(_measure(config, num_bytes, rounds))
+        return asyncio.run(_measure(config.run_dir, num_bytes, rounds))
     finally:
         if server is not None:
             server.stop()
         remove_weights(config.run_dir)
 
 
-async def _measure(config: RunConfig, num_bytes: int, rounds: int) -> tuple[int, list[Turn]]:
-    run_dir = config.run_dir
-    registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name)
-    who = await registry.register(Role.LEARNER, "learner")
-    keys = CurveKeys.load_or_create(run_dir / "keys") if config.wire.transport == "tcp" else None
-    transport = ZmqTransport(
-        str(who), high_water_mark=16, max_message_bytes=config.wire.max_message_mb << 20, keys=keys
-    )
+async def _measure(run_dir: Path, num_bytes: int, rounds: int) -> tuple[int, list[Turn]]:
     weights = _Weights(num_bytes)
-    generator = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "ops.bench.weights.generator", str(run_dir), str(num_bytes),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
     turns: list[Turn] = []
-    async with asyncio.TaskGroup() as tasks:
-        ctx = ActorContext(
-            config=config,
-            run_dir=run_dir,
-            who=who,
-            replay=MemoryReplay(lambda _: who.epoch),
-            registry=registry,
-            transport=transport,
-            log=cast("FilteringBoundLogger", structlog.get_logger()),
-            clock=RealClock(),
-            tasks=tasks,
-        )
+    async with actor(run_dir, Role.LEARNER, "learner") as (ctx, teardown):
+        generator = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ops.bench.weights.generator", str(run_dir), str(num_bytes),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
         publisher = Publisher(ctx)
+        teardown.callback(publisher.close)
         await publisher.start()
         scratch = weights_folder(run_dir, shared_memory=True).parent
         source = np.random.default_rng(0).integers(0, 256, weights.num_bytes, dtype=np.uint8)
@@ -184,12 +157,6 @@ async def _measure(config: RunConfig, num_bytes: int, rounds: int) -> tuple[int,
                 if generator.stdin is not None:
                     generator.stdin.close()
                 await asyncio.wait_for(generator.wait(), 60)
-        ctx.draining.set()
-        await ctx.cancel_spawned()
-        publisher.close()
-        ctx.close()
-    transport.close()
-    await registry.aclose()
     return weights.num_bytes, turns
 
 

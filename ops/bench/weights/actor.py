@@ -1,0 +1,65 @@
+"""The surroundings of an actor whose weights are measured: a real registry and transport, and a ledger that nobody uses.
+
+*Consumes* the folder of a run whose ledger server is there. *Produces* what the runtime gives to a worker. *Waits for* the
+server; at the end, for what was spawned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from pipeline.config.load import read_resolved
+from pipeline.replay.connect import connect
+from pipeline.replay.memory import MemoryReplay
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.host import open_transport
+from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.server import read_ledger_url
+from protocol.ids import Role
+
+_SILENT_AFTER_S = 3600.0
+"""Nobody beats here; who registered counts as there."""
+
+
+@asynccontextmanager
+async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[ActorContext, ExitStack]]:
+    """Be a worker of the run in ``run_dir``.
+
+    What is pushed onto the stack is called when the spawned tasks have ended and the transport is still open, as a worker's
+    teardown is.
+    """
+    config = read_resolved(run_dir)
+    registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name, silent_after_s=_SILENT_AFTER_S)
+    who = await registry.register(role, worker)
+    transport = open_transport(config, run_dir, who)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            ctx = ActorContext(
+                config=config,
+                run_dir=run_dir,
+                who=who,
+                replay=MemoryReplay(lambda _: who.epoch),
+                registry=registry,
+                transport=transport,
+                log=cast("FilteringBoundLogger", structlog.get_logger()),
+                clock=RealClock(),
+                tasks=tasks,
+            )
+            with ExitStack() as teardown:
+                teardown.callback(ctx.close)
+                try:
+                    yield ctx, teardown
+                finally:
+                    ctx.draining.set()
+                    await ctx.cancel_spawned()
+    finally:
+        transport.close()
+        await registry.aclose()
