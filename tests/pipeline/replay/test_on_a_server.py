@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import redis.exceptions
 
 from pipeline.replay import keys
 from pipeline.replay.buffer import Claim, EvaluationRequest, Refusal, Unit, WriteStatus
@@ -244,4 +245,47 @@ async def test_a_cancelled_task_that_talks_to_the_ledger_without_pause_ends(redi
             async with asyncio.timeout(5.0):
                 await asyncio.wait([talking])
         assert talking.cancelled()
+    await client.aclose()
+
+
+@pytest.fixture
+async def connection(redis_server, redis_client):
+    client = connect(redis_server)
+    connection = await client.connection_pool.get_connection()
+    yield connection
+    await client.connection_pool.release(connection)
+    await client.aclose()
+
+
+async def test_a_trip_of_values_longer_than_any_buffer_arrives_whole_and_in_order(redis_server, redis_client):
+    client = connect(redis_server)
+    values = [bytes([number]) * (number * 50_000 + 1) for number in range(20)]
+    async with client.pipeline(transaction=False) as pipe:
+        for value_bytes in values:
+            pipe.rpush("list", value_bytes)
+            pipe.incrbyfloat("sum", 0.5)
+        answers = await pipe.execute()
+    assert answers == [answer for number in range(1, 21) for answer in (number, number / 2)]
+    assert await client.lrange("list", 0, -1) == values
+    await client.aclose()
+
+
+async def test_the_rest_of_a_command_is_never_sent_on_a_new_connection(connection, redis_client):
+    def pieces():
+        yield connection.pack_command("SET", "whole", "yes")[0]
+        connection._writer.close()
+        connection._reader = connection._writer = None  # as a client that is closed in another task leaves it
+        yield connection.pack_command("SET", "torn", "yes")[0]
+
+    with pytest.raises(redis.exceptions.ConnectionError, match="closed while a command was written"):
+        await connection.send_packed_command(pieces())
+    assert not connection.is_connected
+    assert await redis_client.exists("torn") == 0
+
+
+async def test_an_argument_that_cannot_be_sent_is_refused_before_anything_is(redis_server, redis_client):
+    client = connect(redis_server)
+    with pytest.raises(redis.exceptions.DataError):
+        await client.set("key", object())
+    assert await client.exists("key") == 0
     await client.aclose()
