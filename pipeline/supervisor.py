@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from pipeline.runtime.metrics import MetricsServer
 
 _TICK_S = 0.2
+_LOOK_EVERY_S = 0.5
+"""At the ledger: each look reads what every worker says, and the watchdog's patience is of seconds."""
 _ANSWER_S = 2.0
 """The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
 _DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
@@ -107,6 +109,7 @@ class Supervisor:
         )
         self._watchdog = Watchdog(_patience(config))
         self._num_signals = 0
+        self._next_look_s = 0.0
         self._is_starved = False
         self._learner_drain_code = int(ExitCode.OK)
 
@@ -229,25 +232,30 @@ class Supervisor:
             for exit_ in ended:
                 self._note(exit_, now)
             await around.keep_server(now)
-            try:
-                beats = await around.registry.heartbeats()
-                if status.state is RunState.RUNNING:
-                    status = await self._steer(around.registry, now)
-                await self._bury(around.registry, ended, beats)
-                await self._replace(around.registry, beats, now, await around.overdue(now))
-                await around.show(status, beats, self._plan, now)
-            except (
-                LedgerError
-            ):  # away: it is being started again, and the workers ride it out as well; or it was emptied
-                self._watchdog.blind(now)
-                if status.state is RunState.RUNNING:
-                    status = self._ending() or status
+            if ended or now >= self._next_look_s:
+                self._next_look_s = now + _LOOK_EVERY_S
+                status = await self._look(around, status, ended, now)
             if status.state is not RunState.RUNNING:
                 self._carry_out(self._plan.stop(now))
             self._carry_out(self._plan.due(now))
             if status.state is not RunState.RUNNING and self._plan.is_down:
                 return status
             await asyncio.sleep(_TICK_S)
+
+    async def _look(self, around: Surroundings, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
+        """Do what the ledger's word asks for; return the run's status by it."""
+        try:
+            beats = await around.registry.heartbeats()
+            if status.state is RunState.RUNNING:
+                status = await self._steer(around.registry, now)
+            await self._bury(around.registry, ended, beats)
+            await self._replace(around.registry, beats, now, await around.overdue(now))
+            await around.show(status, beats, self._plan, now)
+        except LedgerError:  # away: it is being started again, and the workers ride it out as well; or it was emptied
+            self._watchdog.blind(now)
+            if status.state is RunState.RUNNING:
+                status = self._ending() or status
+        return status
 
     def _ending(self) -> RunStatus | None:
         """Return why the run ends, of what this process knows itself."""
@@ -301,6 +309,7 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         self._num_signals += 1
+        self._next_look_s = 0.0
         if self._num_signals == 1:
             log.warning("stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
         else:

@@ -176,7 +176,7 @@ class Generator(Actor):
             stats = self._engine.stats()
             num_refused = int(self.ctx.counters.get("refused_tokens", 0))
             self._tally.write(num_sampled=stats.num_sampled_tokens, num_refused=num_refused, num_held=len(self._held))
-            if stats.num_live == 0 or (windows and stats.num_live < self._engine.num_slots):
+            if stats.num_live == 0 or (windows and stats.num_live < self._engine.num_slots) or self._may_swap():
                 break
         return windows
 
@@ -309,11 +309,15 @@ class Generator(Actor):
             if self._taker.has_newer:
                 await self._taker.swap()
             else:
-                await self.ctx.clock.sleep(self.ctx.config.weights.poll_s)
+                await self._taker.wait()
 
     def _is_swapping(self) -> bool:
         """With ``swap = window``, a newer version waits until every live window has ended, and nothing new begins."""
         return self.ctx.config.generation.swap == "window" and self._taker.has_newer
+
+    def _may_swap(self) -> bool:
+        """Whether a newer version waits for nothing but the end of this turn."""
+        return self._taker.has_newer and not self._is_swapping()
 
     async def _swap_weights(self) -> None:
         """Serve the newest version that is verified. Raises WeightsRejected when one was refused, or does not fit."""

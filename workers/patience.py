@@ -34,7 +34,7 @@ class Backoff:
 class Forecast:
     """Waits half of the time that the missing units will take at the rate so far: few questions, and the last one in time.
 
-    While nothing has come, a tenth of the time that was waited.
+    While nothing has come, or it is not their number that is waited for, a tenth of the time that was waited.
     """
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
@@ -47,5 +47,5 @@ class Forecast:
             self._first = now_s, num_ready
         begin_s, begin = self._first
         missing, come, waited_s = num_needed - num_ready, num_ready - begin, now_s - begin_s
-        pause_s = 0.5 * missing * waited_s / come if come else 0.1 * waited_s
+        pause_s = 0.5 * missing * waited_s / come if come and missing > 0 else 0.1 * waited_s
         return min(max(pause_s, self._least_s), self._most_s)

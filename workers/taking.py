@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.registry import WeightsAnnouncement
+from pipeline.runtime.registry import Topic, WeightsAnnouncement
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.segments import MappedFile, SegmentReader
 from pipeline.weights.wire import Base, FetchFolder, WireFetch
@@ -55,6 +55,7 @@ class WeightsTaker:
         self._ctx = ctx
         self._engine = engine
         self._settings = ctx.config.weights
+        self._announced = ctx.news.bell(Topic.WEIGHTS)
         self._reader = SegmentReader()
         self._folder: FetchFolder | None = None
         self._turn = asyncio.Lock()
@@ -77,7 +78,11 @@ class WeightsTaker:
                 await self.look()
             except WeightsRejected as error:
                 self._refused = error
-            await self._ctx.clock.sleep(self._settings.poll_s)
+            await self.wait()
+
+    async def wait(self) -> None:
+        """Wait until it is time for another look: something was announced since the last one, or it was a while ago."""
+        await self._ctx.clock.wait(self._announced, self._settings.poll_s)
 
     async def look(self) -> None:
         """Bring the newest announced version here, if it is newer than what is here.
@@ -87,6 +92,7 @@ class WeightsTaker:
             WeightsRejected: The learner's answers make no sense.
         """
         async with self._turn:
+            self._announced.clear()
             newest = await self._ctx.registry.weights()
             if newest is None or newest.policy_version <= max(self._here, self._engine.policy_version):
                 return

@@ -189,7 +189,12 @@ class WeightsSection(Section):
         default=True,
         description="Publish, and keep what was fetched, in memory-backed storage where the host has some.",
     )
-    poll_s: float = Field(default=0.05, gt=0.0, description="How often a generator looks for a newer version.")
+    poll_s: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=10.0,
+        description="How often a generator looks for a newer version although it was told of none: what a lost notice costs.",
+    )
     max_part_mb: Positive = Field(default=4, description="One part of a version sent to another host.")
     fetch_timeout_s: float = Field(default=30.0, gt=0.0, description="For one part.")
     max_generator_lag: Positive = Field(

@@ -49,6 +49,7 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
+| ``{run}:news:<topic>`` | stream | registry: one entry, written with every change of weights, endpoints or run | the run |
 
 ``{run}:finished:<id>`` is kept for the value worker, apart from the chunks, from a trajectory's first value until the value
 worker has trained on it, or until it is dropped for a reason after which no critic may learn from it.
@@ -163,3 +164,8 @@ def weights(run: str) -> str:
 def run_status(run: str) -> str:
     """String: the run's state and the sentence that explains it."""
     return prefix(run) + "run_status"
+
+
+def news(run: str, topic: str) -> str:
+    """Stream of one entry, which whoever waits for a change of ``topic`` waits at."""
+    return f"{prefix(run)}news:{topic}"

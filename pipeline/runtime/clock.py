@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import time
@@ -28,6 +29,10 @@ class Clock(Protocol):
         """Return after ``seconds``; at the next turn of the loop when they are not positive."""
         ...
 
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return once ``event`` is set, and after ``seconds`` in any case. The event may be set or not afterwards."""
+        ...
+
 
 class RealClock:
     """The operating system's time."""
@@ -43,6 +48,12 @@ class RealClock:
     async def sleep(self, seconds: float) -> None:
         """Return after ``seconds``."""
         await asyncio.sleep(max(0.0, seconds))
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return once ``event`` is set, and after ``seconds`` in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
 
 
 class ManualClock:
@@ -76,16 +87,19 @@ class ManualClock:
 
     async def sleep(self, seconds: float) -> None:
         """Return once ``advance`` has moved time this far."""
+        await self.wait(asyncio.Event(), seconds)
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return once ``event`` is set; ``advance`` sets it when it has moved time this far."""
         if seconds <= 0.0:
             await asyncio.sleep(0)
             return
-        woken = asyncio.Event()
-        entry = (self._now + seconds, next(self._order), woken)
+        entry = (self._now + seconds, next(self._order), event)
         heapq.heappush(self._sleepers, entry)
         try:
-            await woken.wait()
+            await event.wait()
         finally:
-            if entry in self._sleepers:  # cancelled before its time
+            if entry in self._sleepers:  # set, or cancelled, before its time
                 self._sleepers.remove(entry)
                 heapq.heapify(self._sleepers)
 

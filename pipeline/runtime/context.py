@@ -20,6 +20,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.replay.buffer import ReplayBuffer
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.news import News
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import LinkReport, Registry, WaitingFor
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
@@ -64,6 +65,7 @@ class ActorContext:
         who: this incarnation; every write to the ledger carries it.
         replay: the durable ledger.
         registry: the fleet.
+        news: bells that ring when something in the registry changes.
         transport: mailboxes and links.
         log: structlog logger; role, worker, run and policy version are on every line.
         clock: time.
@@ -90,6 +92,7 @@ class ActorContext:
         self.who = who
         self.replay = replay
         self.registry = registry
+        self.news = News(registry, clock)
         self.transport = transport
         self.log = log
         self.clock = clock

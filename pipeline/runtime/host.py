@@ -4,10 +4,11 @@
 end an exit code. *Waits for* the ledger at the start, as long as an outage may last; then for the actor, its signals, the
 run's status, and the heartbeat thread's word that it was fenced.
 
-One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain, teardown); the *stop watch*, which raises when
-the stop is immediate, the drain overdue or the incarnation fenced; the *run watch*, which begins a drain when the run is over;
-the *links* reader; and whatever the actor spawns. A worker does not watch its supervisor: when that dies, the worker goes on,
-and the next supervisor adopts it, by what the worker writes down of itself (``pipeline.runtime.process_records``).
+One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain, teardown); the *stop watch*, which raises
+when the stop is immediate, the drain overdue or the incarnation fenced; the *run watch*, which begins a drain when the run is
+over; the *links* reader; the *news* of the registry; and whatever the actor spawns. A worker does not watch its supervisor:
+when that dies, the worker goes on, and the next supervisor adopts it, by what the worker writes down of itself
+(``pipeline.runtime.process_records``).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
+from pipeline.runtime.news import LOOK_ANYWAY_S
 from pipeline.runtime.process_records import Life, identify, worker_pid, write_life
-from pipeline.runtime.registry import Registry, RunState, WaitingFor
+from pipeline.runtime.registry import Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.retry import ride_out
 from pipeline.runtime.threads import limit_threads
@@ -46,7 +48,6 @@ from protocol.zeromq import CurveKeys, ZmqTransport
 if TYPE_CHECKING:
     from pipeline.runtime.actor import Actor
 
-_RUN_WATCH_S = 0.5
 _LINKS_S = 0.5
 _STOP_WATCH_S = 1.0
 _TEARDOWN_S = 5.0
@@ -216,6 +217,7 @@ class Host:
         ctx.pulse.on_version = heartbeats.nudge
         heartbeats.start()
         self._watch(tasks, "run-watch", self._watch_run(ctx))
+        self._watch(tasks, "news", ctx.news.watch())
         self._watch(tasks, "links", self._read_links(ctx))
         try:
             await self._act(self._actor_class(ctx), ctx)
@@ -334,12 +336,14 @@ class Host:
 
     async def _watch_run(self, ctx: ActorContext) -> None:
         """Drain once the run is over, whoever ended it."""
+        changed = ctx.news.bell(Topic.RUN)
         while True:
+            changed.clear()
             with contextlib.suppress(LedgerError):  # away for now: the actor's own calls will tell
                 status = await ctx.registry.run_status()
                 if status.state in _ENDED and not ctx.draining.is_set():
                     self._stop(f"the run is {status.state}: {status.detail}")
-            await self._clock.sleep(_RUN_WATCH_S)
+            await self._clock.wait(changed, LOOK_ANYWAY_S)
 
     async def _read_links(self, ctx: ActorContext) -> None:
         while True:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry import LinkReport, WaitingFor
+from pipeline.runtime.news import LOOK_ANYWAY_S
+from pipeline.runtime.registry import LinkReport, Topic, WaitingFor
 from protocol.channel import Sender
 from protocol.errors import ChannelClosed, LedgerFull, LedgerUnavailable
 from protocol.ids import Role
 from protocol.messages import Message
 
-_DISCOVER_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 
@@ -50,10 +50,12 @@ class Outbox:
 
     async def discover(self) -> None:
         """Keep the links those of the role's live mailboxes, until cancelled. Spawn this once."""
+        changed = self._ctx.news.bell(Topic.ENDPOINTS)
         try:
             while True:
+                changed.clear()
                 await self.refresh()
-                await self._ctx.clock.sleep(_DISCOVER_EVERY_S)
+                await self._ctx.clock.wait(changed, LOOK_ANYWAY_S)
         finally:
             self.close()
 

@@ -3,11 +3,13 @@
 Everything here is small, is about processes rather than about work, and lives beside the ledger under the same server.
 Two implementations: ``MemoryRegistry`` (in this process) and ``RedisRegistry``; one contract suite.
 
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* nothing.
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* nothing, but for news as long as
+the caller says (``pipeline.runtime.news`` is who asks).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -128,8 +130,19 @@ class Fleet:
     counts: dict[Role, int] = field(default_factory=dict[Role, int])
 
 
+class Topic(StrEnum):
+    """What there is news of."""
+
+    ENDPOINTS = "endpoints"
+    """a mailbox was opened, or one's worker was fenced or has left; of one that fell silent nobody tells"""
+    RUN = "run"
+    """the run's state"""
+    WEIGHTS = "weights"
+    """a version was published"""
+
+
 class Registry(Protocol):
-    """Who is there. Every call returns at once; all raise LedgerUnavailable when no server answers."""
+    """Who is there. Every call but ``news`` returns at once; all raise LedgerUnavailable when no server answers."""
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
@@ -182,6 +195,18 @@ class Registry(Protocol):
 
     async def run_status(self) -> RunStatus:
         """Return the run's state; STARTING when none was set."""
+        ...
+
+    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+        """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed.
+
+        Args:
+            seen: topic -> what an earlier call returned for it; "" for whoever has heard nothing yet.
+            timeout_s: shorter than the client waits for an answer.
+
+        Returns the topics that there is something new of, each with what to call it when asking again. What is told of can be
+        read by then. News that came while nobody waited is told at the next call, several of a topic as one.
+        """
         ...
 
     async def aclose(self) -> None:

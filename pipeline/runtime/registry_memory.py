@@ -1,14 +1,17 @@
 """The registry in this process: for tests of actors, and the plain statement of what the contract means.
 
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* nothing.
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* news, by its clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.runtime.clock import Clock, RealClock
-from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, WeightsAnnouncement
+from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
@@ -39,6 +42,8 @@ class MemoryRegistry:
     _fleet: Fleet | None = None
     _weights: WeightsAnnouncement | None = None
     _status: RunStatus = field(default_factory=lambda: RunStatus(RunState.STARTING))
+    _news: Counter[Topic] = field(default_factory=Counter[Topic])
+    _rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
@@ -49,7 +54,7 @@ class MemoryRegistry:
     async def fence(self, worker: str) -> int:
         """Make the present incarnation of a worker powerless; return the new epoch."""
         known = self._workers.setdefault(worker, _Worker())
-        known.forget()
+        self._forget(known)
         known.epoch += 1
         return known.epoch
 
@@ -61,6 +66,7 @@ class MemoryRegistry:
         """Say where this worker's mailbox listens. Raises Fenced."""
         known = self._newest(who)
         known.role, known.endpoint = who.role, (endpoint, public_key)
+        self._tell(Topic.ENDPOINTS)
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
         """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of life lately."""
@@ -75,7 +81,7 @@ class MemoryRegistry:
         """Leave in good order; nothing when a newer incarnation exists."""
         known = self._workers.get(who.worker)
         if known is not None and known.epoch == who.epoch:
-            known.forget()
+            self._forget(known)
 
     async def heartbeats(self) -> list[Heartbeat]:
         """Return the last heartbeat of every worker that has not departed, by name."""
@@ -100,6 +106,7 @@ class MemoryRegistry:
             return
         check_grows(weights, self._weights.policy_version if self._weights else -1)
         self._weights = weights
+        self._tell(Topic.WEIGHTS)
 
     async def weights(self) -> WeightsAnnouncement | None:
         """Return the newest published version."""
@@ -108,10 +115,22 @@ class MemoryRegistry:
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         self._status = status
+        self._tell(Topic.RUN)
 
     async def run_status(self) -> RunStatus:
         """Return the run's state; STARTING when none was set."""
         return self._status
+
+    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+        """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
+        deadline = self.clock.monotonic() + timeout_s
+        while True:
+            found = {topic: str(self._news[topic]) for topic in seen if self._news[topic] > int(seen[topic] or 0)}
+            left_s = deadline - self.clock.monotonic()
+            if found or left_s <= 0.0:
+                return found
+            self._rung.clear()
+            await self.clock.wait(self._rung, left_s)
 
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""
@@ -128,6 +147,16 @@ class MemoryRegistry:
         known.heartbeat = heartbeat
         known.seen_s = self.clock.monotonic()
         return True
+
+    def _tell(self, topic: Topic) -> None:
+        self._news[topic] += 1
+        self._rung.set()
+
+    def _forget(self, worker: _Worker) -> None:
+        had_endpoint = worker.endpoint is not None
+        worker.forget()
+        if had_endpoint:
+            self._tell(Topic.ENDPOINTS)
 
     def _newest(self, who: Incarnation) -> _Worker:
         known = self._workers.get(who.worker, _Worker())

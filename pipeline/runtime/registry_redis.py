@@ -1,7 +1,8 @@
 """The registry beside the ledger, under the same server. Key names: ``pipeline.replay.keys``.
 
 *Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* the server's answer, as long as
-the client's time limit says; then LedgerUnavailable.
+the client's time limit says; then LedgerUnavailable. News is a stream of one entry for each topic, which one connection of each
+worker waits at (XREAD BLOCK); the script that changes something writes it, so that one is never there without the other.
 
 What must hold together is one Lua script each (``scripts/``); the epoch is compared inside the script, so that a fenced
 incarnation can change nothing, however late its request arrives. All of it works at the server's memory limit too. Values are
@@ -10,9 +11,9 @@ JSON: a person with ``redis-cli`` can read them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import redis.asyncio
@@ -20,7 +21,7 @@ import redis.asyncio
 from pipeline.replay import keys
 from pipeline.replay.faults import ledger_faults
 from pipeline.replay.sentinel import blocking_client
-from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, WeightsAnnouncement
+from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from pipeline.runtime.registry_memory import SILENT_AFTER_S, check_grows, check_newest
 from protocol.ids import Incarnation, Role
 
@@ -63,7 +64,9 @@ class RedisRegistry:
         """Say where this worker's mailbox listens. Raises Fenced."""
         entry = msgspec.json.encode(_Endpoint(who.role, endpoint, public_key))
         newest = await self._run(
-            "set_endpoint", [self._keys.epochs, self._keys.endpoints], [who.worker, who.epoch, entry]
+            "set_endpoint",
+            [self._keys.epochs, self._keys.endpoints, self._keys.news[Topic.ENDPOINTS]],
+            [who.worker, who.epoch, entry],
         )
         check_newest(who, newest)
 
@@ -104,7 +107,9 @@ class RedisRegistry:
         """
         arguments = [who.worker, who.epoch, weights.policy_version, msgspec.json.encode(weights)]
         newest, published, is_done = await self._run(
-            "announce_weights", [self._keys.epochs, self._keys.weights], arguments
+            "announce_weights",
+            [self._keys.epochs, self._keys.weights, self._keys.news[Topic.WEIGHTS]],
+            arguments,
         )
         if not is_done:
             check_newest(who, newest)
@@ -118,7 +123,7 @@ class RedisRegistry:
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         blob = msgspec.json.encode(_Status(status.state, status.detail))
-        await self._run("replace", [self._keys.run_status], [blob])
+        await self._run("replace", [self._keys.run_status, self._keys.news[Topic.RUN]], [blob])
 
     async def run_status(self) -> RunStatus:
         """Return the run's state; STARTING when none was set."""
@@ -127,6 +132,14 @@ class RedisRegistry:
             return RunStatus(RunState.STARTING)
         status = msgspec.json.decode(blob, type=_Status)
         return RunStatus(status.state, status.detail)
+
+    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+        """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
+        topics = {self._keys.news[topic].encode(): topic for topic in seen}
+        milliseconds = max(1, round(1000.0 * timeout_s))  # 0 would be for ever
+        since = [seen[topic] or "0" for topic in topics.values()]
+        reply = await self._command("XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since)
+        return {topics[key]: _last_id(entries) for key, entries in dict(reply).items()}
 
     async def aclose(self) -> None:
         """Close the client."""
@@ -142,6 +155,13 @@ class RedisRegistry:
     async def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         with ledger_faults(f"registry {script}"):
             return await self._scripts[script](keys=script_keys, args=arguments)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _last_id(entries: list[Any]) -> str:
+    """Return the id of the last of a stream's entries; under RESP3 they are one list deeper."""
+    while isinstance(entries[-1], list):
+        entries = cast("list[Any]", entries[-1])
+    return entries[-1][0].decode()
 
 
 class RedisHeartbeatWriter:
@@ -175,4 +195,5 @@ class _Keys:
         self.fleet = keys.fleet(run)
         self.weights = keys.weights(run)
         self.run_status = keys.run_status(run)
-        self.of_workers = [self.epochs, self.endpoints, self.heartbeats, self.seen]
+        self.news = {topic: keys.news(run, topic) for topic in Topic}
+        self.of_workers = [self.epochs, self.endpoints, self.heartbeats, self.seen, self.news[Topic.ENDPOINTS]]

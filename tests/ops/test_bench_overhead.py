@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 
-from ops.bench.overhead.fleet import CONFIG, TOKENS_PER_S, Cost, measure
+from ops.bench.overhead.fleet import CONFIG, TOKENS_PER_S, Cost, _Watch, measure
 from ops.bench.overhead.parts import (
     HEARTBEAT,
     LEDGER,
@@ -22,6 +23,11 @@ from ops.bench.overhead.parts import (
     role_of,
 )
 from pipeline.config.load import load_config
+from pipeline.runtime.ledger_file import LedgerAddress, write_address
+from pipeline.runtime.registry import Heartbeat, WaitingFor
+from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from protocol.ids import Role
+from tests.pipeline.runtime.fakes import small_config
 
 
 @pytest.mark.parametrize(
@@ -70,6 +76,29 @@ def test_the_share_of_a_core_is_what_a_device_at_full_speed_would_take() -> None
     assert cost.measured_share == pytest.approx(0.05)
     behind = Cost(num_generators=2, num_workers=5, seconds=20.0, tokens=40_000.0, cpu_s={LEDGER: 1.0})
     assert (behind.pace, behind.measured_share) == (TOKENS_PER_S / 2, pytest.approx(0.025))
+
+
+async def test_what_a_generator_sampled_still_counts_when_it_has_left(
+    tmp_path: Path, redis_client: redis.asyncio.Redis, redis_server: str
+) -> None:
+    config = small_config(tmp_path)
+    config.run_dir.mkdir(parents=True)
+    write_address(config.run_dir, LedgerAddress(url=redis_server))
+    registry, writer = RedisRegistry(redis_client, config.run.name), RedisHeartbeatWriter(redis_server, config.run.name)
+    watch = _Watch(config, metrics_port=1)
+    for number in range(2):
+        who = await registry.register(Role.GENERATOR, f"generator-{number}")
+        assert writer.beat(
+            Heartbeat(
+                who=who, pid=1, host="h", at_s=1.0, started_s=0.0, progress=1, progress_at_s=1.0,
+                waiting_for=WaitingFor.COMPUTE, counters={"sampled_tokens": 500.0},
+            )
+        )  # fmt: skip
+        watch.look()
+        await registry.depart(who)
+        watch._next_s = 0.0
+    assert [tokens for _, tokens in watch.tokens] == [500.0, 1000.0]
+    writer.close()
 
 
 @pytest.mark.integration

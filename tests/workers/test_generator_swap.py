@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.replay.buffer import Unit
+from pipeline.rework import Tally
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.weights.store import WeightsStore
@@ -41,7 +42,7 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
     tmp_path: Path, swap: Literal["window", "token"]
 ) -> None:
     config = small_config(tmp_path)
-    generation = config.generation.model_copy(update={"swap": swap, "engine": "emulated"})
+    generation = config.generation.model_copy(update={"swap": swap, "engine": "emulated", "steps_per_turn": 3})
     config = config.model_copy(update={"generation": generation})
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()
@@ -74,6 +75,12 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
         taker = generator._taker = WeightsTaker(ctx, engine)
         await taker.look()
         assert taker.has_newer
+        generator._tally = Tally(tmp_path, ctx.who)
+        before = engine.stats().num_decode_steps
+        generator._sample()
+        turn = engine.stats().num_decode_steps - before
+        assert turn == (1 if swap == "token" else 3), "only a swap that may happen now cuts a turn short"
+        generator._tally.close()
         await generator._swap_weights()
         if swap == "token":
             assert engine.policy_version == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +56,10 @@ def test_units_that_are_dropped_begin_a_new_forecast() -> None:
     forecast.pause_s(0.0, num_ready=5, num_needed=8)
     forecast.pause_s(1.0, num_ready=7, num_needed=8)
     assert forecast.pause_s(1.1, num_ready=2, num_needed=8) == 0.02
+
+
+def test_when_enough_are_ready_and_something_else_is_waited_for_questions_grow_rarer_too() -> None:
+    forecast = Forecast(least_s=0.02, most_s=0.1)
+    forecast.pause_s(0.0, num_ready=0, num_needed=8)
+    pauses = [forecast.pause_s(now, num_ready=9, num_needed=8) for now in (0.3, 0.5, 0.8, 5.0)]
+    assert pauses == pytest.approx([0.03, 0.05, 0.08, 0.1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,36 @@ async def test_what_was_refused_beside_decoding_is_raised_at_the_next_swap(tmp_p
             await world.taker.swap()
         world.ctx.draining.set()
         await world.ctx.cancel_spawned()
+
+
+async def test_a_version_is_brought_as_soon_as_it_is_announced_and_a_lost_notice_costs_one_poll(tmp_path: Path) -> None:
+    async with opened(tmp_path, poll_s=8.0) as world:
+        await world.publish(1)
+        world.ctx.spawn("weights", world.taker.watch())
+        await until(lambda: world.taker.has_newer)
+        await world.taker.swap()
+        news = world.ctx.tasks.create_task(world.ctx.news.watch())
+        await until(lambda: world.clock.num_sleepers == 2)  # the taker, and who listens for it
+        await world.publish(2)
+        await until(lambda: world.taker.has_newer)  # and time stood still
+        await world.taker.swap()
+        news.cancel()
+        await until(lambda: world.clock.num_sleepers == 1)
+        await world.publish(3)
+        await world.clock.advance(7.9)
+        assert not world.taker.has_newer
+        await world.clock.advance(0.1)
+        await until(lambda: world.taker.has_newer)
+        await world.taker.swap()
+        assert list(world.engine.served) == [1, 2, 3]
+        world.ctx.draining.set()
+        await world.ctx.cancel_spawned()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let threads and tasks run until something is so; the test's own time limit ends one that never is."""
+    while not condition():  # noqa: ASYNC110 - some of it happens on threads
+        await asyncio.sleep(0.001)
 
 
 async def test_bytes_that_are_wrong_because_a_newer_version_took_their_place_blame_nobody(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 CONFIG: Final = Path("configs/overhead.toml")
 TOKENS_PER_S: Final = 2000
 """Of one emulated device: 32 sequences, a step of 16 ms."""
-_GROUPS_PER_GENERATOR: Final = 1
+_GROUPS_PER_GENERATOR: Final = 4
+"""Of an update: with fewer, staleness would let the devices wait for the longest responses."""
 _WARMUP_UPDATES: Final = 2
 _SAMPLE_S: Final = 0.5
 _ROOT: Final = Path(__file__).resolve().parents[3]
@@ -87,6 +88,7 @@ class _Watch:
     metrics_port: int
     server: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     tokens: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    _sampled: dict[str, float] = field(default_factory=dict[str, float])
     _next_s: float = 0.0
     _client: redis.Redis | None = None
 
@@ -104,9 +106,10 @@ class _Watch:
             self.server.append((now, spent))
         with suppress(redis.RedisError):
             self._client = self._client or redis.Redis.from_url(address.url, socket_timeout=2.0)
-            found: Any = self._client.hvals(keys.heartbeats(self.config.run.name))
-            beats = [json.loads(beat) for beat in found]
-            self.tokens.append((now, sum(beat["counters"].get("sampled_tokens", 0.0) for beat in beats)))
+            found: Any = self._client.hgetall(keys.heartbeats(self.config.run.name))
+            for worker, beat in found.items():  # one that has left is not there any more, and its tokens still count
+                self._sampled[worker] = json.loads(beat)["counters"].get("sampled_tokens", 0.0)
+            self.tokens.append((now, sum(self._sampled.values())))
         with suppress(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=1.0).close()
 

@@ -27,6 +27,7 @@ _PLACES: Final = (
     ("protocol/", WIRE),
     ("pipeline/replay/", LEDGER),
     ("pipeline/runtime/registry", HEARTBEAT),
+    ("pipeline/runtime/news", HEARTBEAT),
     ("pipeline/runtime/heartbeat", HEARTBEAT),
     ("pipeline/runtime/pulse", HEARTBEAT),
     ("pipeline/runtime/metrics", METRICS),

@@ -2,6 +2,7 @@
 --
 -- KEYS[1] epochs   hash    worker -> newest epoch
 -- KEYS[2] weights  string  the newest announcement, JSON
+-- KEYS[3] news     stream  of weights, one entry
 -- ARGV[1] worker
 -- ARGV[2] epoch of the caller
 -- ARGV[3] policy version
@@ -21,4 +22,5 @@ if newest ~= ARGV[2] or tonumber(ARGV[3]) <= before then
 end
 redis.call('DEL', KEYS[2]) -- first, for a server at its memory limit (see register.lua)
 redis.call('SET', KEYS[2], ARGV[4])
+redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'policy_version', ARGV[3])
 return {tonumber(newest), before, 1}

@@ -6,11 +6,12 @@
 -- returns worker, JSON, worker, JSON ...
 local since = redis.call('TIME')[1] - ARGV[1]
 local found = {}
-for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], since, '+inf')) do
-  local endpoint = redis.call('HGET', KEYS[1], worker)
-  if endpoint then
-    found[#found + 1] = worker
-    found[#found + 1] = endpoint
+local bound = redis.call('HGETALL', KEYS[1]) -- few: most workers have no mailbox
+for place = 1, #bound, 2 do
+  local seen = redis.call('ZSCORE', KEYS[2], bound[place])
+  if seen and tonumber(seen) >= since then
+    found[#found + 1] = bound[place]
+    found[#found + 1] = bound[place + 1]
   end
 end
 return found

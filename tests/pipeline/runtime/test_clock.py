@@ -63,3 +63,28 @@ async def test_the_real_clock_moves():
     await clock.sleep(0.001)
     assert clock.monotonic() > before
     assert clock.time() > 1.6e9
+
+
+@pytest.mark.parametrize("kind", ["manual", "real"])
+async def test_a_wait_ends_when_its_event_is_set_long_before_its_limit(kind: str):
+    clock = ManualClock() if kind == "manual" else RealClock()
+    event = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(clock.wait(event, 3_600.0))
+        await settle()
+        assert not waiting.done()
+        event.set()
+    if isinstance(clock, ManualClock):
+        assert clock.num_sleepers == 0, "nobody is left to be woken an hour later"
+
+
+async def test_a_wait_for_what_never_comes_ends_at_its_limit():
+    clock = ManualClock()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(clock.wait(asyncio.Event(), 2.0))
+        await clock.advance(1.9)
+        assert not waiting.done()
+        await clock.advance(0.1)
+        assert waiting.done()
+    await RealClock().wait(asyncio.Event(), 0.001)
+    await RealClock().wait(asyncio.Event(), -1.0)

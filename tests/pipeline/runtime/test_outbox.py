@@ -133,6 +133,17 @@ async def test_without_a_worker_of_the_role_it_waits_until_the_deadline_or_until
     assert await bench.received(mailbox) == [1]
 
 
+async def test_a_mailbox_that_opens_is_linked_when_it_is_told_of(bench: Bench):
+    async with asyncio.TaskGroup() as tasks:
+        watching = [tasks.create_task(bench.outbox.discover()), tasks.create_task(bench.ctx.news.watch())]
+        await asyncio.sleep(0.01)
+        mailbox = await bench.open_mailbox("reward-0")
+        assert await bench.outbox.send(message(1), timeout_s=1.0), "sooner than it would have looked by itself"
+        assert await bench.received(mailbox) == [1]
+        for task in watching:
+            task.cancel()
+
+
 async def test_a_replaced_worker_is_linked_at_its_new_address_and_a_departed_one_is_left(bench: Bench):
     await bench.open_mailbox("reward-0")
     await bench.outbox.refresh()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +20,7 @@ from pipeline.runtime.registry import (
     Registry,
     RunState,
     RunStatus,
+    Topic,
     WaitingFor,
     WeightsAnnouncement,
 )
@@ -172,6 +174,97 @@ async def test_the_fleet_and_the_run_status_are_what_was_set_last(subject: Subje
     assert await subject.registry.run_status() == RunStatus(RunState.FAILED, "reward-0 kept failing")
 
 
+NOTHING_HEARD = dict.fromkeys(Topic, "")
+
+
+async def caught_up(registry: Registry) -> dict[Topic, str]:
+    """What somebody has heard who heard all there was."""
+    return NOTHING_HEARD | await registry.news(NOTHING_HEARD, timeout_s=0.001)
+
+
+async def test_whoever_waits_for_news_is_told_what_changed_and_can_read_it_then(subject: Subject):
+    registry = subject.registry
+    learner = await registry.register(Role.LEARNER, "learner-0")
+    seen = await caught_up(registry)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(registry.news(seen, timeout_s=4.0))
+        await registry.set_fleet(Fleet({Role.GENERATOR: 2}))  # nobody waits for that
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        await registry.announce_weights(learner, announcement(1))
+    assert list(waiting.result()) == [Topic.WEIGHTS]
+    assert await registry.weights() == announcement(1)
+    assert await registry.news(seen | waiting.result(), timeout_s=0.001) == {}
+
+
+async def test_news_that_came_while_nobody_waited_is_told_at_the_next_call_and_once(subject: Subject):
+    registry = subject.registry
+    learner = await registry.register(Role.LEARNER, "learner-0")
+    seen = await caught_up(registry)
+    for version in (1, 2, 3):
+        await registry.announce_weights(learner, announcement(version))
+    await registry.set_run_status(RunStatus(RunState.RUNNING))
+    found = await registry.news(seen, timeout_s=4.0)
+    assert set(found) == {Topic.WEIGHTS, Topic.RUN}
+    assert await registry.news(seen | found, timeout_s=0.001) == {}
+    assert set(await registry.news(NOTHING_HEARD, timeout_s=0.001)) >= set(found), "one who comes late hears it, too"
+    only_run = await registry.news({Topic.RUN: seen[Topic.RUN]}, timeout_s=4.0)
+    assert list(only_run) == [Topic.RUN]
+
+
+async def test_every_change_of_the_mailboxes_is_news_and_nothing_else_of_a_worker_is(subject: Subject):
+    registry = subject.registry
+
+    async def is_told(change: Callable[[], Awaitable[object]]) -> bool:
+        seen = await caught_up(registry)
+        await change()
+        return Topic.ENDPOINTS in await registry.news(seen, timeout_s=0.001)
+
+    async def bind(worker: str) -> Incarnation:
+        who = await registry.register(Role.REWARD, worker)
+        await registry.set_endpoint(who, "ipc://r")
+        return who
+
+    first = await registry.register(Role.REWARD, "reward-0")
+    assert await is_told(lambda: registry.set_endpoint(first, "ipc://r"))
+    assert not await is_told(lambda: registry.register(Role.GENERATOR, "generator-0"))
+    assert not await is_told(lambda: asyncio.to_thread(subject.writer.beat, beat_of(first)))
+    assert await is_told(lambda: registry.register(Role.REWARD, "reward-0")), "its old mailbox is gone"
+    assert not await is_told(lambda: registry.fence("reward-0")), "it had none"
+    second = await bind("reward-1")
+    assert await is_told(lambda: registry.fence("reward-1"))
+    assert not await is_told(lambda: registry.depart(second)), "a fenced one takes nothing away"
+    third = await bind("reward-2")
+    assert await is_told(lambda: registry.depart(third))
+
+
+async def test_what_was_refused_is_no_news(subject: Subject):
+    registry = subject.registry
+    old = await registry.register(Role.LEARNER, "learner-0")
+    new = await registry.register(Role.LEARNER, "learner-0")
+    await registry.announce_weights(new, announcement(2))
+    seen = await caught_up(registry)
+    with pytest.raises(Fenced):
+        await registry.announce_weights(old, announcement(3))
+    with pytest.raises(Fenced):
+        await registry.set_endpoint(old, "ipc://old")
+    with pytest.raises(ValueError, match="versions only grow"):
+        await registry.announce_weights(new, announcement(1))
+    assert await registry.news(seen, timeout_s=0.001) == {}
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_news_is_read_in_both_versions_of_the_server_s_protocol(redis_server: str, protocol: int):
+    url = f"{redis_server}{'&' if '?' in redis_server else '?'}protocol={protocol}"
+    registry = RedisRegistry(redis.asyncio.Redis.from_url(url), f"protocol-{protocol}")
+    seen = await caught_up(registry)
+    await registry.set_run_status(RunStatus(RunState.RUNNING))
+    found = await registry.news(seen, timeout_s=4.0)
+    assert list(found) == [Topic.RUN]
+    assert await registry.news(seen | found, timeout_s=0.001) == {}
+    await registry.aclose()
+
+
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 async def test_a_silent_worker_is_offered_no_messages_until_it_is_heard_again(
     kind: str, redis_client: redis.asyncio.Redis, redis_server: str
@@ -216,6 +309,8 @@ async def test_a_server_at_its_memory_limit_still_takes_heartbeats_versions_and_
         assert (await registry.register(Role.REWARD, "reward-0")).epoch == 1
         assert await registry.weights() == announcement(1)
         assert await registry.heartbeats() == [beat_of(who)]
+        await registry.fence("learner-0")
+        assert set(await registry.news(NOTHING_HEARD, timeout_s=0.001)) == set(Topic)
     finally:
         await redis_client.config_set("maxmemory", "0")
         writer.close()

@@ -1,0 +1,80 @@
+"""Whoever is told looks at once; whoever is not told looks a little later all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from pipeline.replay.connect import connect
+from pipeline.runtime.clock import ManualClock, RealClock, settle
+from pipeline.runtime.news import News
+from pipeline.runtime.registry import RunState, RunStatus, Topic
+from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry_redis import RedisRegistry
+from protocol.errors import LedgerUnavailable
+from protocol.ids import Role
+
+
+class Away(MemoryRegistry):
+    """A registry whose server can be taken away."""
+
+    is_away = False
+
+    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+        if self.is_away:
+            raise LedgerUnavailable("away")
+        return await super().news(seen, timeout_s=timeout_s)
+
+
+async def test_every_bell_of_a_topic_rings_and_no_other() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    news = News(registry, clock)
+    bells = [news.bell(topic) for topic in (Topic.RUN, Topic.RUN, Topic.WEIGHTS)]
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(news.watch())
+        await settle()
+        await registry.set_run_status(RunStatus(RunState.RUNNING))
+        await settle()
+        assert [bell.is_set() for bell in bells] == [True, True, False]
+        for bell in bells:
+            bell.clear()
+        await clock.advance(60.0)
+        assert not any(bell.is_set() for bell in bells), "what was heard once is not told again"
+        watch.cancel()
+
+
+async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back() -> None:
+    clock = ManualClock()
+    registry = Away(clock)
+    registry.is_away = True
+    news = News(registry, clock)
+    bell = news.bell(Topic.RUN)
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(news.watch())
+        await registry.set_run_status(RunStatus(RunState.STOPPING))
+        await clock.advance(30.0)
+        assert not bell.is_set()
+        registry.is_away = False
+        await clock.advance(2.0)
+        assert bell.is_set()
+        watch.cancel()
+
+
+async def test_a_watch_on_a_server_is_ended_at_once_in_the_middle_of_its_wait(redis_server: str) -> None:
+    registry = RedisRegistry(connect(redis_server), "news")
+    await registry.register(Role.LEARNER, "learner")
+    news = News(registry, RealClock())
+    bell = news.bell(Topic.RUN)
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(news.watch())
+        await registry.set_run_status(RunStatus(RunState.RUNNING))
+        await asyncio.wait_for(bell.wait(), 5.0)
+        await asyncio.sleep(0.02)  # it waits again
+        watch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(watch), 1.0)
+    assert (await registry.run_status()).state is RunState.RUNNING, "the client is whole"
+    await registry.aclose()
