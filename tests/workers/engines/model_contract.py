@@ -117,6 +117,16 @@ class ModelContract(GenerationContract):
         for each in requests:
             check_logprobs(policy, each, windows[each.trajectory])
 
+    def test_contexts_that_are_too_much_to_fill_in_at_once_are_filled_in_bit_by_bit(self, start, old) -> None:
+        rng = np.random.default_rng(7)
+        requests = [request(n, prompt=rng.integers(2, VOCABULARY, size=440)) for n in range(16)]
+        engine = start(num_slots=16)
+        for each in requests:
+            engine.submit(each)
+        windows = drain(engine)
+        for each in requests:
+            check_logprobs(old, each, windows[each.trajectory])
+
     def test_greedy_equals_the_generate_of_transformers(self, start, old) -> None:
         engine = start(stop=())
         prompts = [np.random.default_rng(n).integers(2, VOCABULARY, size=3 + n) for n in range(8)]

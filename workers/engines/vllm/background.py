@@ -104,7 +104,7 @@ class BackgroundCore:
     def add(self, request: CoreRequest) -> None:
         """Queue a request."""
         self._streams[request.name] = _Stream(self._version)
-        params = sampling_params(request, as_they_come=True)
+        params = sampling_params(request, seeded=not self.has_streams, as_they_come=True)
         asyncio.run_coroutine_threadsafe(self._follow(request, params), self._loop)
 
     def step(self, timeout_s: float) -> list[Sample]:

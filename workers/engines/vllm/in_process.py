@@ -71,7 +71,7 @@ class InProcessCore:
             self._engine.add_request(
                 request.name,
                 {"prompt_token_ids": request.context.tolist(), "cache_salt": request.salt},
-                sampling_params(request, logprobs=self._journal is None),
+                sampling_params(request, seeded=not self.has_streams, logprobs=self._journal is None),
             )
             or request.name
         )
@@ -164,8 +164,16 @@ class InProcessCore:
             self._journal.forget(inner)
 
 
-def sampling_params(request: CoreRequest, *, as_they_come: bool = False, logprobs: bool = True) -> Any:
-    """Return vLLM's parameters of a request, reported at its end or as its tokens come, with log-probs or not."""
+def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = False, logprobs: bool = True) -> Any:
+    """Return vLLM's parameters of a request.
+
+    Args:
+        request: What is asked for.
+        seeded: Whether vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a request; it winds that back
+            when a context is filled in by parts, which a CPU's generators cannot do.
+        as_they_come: Whether tokens are reported as they come, or at the end.
+        logprobs: Whether vLLM is to report log-probs.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -177,7 +185,7 @@ def sampling_params(request: CoreRequest, *, as_they_come: bool = False, logprob
         max_tokens=request.max_tokens,
         stop_token_ids=list(request.stop_token_ids),
         ignore_eos=True,  # ours are all named above
-        seed=request.stream >> 1,  # vLLM takes signed 64 bits
+        seed=request.stream >> 1 if seeded else None,  # vLLM takes signed 64 bits
         logprobs=0 if logprobs else None,
         flat_logprobs=logprobs and not as_they_come,
         detokenize=False,
