@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -15,8 +16,10 @@ import redis
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from pipeline.replay.sentinel import parse_sentinel_url
-from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.clock import ManualClock, RealClock
+from pipeline.runtime.news import News
 from pipeline.runtime.pulse import Pulse
+from pipeline.runtime.registry import RunState, RunStatus, Topic
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.server_binary import find_server
 from protocol.errors import ConfigError, LedgerUnavailable
@@ -102,10 +105,18 @@ async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched
     await replay.write_chunk(who, chunk)
     assert await client.wait(1, 20_000) == 1, "the replica has it"
 
-    watched.master.kill()
+    news = News(registry, RealClock())
+    bell = news.bell(Topic.RUN)
+    async with asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(news.watch())
+        await asyncio.sleep(0.1)  # it waits at the master that dies now
+        watched.master.kill()
 
-    await replay.write_chunk(who, make_chunk(second.trajectory))  # waits for the failover, and finds the new master
-    assert (await client.info("server"))["tcp_port"] == watched.ports[1]
+        await replay.write_chunk(who, make_chunk(second.trajectory))  # waits for the failover, and finds the new master
+        assert (await client.info("server"))["tcp_port"] == watched.ports[1]
+        await registry.set_run_status(RunStatus(RunState.RUNNING))
+        await asyncio.wait_for(bell.wait(), 30.0)
+        listening.cancel()
     await replay.write_score(SCORER, chunk.id, reward())
     audit = await replay.audit()
     assert audit.balances
