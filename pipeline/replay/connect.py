@@ -14,21 +14,19 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
+import hiredis
 import redis.asyncio
 import redis.exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import ExponentialBackoff
-from redis.connection import HiredisRespSerializer
 
 from pipeline.config.secrets import hide_password
 from pipeline.replay.faults import NOT_NOW
 from pipeline.replay.sentinel import SCHEMES as SENTINEL_SCHEMES
 from pipeline.replay.sentinel import master_pool, parse_sentinel_url
 from protocol.errors import ConfigError
-
-_in_c = HiredisRespSerializer()
 
 
 class _Cancellable(AbstractConnection):
@@ -47,7 +45,13 @@ class _Cancellable(AbstractConnection):
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """Return a command as it is sent. Raises redis-py's DataError for an argument that cannot be sent."""
-        return cast("Any", _in_c).pack(*args)
+        command, *rest = args
+        try:
+            return [
+                cast("Any", hiredis).pack_command((*command.split(), *rest))
+            ]  # as redis-py's own: CONFIG GET are two words
+        except TypeError as error:
+            raise redis.exceptions.DataError(str(error)) from error
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         """Write a packed command within ``socket_timeout``. Raises redis-py's ConnectionError and TimeoutError."""

@@ -50,11 +50,28 @@ async def together(calls) -> list:
     return [task.result() for task in asked]
 
 
-async def test_what_is_asked_while_a_trip_is_under_way_shares_the_next_in_the_order_of_asking(client, shared):
+async def under_way(tasks: asyncio.TaskGroup, call) -> asyncio.Task:
+    """Return a call's task when it has left for the server."""
+    task = tasks.create_task(call)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_what_is_asked_in_one_turn_of_the_loop_shares_a_trip_in_the_order_of_asking(client, shared):
     trips, push = Trips(client), client.register_script(PUSH)
     names = [f"{number}".encode() for number in range(20)]
     assert await together([trips.ask(push, "list", [name]) for name in names]) == names
     assert await client.lrange("list", 0, -1) == names
+    assert len(shared) == 1
+
+
+async def test_what_is_asked_while_a_trip_is_under_way_shares_the_next(client, shared):
+    trips, slow, push = Trips(client), client.register_script(SLOW), client.register_script(PUSH)
+    async with asyncio.TaskGroup() as tasks:
+        await under_way(tasks, trips.ask(slow, "list", []))
+        late = [tasks.create_task(trips.ask(push, "list", [f"{number}"])) for number in range(20)]
+    assert [task.result() for task in late] == [f"{number}".encode() for number in range(20)]
     assert len(shared) == 1, "the first left alone, the others together"
 
 
@@ -85,7 +102,7 @@ async def test_a_caller_that_is_cancelled_in_a_shared_trip_takes_no_answer_away_
     trips, slow, push = Trips(client), client.register_script(SLOW), client.register_script(PUSH)
     await together([trips.ask(slow, "list", []), trips.ask(push, "list", ["known"])])
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(trips.ask(slow, "list", []))
+        first = await under_way(tasks, trips.ask(slow, "list", []))
         leader = tasks.create_task(trips.ask(slow, "list", []))
         follower = tasks.create_task(trips.ask(push, "list", ["mine"]))
         await first
@@ -100,7 +117,7 @@ async def test_a_caller_that_is_given_up_on_the_way_takes_nobody_else_out_of_the
     trips, slow, push = Trips(client), client.register_script(SLOW), client.register_script(PUSH)
     await together([trips.ask(slow, "list", []), trips.ask(push, "list", ["known"])])
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(trips.ask(slow, "list", []))
+        first = await under_way(tasks, trips.ask(slow, "list", []))
         leader = tasks.create_task(trips.ask(slow, "list", []))
         passenger = tasks.create_task(trips.ask(push, "list", ["given up"]))
         await first
@@ -116,12 +133,37 @@ async def test_a_caller_that_is_given_up_on_the_way_takes_nobody_else_out_of_the
 async def test_a_caller_that_is_cancelled_before_its_trip_asks_nothing(client):
     trips, slow, push = Trips(client), client.register_script(SLOW), client.register_script(PUSH)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(trips.ask(slow, "list", []))
+        await under_way(tasks, trips.ask(slow, "list", []))
         waiting = tasks.create_task(trips.ask(push, "list", ["never"]))
         await asyncio.sleep(0)
         waiting.cancel()
     assert await trips.ask(push, "list", ["later"]) == b"later"
     assert await client.lrange("list", 0, -1) == [b"later"]
+
+
+async def test_a_leader_that_is_cancelled_before_it_leaves_hands_the_trip_over(client, shared):
+    trips, push = Trips(client), client.register_script(PUSH)
+    async with asyncio.TaskGroup() as tasks:
+        leader = tasks.create_task(trips.ask(push, "list", ["never"]))
+        others = [tasks.create_task(trips.ask(push, "list", [f"{number}"])) for number in range(3)]
+        await asyncio.sleep(0)
+        leader.cancel()
+    assert leader.cancelled()
+    assert [task.result() for task in others] == [b"0", b"1", b"2"]
+    assert await client.lrange("list", 0, -1) == [b"0", b"1", b"2"]
+    assert len(shared) == 1
+
+
+async def test_one_that_is_to_lead_the_next_trip_and_is_cancelled_hands_it_over(client):
+    trips, push = Trips(client), client.register_script(PUSH)
+    async with asyncio.TaskGroup() as tasks:
+        first = await under_way(tasks, trips.ask(push, "list", ["first"]))
+        appointed = tasks.create_task(trips.ask(push, "list", ["never"]))
+        last = tasks.create_task(trips.ask(push, "list", ["last"]))
+        first.add_done_callback(lambda _: appointed.cancel())
+    assert appointed.cancelled()
+    assert last.result() == b"last"
+    assert await trips.ask(push, "list", ["later"]) == b"later"
 
 
 async def test_a_server_that_is_away_is_away_for_all_of_a_trip():
