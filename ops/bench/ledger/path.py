@@ -95,7 +95,7 @@ class _Generator:
     async def run(self, gate: Gate) -> None:
         self._replay = RedisReplay(connect(self._job.url), RUN)
         await self._replay.open(self._job.spec)
-        transport = _transport(self._who)
+        transport = make_transport(self._who)
         self._links = [transport.sender(self._job.endpoint(field)) for field in self._job.fields]
         gate.begin()
         async with asyncio.timeout(_PATIENCE_S), asyncio.TaskGroup() as tasks:
@@ -145,7 +145,7 @@ def score(gate: Gate, job: Job, field: Field) -> None:
 
 async def _score(gate: Gate, job: Job, field: Field) -> None:
     who = Incarnation(Role.REWARD if field is Field.REWARD else Role.REFERENCE, f"{field}-0", 1)
-    replay, transport = RedisReplay(connect(job.url), RUN), _transport(who)
+    replay, transport = RedisReplay(connect(job.url), RUN), make_transport(who)
     mailbox = transport.mailbox(job.endpoint(field))
     left = job.num_chunks
     gate.begin()
@@ -199,5 +199,6 @@ async def _learn(gate: Gate, job: Job) -> None:
         )
 
 
-def _transport(who: Incarnation) -> ZmqTransport:
+def make_transport(who: Incarnation) -> ZmqTransport:
+    """Return the wire's end of one process, with a worker's limits."""
     return ZmqTransport(str(who), high_water_mark=_MAILBOX_MESSAGES, max_message_bytes=_MAX_MESSAGE_BYTES, keys=None)
