@@ -166,11 +166,7 @@ def _leave_one_out() -> tuple[Variant, ...]:
 
 
 _PACED: Final = ("emulation.decode_base_s=0.08", "emulation.decode_slot_s=0.0006")
-_RACE: Final = (
-    *_COMMON,
-    "generation.steps_per_turn=4",
-    "weights.poll_s=0.005",
-)
+_RACE: Final = (*_COMMON, "generation.steps_per_turn=4")
 _WHOLE: Final = ("generation.num_slots=128", "staleness.eta=0", "generation.window_tokens=64", "run.num_updates=20")
 
 
