@@ -3,6 +3,7 @@ they are told."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -114,6 +115,16 @@ class TestEmulatedEngine(GenerationContract):
         # two slots for five steps, then the third request alone; two tokens of each prompt are filled in
         assert sum(slept) == pytest.approx(7.0 + 5 * 1.2 + 5 * 1.1 + 3 * 2 * 0.001)
         assert engine.stats().num_decode_steps == 10
+
+    def test_what_the_emulation_itself_takes_is_a_part_of_the_step(self, start, monkeypatch) -> None:
+        slept: list[float] = []
+        monkeypatch.setattr(time, "sleep", slept.append)
+        now = itertools.count(step=0.25)  # every look at the clock takes a quarter of a second
+        monkeypatch.setattr(time, "monotonic", lambda: next(now) + sum(slept))
+        engine = start(num_slots=1, costs=EngineCosts(decode_base_s=1.0), lengths=LengthLaw("constant", 5.0, 1.0))
+        engine.submit(request())
+        engine.advance(1)
+        assert slept == [0.75], "a step of 1 s, of which a quarter was over already"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The emulated generation engine: continuous batching over slots, with nothing in them.
 
 *Consumes* window requests and weights. *Produces* windows whose tokens and lengths are known beforehand
-(``workers.engines.emulated.law``). *Waits for* the time that its steps would take, slept at the end of each ``advance``.
+(``workers.engines.emulated.law``). *Waits for* the time that its steps would take: what its own work leaves of it is slept at
+the end of each ``advance``.
 
 A decode step costs ``a + b * live slots`` seconds; a context that is not in a slot any more costs a prefill for each of its
 tokens, as on a real engine: a trajectory that comes back while its slot is free costs none. Steps in which nothing can end
@@ -10,6 +11,7 @@ are taken together, so that dozens of such engines fit on a core. Temperature, t
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -137,6 +139,7 @@ class EmulatedEngine:
         """
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
+        started = time.monotonic()
         finished: list[Window] = []
         seconds, left = 0.0, max_steps
         while left > 0:
@@ -157,7 +160,7 @@ class EmulatedEngine:
                 break
         if self._journal is not None:
             self._journal.flush()
-        self._pace.spend(seconds)
+        self._pace.spend(seconds - (time.monotonic() - started))
         return finished
 
     def cut(self) -> list[Window]:
