@@ -104,7 +104,7 @@ async def test_what_a_generator_sampled_still_counts_when_it_has_left(
 @pytest.mark.integration
 @pytest.mark.timeout(400)
 def test_a_fleet_is_measured(tmp_path: Path) -> None:
-    cost = measure(1, tmp_path, num_updates=4)
+    cost = measure(1, tmp_path, num_updates=1)
     assert (cost.num_generators, cost.num_workers) == (1, 4)
     assert cost.tokens > 0
     assert cost.seconds > 0
