@@ -12,12 +12,15 @@ from protocol.arrays import Uint8Vector
 from protocol.trajectory import TrajectoryChunk
 
 SCHEMA_VERSION = 1
+BASE_VERSION = -1
+"""In place of a policy version: the weights below the versions, when those are adapters."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_request", omit_defaults=True):
     """A generator on another host asks the learner for a range of a published weight file, or of what changed in it."""
 
     version: int
+    """0 or more, or BASE_VERSION."""
     offset: int
     """First byte wanted."""
     max_bytes: int

@@ -16,7 +16,7 @@ import numpy as np
 from protocol.arrays import FLOAT32, INT32, UINT8
 from protocol.errors import MalformedMessage
 from protocol.limits import MAX_DEPTH
-from protocol.messages import Message, WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 from protocol.trajectory import ReferenceScore, Score, TrajectoryChunk, ValueScore
 
 
@@ -47,10 +47,10 @@ def check_consistency(obj: Message | Score) -> None:
     if isinstance(obj, TrajectoryChunk):
         _check_chunk(obj)
     elif isinstance(obj, WeightsRequest):
-        if obj.version < 0 or obj.offset < 0 or obj.max_bytes <= 0:
+        if obj.version < BASE_VERSION or obj.offset < 0 or obj.max_bytes <= 0:
             raise MalformedMessage(
                 f"weights request for version {obj.version}, offset {obj.offset}, max_bytes {obj.max_bytes}; "
-                "expected 0 or more, 0 or more, and above 0"
+                f"expected {BASE_VERSION} or more, 0 or more, and above 0"
             )
     elif isinstance(obj, WeightsPart) and not 0 <= obj.offset <= obj.total_bytes - obj.data.size:
         raise MalformedMessage(

@@ -1,9 +1,9 @@
 """Publishing policy versions, and knowing who serves what.
 
-*Consumes* the training backend's weights. *Produces* announced, digested versions. *Waits for* generators that lag too far
-behind: a live generator that serves an older version than ``max_generator_lag`` allows is given ``ack_timeout_s`` to take the
-new weights; then it is fenced, so that the supervisor replaces it and its trajectories go on elsewhere. So the version never
-runs away from generators that have failed silently.
+*Consumes* the training backend's weights; or its adapter, and once what is below it. *Produces* announced, digested versions.
+*Waits for* generators that lag too far behind: a live generator that serves an older version than ``max_generator_lag`` allows
+is given ``ack_timeout_s`` to take the new weights; then it is fenced, so that the supervisor replaces it and its trajectories
+go on elsewhere. So the version never runs away from generators that have failed silently.
 
 A generator that could not make a version's bytes match says so in its heartbeat. Then the learner looks at its own copy, and
 publishes the version again if that is damaged: the same bytes, the same digest, in other pages.
@@ -23,10 +23,12 @@ from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
 from protocol.endpoints import mailbox_endpoint
 from protocol.errors import UnknownMessage, WeightsDamaged
 from protocol.ids import Role
-from protocol.messages import Message, WeightsPart
-from workers.engines.build import publish_weights, take_probe
+from protocol.messages import BASE_VERSION, Message, WeightsPart
+from workers.engines.build import publish_adapter, publish_base, publish_weights, take_probe
 
 if TYPE_CHECKING:
+    from pipeline.weights.tensorfile import Publication
+    from workers.engines.adapter import Adapter
     from workers.engines.training import TrainingBackend
 
 _POLL_S = 0.05
@@ -88,24 +90,35 @@ class Publisher:
         beats = await ctx.registry.heartbeats()
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
             return
-        damaged = self._store.held(policy_version)
-        if damaged is None or await asyncio.to_thread(damaged.is_intact):
-            return
-        again = await ctx.compute(self._write, policy_version, backend)
-        ctx.log.error("weights_mended", path=str(again.path), digest=again.digest)
-        if again.digest != damaged.digest:
-            raise WeightsDamaged(
-                f"version {policy_version} was damaged where it lay ({damaged.digest}), and its weights now give {again.digest}"
-            )
+        for version in (BASE_VERSION, policy_version):
+            damaged = self._store.held(version)
+            if damaged is None or await asyncio.to_thread(damaged.is_intact):
+                continue
+            again = await ctx.compute(self._write, version, backend)
+            ctx.log.error("weights_mended", path=str(again.path), digest=again.digest)
+            if again.digest != damaged.digest:
+                raise WeightsDamaged(
+                    f"version {version} was damaged where it lay ({damaged.digest}), and its weights now give {again.digest}"
+                )
 
     def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
+        adapter = backend.adapter()
+        if adapter is not None and policy_version != BASE_VERSION and self._store.held(BASE_VERSION) is None:
+            self._write(BASE_VERSION, backend)
         started = time.perf_counter()
-        probe = take_probe(self._ctx.config, backend)
-        stored = self._store.publish(policy_version, publish_weights(self._ctx.config, backend.tensors(), probe=probe))
+        stored = self._store.publish(policy_version, self._publication(policy_version, backend, adapter))
         counters = self._ctx.counters
         counters["published_bytes"] = counters.get("published_bytes", 0) + stored.num_bytes
         counters["published_s"] = counters.get("published_s", 0) + time.perf_counter() - started
         return stored
+
+    def _publication(self, policy_version: int, backend: TrainingBackend, adapter: Adapter | None) -> Publication:
+        config, base = self._ctx.config, self._store.held(BASE_VERSION)
+        if adapter is None:
+            return publish_weights(config, backend.tensors(), probe=take_probe(config, backend))
+        if policy_version == BASE_VERSION or base is None:
+            return publish_base(config, adapter)
+        return publish_adapter(adapter, base.digest, probe=take_probe(config, backend))
 
     def close(self) -> None:
         """Stop serving; the files stay for generators that are mapping them."""

@@ -4,15 +4,22 @@
 the learner's next version; and for its answers, each with a deadline, when it is on another host. Unblocked by the learner.
 
     look: announcement ──> file mapped, or fetched ──> digest matches ──> staged      (beside decoding)
+                           an adapter: merged with the base, whose digest matches, too
     swap: staged ──> in the engine, between two tokens                                (the pause)
 
 The way is chosen by where the file is: on this host its pages are mapped; else the learner's endpoint is asked, for what
 changed since the version that is here, or for all of it. A version whose bytes cannot be made to match, though no newer one is
 announced, is refused with WeightsDamaged: its worker must not sample under that version, and leaves.
 
+An adapter's base comes once, the same way, and is kept as long as announcements name its digest. It is held against that digest
+before every use, for it lies for the whole run in pages that others share. Merged weights are made beside decoding, in pages of
+this process alone, so that the swap is what it is for whole versions: engines use them where they lie, and so keep them, or
+copy them; then they are freed.
+
 Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire), ``weights_s`` (seconds from
-the announcement's sight to verified), ``weights_pause_s`` (decoding stood still), ``weights_deltas`` (versions that came as
-deltas), ``weights_refreshes`` (whole versions after a delta that did not fit), ``rejected_version`` (-1: none).
+the announcement's sight to verified and merged), ``weights_merge_s`` (of them, merging), ``weights_pause_s`` (decoding stood
+still), ``weights_bases`` (bases that came), ``weights_deltas`` (versions that came as deltas), ``weights_refreshes`` (whole
+versions after a delta that did not fit), ``rejected_version`` (-1: none).
 """
 
 from __future__ import annotations
@@ -21,18 +28,20 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry import Topic, WeightsAnnouncement
 from pipeline.weights.digest import digest_buffer
-from pipeline.weights.segments import MappedFile, SegmentReader
+from pipeline.weights.segments import MappedFile, SegmentReader, UnnamedFile
+from pipeline.weights.store import fetched_folder, write_publication
 from pipeline.weights.wire import Base, FetchFolder, WireFetch
 from protocol.errors import WeightsDamaged, WeightsRejected
 from protocol.ids import Role
-from workers.engines.build import view_weights
+from protocol.messages import BASE_VERSION
+from workers.engines.build import merge_weights, view_weights
 from workers.engines.generation import GenerationEngine
 
 _RETRY_S = 1.0
@@ -45,7 +54,11 @@ class _Version:
 
     announcement: WeightsAnnouncement
     file: MappedFile
+    """As it was published."""
     tensors: Mapping[str, Any]
+    """The whole weights; none once the engine has them."""
+    merged: UnnamedFile | None = None
+    """Where they lie if the file is an adapter, until the engine has them."""
 
 
 class WeightsTaker:
@@ -57,7 +70,8 @@ class WeightsTaker:
         self._settings = ctx.config.weights
         self._announced = ctx.news.bell(Topic.WEIGHTS)
         self._reader = SegmentReader()
-        self._folder: FetchFolder | None = None
+        self._folders: dict[str, FetchFolder] = {}
+        self._base: tuple[str, MappedFile] | None = None
         self._turn = asyncio.Lock()
         self._here = -1
         self._staged: _Version | None = None
@@ -113,8 +127,7 @@ class WeightsTaker:
                 self._ctx.counters["rejected_version"] = newest.policy_version
                 self._ctx.log.error("weights_rejected", policy_version=newest.policy_version, reason=str(error))
                 raise
-            if self._staged is not None:
-                self._reader.release(self._staged.file)
+            self._release(self._staged)
             self._staged, self._here = staged, newest.policy_version
             self._ctx.counters["rejected_version"] = -1
             self._add("weights_s", time.perf_counter() - started)
@@ -134,42 +147,89 @@ class WeightsTaker:
         version = staged.announcement.policy_version
         await self._ctx.compute(self._engine.load_weights, staged.tensors, version)
         self._add("weights_pause_s", time.perf_counter() - started)
-        if self._serving is not None:
-            self._reader.release(self._serving.file)
-        self._serving = staged
+        self._release(self._serving)
+        if staged.merged is not None:
+            staged.merged.close()
+        self._serving = replace(staged, tensors={}, merged=None)
         self._ctx.policy_version = version
         self._add("weight_swaps", 1)
         self._ctx.progress()
 
     def close(self) -> None:
         """Give files back, and remove those that were fetched."""
+        self._release(self._staged)
+        self._staged = None
         self._reader.close()
-        if self._folder is not None:
-            self._folder.close()
+        for folder in self._folders.values():
+            folder.close()
 
     # -- bringing a version here ---------------------------------------------------------------------------------------
 
     async def _obtain(self, announcement: WeightsAnnouncement) -> _Version:
+        base = None if announcement.base is None else await self._obtain_base(announcement.base)
+        file = await self._bring(announcement)
+        try:
+            return await asyncio.to_thread(self._make, announcement, file, base)
+        except BaseException:
+            self._reader.release(file)
+            raise
+
+    def _make(self, announcement: WeightsAnnouncement, file: MappedFile, base: MappedFile | None) -> _Version:
+        """Make a version of what is here."""
+        config = self._ctx.config
+        if base is None or announcement.base is None:
+            return _Version(announcement, file, view_weights(config, file.data, file.lasting_path))
+        started = time.perf_counter()
+        publication = merge_weights(config, file.data, base.data, announcement.base.digest)
+        folder = fetched_folder(self._ctx.run_dir, shared_memory=self._settings.shared_memory)
+        merged = UnnamedFile(folder, publication.num_bytes)
+        try:
+            digest = write_publication(merged.data, publication)
+            tensors = view_weights(config, merged.data, merged.lasting_path)
+        except BaseException:
+            merged.close()
+            raise
+        self._add("weights_merge_s", time.perf_counter() - started)
+        self._ctx.log.debug("weights_merged", policy_version=announcement.policy_version, digest=digest)
+        return _Version(announcement, file, tensors, merged)
+
+    async def _obtain_base(self, announcement: WeightsAnnouncement) -> MappedFile:
+        """Return the announced base: the one that is here, if it still is what was announced."""
+        if self._base is not None:
+            digest, file = self._base
+            if digest == announcement.digest == await asyncio.to_thread(digest_buffer, file.data):
+                return file
+            self._base = None
+            self._reader.forget(file)
+        file = await self._bring(announcement)
+        self._base = (announcement.digest, file)
+        self._add("weights_bases", 1)
+        return file
+
+    def _release(self, version: _Version | None) -> None:
+        """Let the files of a version that is used no more be filled again."""
+        if version is None:
+            return
+        self._reader.release(version.file)
+        if version.merged is not None:
+            version.merged.close()
+
+    async def _bring(self, announcement: WeightsAnnouncement) -> MappedFile:
+        """Return the announced file, verified."""
         mapped = None
         if self._settings.path != "wire":
             mapped = await asyncio.to_thread(self._map, announcement)
         if mapped is not None:
             self._add("weights_bytes", announcement.num_bytes)
-        elif self._settings.path == "file" or not announcement.endpoint:
-            if await asyncio.to_thread(os.path.exists, announcement.path):
-                raise WeightsDamaged(
-                    f"{announcement.path} is not version {announcement.policy_version} as it was published: expected "
-                    f"{announcement.num_bytes} bytes with digest {announcement.digest}"
-                )
-            raise FileNotFoundError(f"{announcement.path} is gone, and the learner serves no endpoint")
-        else:
-            mapped = await self._fetch(announcement)
-        try:
-            tensors = await asyncio.to_thread(view_weights, self._ctx.config, mapped.data, mapped.lasting_path)
-        except BaseException:
-            self._reader.release(mapped)
-            raise
-        return _Version(announcement, mapped, tensors)
+            return mapped
+        if self._settings.path != "file" and announcement.endpoint:
+            return await self._fetch(announcement)
+        if await asyncio.to_thread(os.path.exists, announcement.path):
+            raise WeightsDamaged(
+                f"{announcement.path} is not version {announcement.policy_version} as it was published: expected "
+                f"{announcement.num_bytes} bytes with digest {announcement.digest}"
+            )
+        raise FileNotFoundError(f"{announcement.path} is gone, and the learner serves no endpoint")
 
     def _map(self, announcement: WeightsAnnouncement) -> MappedFile | None:
         """Map the announced file, if it is on this host and what was announced."""
@@ -186,17 +246,19 @@ class WeightsTaker:
 
     async def _fetch(self, announcement: WeightsAnnouncement) -> MappedFile:
         ctx, settings = self._ctx, self._settings
-        if self._folder is None:
-            self._folder = FetchFolder(ctx.run_dir, ctx.who.worker, shared_memory=settings.shared_memory)
+        is_base = announcement.policy_version == BASE_VERSION
+        name = f"{ctx.who.worker}.base" if is_base else ctx.who.worker
+        if name not in self._folders:
+            self._folders[name] = FetchFolder(ctx.run_dir, name, shared_memory=settings.shared_memory)
         keys = dict((await ctx.registry.endpoints(Role.LEARNER)).values())
         requester = ctx.transport.requester(announcement.endpoint, server_key=keys.get(announcement.endpoint, ""))
         fetch = WireFetch(
             announcement, requester, max_part_bytes=settings.max_part_mb << 20, timeout_s=settings.fetch_timeout_s
         )
-        held = (self._staged or self._serving) if settings.delta else None
+        held = (self._staged or self._serving) if settings.delta and not is_base else None
         base = held and Base(held.announcement.policy_version, held.announcement.digest, held.file.data)
         try:
-            path = await fetch.fetch(self._folder, base)
+            path = await fetch.fetch(self._folders[name], base)
             return await asyncio.to_thread(self._reader.open, path)
         finally:
             requester.close()

@@ -263,8 +263,8 @@ class ValueSection(Section):
 
 
 class LoraSection(Section):
-    """A LoRA adapter (peft, an extra) that is trained in place of the policy's weights, by the torch backend. It has no
-    dropout: a ratio of probabilities must be 1 while the weights are the same."""
+    """A LoRA adapter (peft, an extra) that is trained and published in place of the policy's weights, by the torch backend. It
+    has no dropout: a ratio of probabilities must be 1 while the weights are the same."""
 
     rank: int = Field(default=0, ge=0, description="0: no adapter, the whole policy is trained.")
     alpha: float = Field(default=32.0, gt=0.0, description="The adapter's part is scaled by alpha / rank.")

@@ -184,7 +184,7 @@ class WeightsSection(Section):
         "fraction of dtype bfloat16; float32 changes nearly everywhere and goes whole.",
     )
     dtype: Literal["float32", "bfloat16"] = "float32"
-    keep: Positive = Field(default=2, description="Published versions kept.")
+    keep: Positive = Field(default=2, description="Published versions kept, besides the frozen weights below adapters.")
     shared_memory: bool = Field(
         default=True,
         description="Publish, and keep what was fetched, in memory-backed storage where the host has some.",

@@ -89,9 +89,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
-    """A published policy version."""
+    """A published policy version, or the weights below it."""
 
     policy_version: int
+    """BASE_VERSION for the weights below the versions."""
     digest: str
     """xxh3-128 of all bytes of the file, as ``xxh3-128:hex``."""
     path: str
@@ -101,6 +102,8 @@ class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     """Host of ``path``: generators on it map the file, others ask ``endpoint``."""
     endpoint: str = ""
     """Where the learner serves ranges of the file over ZeroMQ; empty when it serves none."""
+    base: WeightsAnnouncement | None = None
+    """With one, the file is an adapter, and these are the weights that it is added to. None: the file is the whole version."""
 
 
 class RunState(StrEnum):

@@ -7,4 +7,7 @@ host. The workers' ends are ``workers.publishing`` and ``workers.taking``.
 On one host a version is written once, into memory-backed storage where there is some, and every generator maps the same
 pages. Other hosts ask for ranges over ZeroMQ, of the whole version or of what changed since the one that they hold. Either
 way tokens are stamped with a version only after the digest of all its bytes has matched.
+
+Versions that are adapters have a *base*, the frozen weights that they are added to: one file more on the shelf, under
+``BASE_VERSION``, which every announcement names, with its digest. Each generator makes whole weights of the two.
 """

@@ -21,6 +21,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -97,6 +98,10 @@ class SegmentWriter:
         segment.path = path
         self._spare = segment
 
+    def forget(self, segment: Segment) -> None:
+        """Give up a published file whose name another one has taken: its pages go with their last reader."""
+        os.close(segment.fd)
+
     def discard(self, segment: Segment) -> None:
         """Give up a file that was not published."""
         _remove(segment)
@@ -116,6 +121,32 @@ class MappedFile:
     def lasting_path(self) -> Path:
         """A path to the file for other processes of this user, good until it is released, whatever its name is by then."""
         return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
+
+
+class UnnamedFile:
+    """A file without a name, gone with its last map, however its process ends: for what is made here and served here."""
+
+    def __init__(self, folder: Path, num_bytes: int) -> None:
+        """Take room where ``folder`` is, which is made if need be. Raises OSError when there is none, and ConfigError when the
+        folder is somebody else's."""
+        ensure_private_folder(folder)
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115 -- held until close
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, num_bytes)
+            self.data = np.frombuffer(mmap.mmap(self._file.fileno(), num_bytes), np.uint8)
+            """uint8 [bytes of the file], its pages."""
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def lasting_path(self) -> Path:
+        """A path to the file for other processes of this user, good until it is closed."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
+
+    def close(self) -> None:
+        """Let nobody else map the file. Arrays that are still used stay what they are."""
+        self._file.close()
 
 
 class SegmentReader:

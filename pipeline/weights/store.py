@@ -1,4 +1,4 @@
-"""The learner's shelf: the newest versions, each with its digest, and what changed between them.
+"""The learner's shelf: the newest versions, each with its digest, what changed between them, and what is below them.
 
 *Consumes* publications. *Produces* named files, announcements, and answers to other hosts. *Waits for* the memory or the disk
 that the files are in.
@@ -24,7 +24,7 @@ from pipeline.weights.digest import Digest, digest_buffer
 from pipeline.weights.segments import Segment, SegmentWriter
 from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.errors import UnknownMessage
-from protocol.messages import Message, WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 
 MAX_DELTA_SHARE = 4
 """A delta of more than one in so many of the version's own bytes is not worth its making."""
@@ -45,6 +45,11 @@ def fetched_folder(run_dir: Path, *, shared_memory: bool) -> Path:
     """Return the folder in which a host's workers keep what they fetched from another one, each in a folder of its own."""
     folder = weights_folder(run_dir, shared_memory=shared_memory)
     return folder.with_name(f"{folder.name}-fetched")
+
+
+def file_name(policy_version: int) -> str:
+    """Return the name of a published file."""
+    return "base.safetensors" if policy_version == BASE_VERSION else f"v{policy_version:08d}.safetensors"
 
 
 def remove_weights(run_dir: Path) -> None:
@@ -78,7 +83,8 @@ class StoredWeights:
 
 
 class WeightsStore:
-    """The learner's published versions: the newest ``keep`` of them, immutable as long as they are held."""
+    """The learner's published versions: the newest ``keep`` of them, immutable as long as they are held. If they are adapters,
+    what is below them is published first, as BASE_VERSION, and stays."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         """Publish into ``folder``, which is emptied. Raises ConfigError when it is somebody else's."""
@@ -96,18 +102,22 @@ class WeightsStore:
         segment = self._writer.take(publication.num_bytes)
         try:
             digest = write_publication(segment.data, publication)
-            segment.name(self._folder / f"v{policy_version:08d}.safetensors")
+            segment.name(self._folder / file_name(policy_version))
         except BaseException:
             self._writer.discard(segment)
             raise
         stored = StoredWeights(policy_version, segment, digest)
-        self._held[policy_version] = stored
-        while len(self._held) > self._keep:
-            self._writer.retire(self._held.pop(min(self._held)).segment)
+        replaced, self._held[policy_version] = self._held.get(policy_version), stored
+        if replaced is not None:
+            self._writer.forget(replaced.segment)
+        versions = sorted(self._held.keys() - {BASE_VERSION})
+        for version in versions[: -self._keep]:
+            self._writer.retire(self._held.pop(version).segment)
         return stored
 
     def announcement(self, stored: StoredWeights, *, endpoint: str) -> WeightsAnnouncement:
-        """Say where a stored version is."""
+        """Say where a stored version is, and what is below it."""
+        base = None if stored.policy_version == BASE_VERSION else self._held.get(BASE_VERSION)
         return WeightsAnnouncement(
             policy_version=stored.policy_version,
             digest=stored.digest,
@@ -115,6 +125,7 @@ class WeightsStore:
             num_bytes=stored.num_bytes,
             host=socket.gethostname(),
             endpoint=endpoint,
+            base=base and self.announcement(base, endpoint=endpoint),
         )
 
     def held(self, policy_version: int) -> StoredWeights | None:

@@ -25,7 +25,7 @@ from pipeline.runtime.registry import WeightsAnnouncement
 from pipeline.weights.delta import apply
 from pipeline.weights.digest import Digest
 from pipeline.weights.segments import Segment, SegmentWriter
-from pipeline.weights.store import MAX_DELTA_SHARE, fetched_folder
+from pipeline.weights.store import MAX_DELTA_SHARE, fetched_folder, file_name
 from pipeline.weights.tensorfile import read_contents
 from protocol.channel import Requester
 from protocol.endpoints import ensure_private_folder
@@ -59,17 +59,18 @@ class Received:
 
 
 class FetchFolder:
-    """Where one worker keeps the versions that it fetched: memory-backed if there is such storage, and of no use to others.
+    """Where one worker keeps what it fetched: memory-backed if there is such storage, and of no use to others.
 
     The folder is locked as long as the worker lives. Those of workers that died by force are removed by a later one that
     starts on this host; not at once, for one that is just being made is not locked yet.
     """
 
-    def __init__(self, run_dir: Path, worker: str, *, shared_memory: bool) -> None:
-        """Make the folder of ``worker``, and remove those of the dead. Raises ConfigError when one is somebody else's."""
+    def __init__(self, run_dir: Path, name: str, *, shared_memory: bool) -> None:
+        """Make the folder ``name``, which begins with the worker's name, and remove those of the dead. Raises ConfigError when
+        one is somebody else's."""
         parent = fetched_folder(run_dir, shared_memory=shared_memory)
         ensure_private_folder(parent)
-        self._folder = parent / worker
+        self._folder = parent / name
         for folder in parent.iterdir():
             if folder != self._folder:
                 _remove_if_dead(folder)
@@ -84,11 +85,14 @@ class FetchFolder:
         return self._writer.take(num_bytes)
 
     def keep(self, segment: Segment, policy_version: int) -> Path:
-        """Name a file that is filled and verified, and retire the one before it."""
-        segment.name(self._folder / f"v{policy_version:08d}.safetensors")
-        if self._held is not None:
-            self._writer.retire(self._held)
-        self._held = segment
+        """Name a file that is filled and verified, and retire the one before it; one of the same version is replaced."""
+        path = self._folder / file_name(policy_version)
+        segment.name(path)
+        before, self._held = self._held, segment
+        if before is not None and before.path == path:
+            self._writer.forget(before)
+        elif before is not None:
+            self._writer.retire(before)
         return segment.path
 
     def discard(self, segment: Segment) -> None:

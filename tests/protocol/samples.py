@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.codec import Storable
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.messages import WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
 from protocol.trajectory import (
     FinishReason,
     Prompt,
@@ -54,6 +54,7 @@ def samples() -> dict[str, Storable]:
         "weights_part": WeightsPart(
             version=4, offset=8, total_bytes=600, data=np.arange(500, dtype=np.uint16).astype(np.uint8)
         ),
+        "weights_base_request": WeightsRequest(version=BASE_VERSION, offset=0, max_bytes=1 << 20),
         "weights_delta_request": WeightsRequest(version=4, offset=0, max_bytes=1 << 20, base=3),
         "weights_delta_part": WeightsPart(
             version=4, offset=0, total_bytes=9, data=np.arange(9, dtype=np.uint8), base=3

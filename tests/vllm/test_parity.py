@@ -10,12 +10,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.weights.digest import digest_buffer
 from protocol.errors import ParityFailed
 from protocol.trajectory import FinishReason, Segment
 from tests.vllm.cores import POSITIONS, CorePool
+from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.generation_contract import continued, drain, request
 from tests.workers.engines.model_contract import check_logprobs, published
+from tests.workers.engines.test_adapter import bytes_of
 from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model
+from workers.engines.adapter import publish_adapter, publish_base, publish_merged
 from workers.engines.models import model_state
 from workers.engines.probe import probe_tokens
 from workers.engines.vllm import worker
@@ -47,6 +51,28 @@ def test_every_update_is_held_against_the_learners_own_log_probs(cores: CorePool
         assert engine.policy_version == version
         engine.submit(request(version))
         check_logprobs(model, request(version), drain(engine)[request(version).trajectory])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_merged_on_arrival_are_served_and_held_against_the_learner_like_whole_weights(
+    cores: CorePool, tmp_path: Path, tied: bool
+) -> None:
+    model = tiny_model(seed=1, hidden_size=128, tie_word_embeddings=tied).eval()
+    engine = engine_for(cores, model)
+    base = bytes_of(publish_base(make_adapter(model), dtype="float32"))
+    for version in range(2):
+        adapter = make_adapter(model, seed=version)
+        learner = tiny_model(seed=1, hidden_size=128, tie_word_embeddings=tied).eval()
+        learner.load_state_dict(merged(adapter), strict=False)
+        probe = probed(learner, tmp_path / "whole").probe
+        arrived = bytes_of(publish_adapter(adapter, digest_buffer(base), probe=probe))
+        file = tmp_path / f"{version}"
+        file.write_bytes(bytes_of(publish_merged(arrived, base, digest_buffer(base), dtype="float32")).tobytes())
+        weights = read_weights(file)
+        assert weights.probe is not None
+        engine.load_weights(weights, version)  # ParityFailed if vLLM did not compute what the learner does
+        engine.submit(request(version))
+        check_logprobs(learner, request(version), drain(engine)[request(version).trajectory])
 
 
 def test_a_stale_output_layer_is_found_and_the_engine_is_quarantined(

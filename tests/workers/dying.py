@@ -142,6 +142,9 @@ class Memory:
     def tensors(self) -> Iterator[tuple[str, Any]]:
         yield "weights", list(self.trained)
 
+    def adapter(self) -> None:
+        return None
+
     def snapshot(self) -> Callable[[Path], None]:
         text = json.dumps(self.trained)
 

@@ -28,6 +28,9 @@ class Backend:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "weight", torch.arange(6.0).reshape(2, 3)
 
+    def adapter(self) -> None:
+        return None
+
 
 def _config(folder: Path) -> RunConfig:
     weights = WeightsSection(shared_memory=False, max_generator_lag=2, ack_timeout_s=30.0)

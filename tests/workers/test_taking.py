@@ -56,22 +56,27 @@ class Backend:
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         yield TENSOR, make_tensor(f"{self.version:016x}", NUM_WEIGHTS)
 
+    def adapter(self) -> None:
+        return None
+
 
 class World:
     """A learner's publisher, and a generator's taker, in one process."""
 
-    def __init__(self, learner: ActorContext, generator: ActorContext, clock: ManualClock) -> None:
+    def __init__(
+        self, learner: ActorContext, generator: ActorContext, clock: ManualClock, backend: Any, engine: Recorder
+    ) -> None:
         self.clock = clock
-        self.backend = Backend()
+        self.backend = backend
         self.publisher = Publisher(learner)
         self.ctx = generator
         self.learner = learner
-        self.engine = Recorder()
-        self.taker = WeightsTaker(generator, self.engine)
+        self.engine = engine
+        self.taker = WeightsTaker(generator, engine)
 
     async def publish(self, version: int) -> Path:
         self.backend.version = version
-        await self.publisher.publish(version, self.backend)  # pyright: ignore[reportArgumentType]
+        await self.publisher.publish(version, self.backend)
         announced = await self.learner.registry.weights()
         assert announced is not None
         return Path(announced.path)
@@ -93,17 +98,19 @@ class World:
 
 
 @asynccontextmanager
-async def opened(tmp_path: Path, **settings: Any) -> AsyncIterator[World]:
+async def opened(
+    tmp_path: Path, *, backend: Any = None, engine: Recorder | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    """Emulated ends, or a backend and an engine that know torch."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     base = small_config(tmp_path)
-    config = base.model_copy(
-        update={
-            "weights": WeightsSection(shared_memory=False, **settings),
-            "generation": base.generation.model_copy(update={"engine": "emulated"}),
-            "learner": base.learner.model_copy(update={"backend": "emulated"}),
-        }
-    )
+    emulated = {
+        "generation": base.generation.model_copy(update={"engine": "emulated"}),
+        "learner": base.learner.model_copy(update={"backend": "emulated"}),
+    }
+    sections = {"weights": WeightsSection(shared_memory=False, **settings), **(emulated if backend is None else {})}
+    config = base.model_copy(update=sections)
     hub = MemoryHub(high_water_mark=4)
     async with asyncio.TaskGroup() as tasks:
         surroundings = (tasks, registry)
@@ -113,7 +120,7 @@ async def opened(tmp_path: Path, **settings: Any) -> AsyncIterator[World]:
         generator = await context_of(
             config, tmp_path, Role.GENERATOR, "generator-0", *surroundings, hub.transport("generator-0#1"), clock
         )
-        world = World(learner, generator, clock)
+        world = World(learner, generator, clock, backend or Backend(), engine or Recorder())
         await world.publisher.start()
         try:
             yield world
@@ -245,7 +252,7 @@ async def test_the_learner_mends_a_damaged_version_that_was_refused_and_it_is_se
         damage(path)
         with pytest.raises(WeightsDamaged):
             await world.taker.look()
-        await world.publisher.mend(1, world.backend)  # pyright: ignore[reportArgumentType]
+        await world.publisher.mend(1, world.backend)
         assert path.read_bytes()[-1] == make_mended(1) ^ 1, "nobody said yet that it was refused"
         world.beat(rejected_version=1)
         await world.clock.advance(2.0)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.config.learning import RewardModelSection
     from pipeline.config.schema import RunConfig
     from pipeline.weights.tensorfile import Publication
+    from workers.engines.adapter import Adapter
     from workers.engines.generation import GenerationEngine
     from workers.engines.scoring import ScoringEngine
     from workers.engines.torch_reward import TorchRewardModel
@@ -134,6 +135,27 @@ def publish_weights(
     from workers.engines import weights_file
 
     return weights_file.publish_tensors(tensors, dtype=config.weights.dtype, probe=probe)
+
+
+def publish_base(config: RunConfig, adapter: Adapter) -> Publication:
+    """Lay out the weights below an adapter; see :func:`workers.engines.adapter.publish_base`."""
+    from workers.engines import adapter as adapters
+
+    return adapters.publish_base(adapter, dtype=config.weights.dtype)
+
+
+def publish_adapter(adapter: Adapter, base_digest: str, *, probe: Probe | None = None) -> Publication:
+    """Lay out an adapter; see :func:`workers.engines.adapter.publish_adapter`."""
+    from workers.engines import adapter as adapters
+
+    return adapters.publish_adapter(adapter, base_digest, probe=probe)
+
+
+def merge_weights(config: RunConfig, adapter: np.ndarray, base: np.ndarray, base_digest: str) -> Publication:
+    """Lay out what an adapter makes of its base; see :func:`workers.engines.adapter.publish_merged`."""
+    from workers.engines import adapter as adapters
+
+    return adapters.publish_merged(adapter, base, base_digest, dtype=config.weights.dtype)
 
 
 def view_weights(config: RunConfig, data: np.ndarray, path: Path) -> Mapping[str, Any]:

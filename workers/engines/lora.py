@@ -1,8 +1,9 @@
 # pyright: reportMissingImports=false
-"""A LoRA adapter on a frozen policy, by peft: only the adapter is trained, and everyone else sees the merged weights.
+"""A LoRA adapter on a frozen policy, by peft: only the adapter is trained and published, and all who sample see merged weights.
 
-*Consumes* a model and the adapter's shape. *Produces* the adapter's parameters, the merged weights under the model's own names,
-and in a checkpoint, beside ``model/`` with the merged weights:
+*Consumes* a model and the adapter's shape. *Produces* the adapter's parameters; the adapter and the frozen weights below it,
+which generators merge (``workers.engines.adapter``); the merged weights under the model's own names; and in a checkpoint,
+beside ``model/`` with the merged weights:
 
     adapter/adapter_config.json          as peft writes it
     adapter/adapter_model.safetensors    likewise; its metadata hold the digest of the weights below the adapter
@@ -32,6 +33,7 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_128_hexdigest
 
 from protocol.errors import ConfigError, DataError
+from workers.engines.adapter import Adapter
 from workers.engines.fingerprint import digest_tensors
 from workers.engines.training_state import (
     make_skeleton,
@@ -111,6 +113,15 @@ class AdaptedModel:
         """Yield the merged weights, made one at a time, and the live frozen ones."""
         return self._weights_of(self._model)
 
+    def adapter(self) -> Adapter:
+        """Return the live adapter, and the frozen weights below it."""
+        layers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for name, layer in self._layers.items():
+            a, b = (part[_ADAPTER].weight.detach().to("cpu") for part in (layer.lora_A, layer.lora_B))
+            layers[name] = (b.T, a.T) if layer.fan_in_fan_out else (a, b)  # of a layer whose weight lies transposed
+        scaling: float = next(iter(self._layers.values())).scaling[_ADAPTER]
+        return Adapter(layers, scaling, below=lambda: self._weights_of(self._model, merged=False))
+
     def snapshot(self) -> Callable[[Path], None]:
         """Copy adapter and merged weights; what is returned writes ``model/`` and ``adapter/``."""
         # merged weights are new tensors, and the others never change
@@ -160,8 +171,8 @@ class AdaptedModel:
         """Return the adapter's live tensors by the names of peft's format."""
         return get_peft_model_state_dict(self._peft, adapter_name=_ADAPTER, save_embedding_layers=False)
 
-    def _weights_of(self, model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a model's weights by the names that they had before there was an adapter, what it adds added."""
+    def _weights_of(self, model: PreTrainedModel, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a model's weights by the names that they had before there was an adapter, what it adds added or not."""
         state = model.state_dict(keep_vars=True)
         for name in self._owners:
             if name in state:
@@ -170,7 +181,7 @@ class AdaptedModel:
             path, _, kind = name.rpartition(".")
             layer = self._layers[path]
             tensor = getattr(layer.get_base_layer(), kind).detach()
-            if kind == "weight":
+            if kind == "weight" and merged:
                 with torch.no_grad():
                     tensor = tensor + layer.get_delta_weight(_ADAPTER)
             yield name, tensor.to("cpu")

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from pipeline.algorithms.objective import Objective
     from pipeline.config.schema import RunConfig
+    from workers.engines.adapter import Adapter
     from workers.engines.lora import LoraSettings
 
 
@@ -123,6 +124,10 @@ class TorchTraining:
         """Yield the weights by the model's own names, on the CPU, tied ones once, an adapter merged in. They may be the live
         ones: read them before the next step."""
         return self._weights.tensors()
+
+    def adapter(self) -> Adapter | None:
+        """Return the adapter, if one is trained; see :class:`workers.engines.training.TrainingBackend`."""
+        return self._weights.adapter()
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser

@@ -17,6 +17,8 @@ from workers.engines.training_state import put_model, read_model, snapshot_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from workers.engines.adapter import Adapter
+
 
 class TrainedWeights(Protocol):
     """The weights of one policy."""
@@ -28,6 +30,10 @@ class TrainedWeights(Protocol):
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the policy's weights by the model's own names, on the CPU, tied ones once. They may be the live ones."""
+        ...
+
+    def adapter(self) -> Adapter | None:
+        """Return what is trained on top of frozen weights; None when every weight is trained. They may be the live tensors."""
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
@@ -56,6 +62,9 @@ class WholeModel:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield name, tensor.detach().to("cpu")
+
+    def adapter(self) -> None:
+        """There is none."""
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the weights; what is returned writes ``model/``."""

@@ -18,6 +18,7 @@ from pipeline.batching import TrainingSample
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
+    from workers.engines.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class TrainingBackend(Protocol):
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors (emulated ones: arrays)."""
+        ...
+
+    def adapter(self) -> Adapter | None:
+        """Return what is trained on top of weights that never change, to be published in their place; None when there is no
+        such thing. The tensors may be the live ones."""
         ...
 
     def snapshot(self) -> Callable[[Path], None]:

@@ -7,7 +7,7 @@ may hold a *probe*: a sequence, and what the learner thinks of it, so that an en
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,17 +84,30 @@ def publish_tensors(
 
     Tensors are read while the publication is written, so they must not change before.
     """
-    floating = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     named = dict(tensors)
-    specs = in_order(
-        TensorSpec(name, _NAMES[floating if tensor.is_floating_point() else tensor.dtype], tuple(tensor.shape))
-        for name, tensor in named.items()
-    )
-    metadata = None
-    if probe is not None:
-        stored = _StoredProbe(probe.tokens.tolist(), probe.logprobs.tolist())
-        metadata = {_PROBE: msgspec.json.encode(stored).decode()}
-    return publication(specs, _blocks(specs, named), metadata)
+    specs = [spec_of(name, tensor, getattr(torch, dtype)) for name, tensor in named.items()]
+    return lay_out(specs, named.__getitem__, probe_metadata(probe))
+
+
+def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpec:
+    """Return how a tensor is written: as ``floating`` if it holds floating-point numbers, else as it is."""
+    dtype = floating if tensor.is_floating_point() else tensor.dtype
+    return TensorSpec(name, _NAMES[dtype], tuple(tensor.shape))
+
+
+def lay_out(
+    specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Publication:
+    """Lay out tensors that ``make`` gives by name, cast to their spec's type; each is asked for once, when it is written."""
+    ordered = in_order(specs)
+    return publication(ordered, _blocks(ordered, make), metadata)
+
+
+def probe_metadata(probe: Probe | None) -> dict[str, str]:
+    """Return the metadata that hold a probe, if there is one."""
+    if probe is None:
+        return {}
+    return {_PROBE: msgspec.json.encode(_StoredProbe(probe.tokens.tolist(), probe.logprobs.tolist())).decode()}
 
 
 def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool = False) -> PublishedWeights:
@@ -151,11 +164,11 @@ def write_weights(
         file.writelines(block.data for block in written.blocks)
 
 
-def _blocks(specs: Iterable[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> Iterator[np.ndarray]:
+def _blocks(specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor]) -> Iterator[np.ndarray]:
     """Yield the bytes of tensors in blocks: views of those that have the wanted type, else a block cast at a time."""
     for spec in specs:
         dtype = _DTYPES[spec.dtype]
-        flat = tensors[spec.name].detach().contiguous().reshape(-1)
+        flat = make(spec.name).detach().contiguous().reshape(-1)
         if flat.dtype == dtype:
             data = flat.view(torch.uint8).numpy()
             for start in range(0, data.size, BLOCK_BYTES):

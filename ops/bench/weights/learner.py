@@ -92,6 +92,9 @@ class _Weights:
         """Yield them."""
         yield from self._tensors.items()
 
+    def adapter(self) -> None:
+        """There is none."""
+
     def step(self, number: int) -> None:
         """Move some by about a unit in bf16's last place."""
         for tensor in self._tensors.values():

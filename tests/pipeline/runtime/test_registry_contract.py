@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 import redis.asyncio
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from protocol.errors import Fenced, LedgerUnavailable
 from protocol.ids import Incarnation, Role
+from protocol.messages import BASE_VERSION
 
 
 @dataclass
@@ -161,6 +163,14 @@ async def test_published_versions_only_grow(subject: Subject):
         with pytest.raises(ValueError, match=f"announced policy version {version}, but 2 is published"):
             await subject.registry.announce_weights(who, announcement(version, "xxh3-128:1"))
     assert await subject.registry.weights() == announcement(2)
+
+
+async def test_a_version_is_announced_with_the_base_that_it_needs(subject: Subject):
+    who = await subject.registry.register(Role.LEARNER, "learner-0")
+    whole = announcement(1)
+    adapter = msgspec.structs.replace(whole, base=announcement(BASE_VERSION, "xxh3-128:b"))
+    await subject.registry.announce_weights(who, adapter)
+    assert await subject.registry.weights() == adapter != whole
 
 
 async def test_the_fleet_and_the_run_status_are_what_was_set_last(subject: Subject):

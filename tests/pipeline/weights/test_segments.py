@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.weights.segments import Segment, SegmentReader, SegmentWriter
+from pipeline.weights.segments import Segment, SegmentReader, SegmentWriter, UnnamedFile
 
 
 def publish(writer: SegmentWriter, path: Path, value: int, size: int = 5000) -> Segment:
@@ -117,3 +119,30 @@ def test_many_versions_keep_few_mappings(tmp_path: Path) -> None:
         held, serving = newer, staged
     assert len(list(Path("/proc/self/fd").iterdir())) - num_before < 10
     assert len(list((tmp_path / "w").iterdir())) <= 2
+
+
+def test_an_unnamed_file_is_read_by_other_processes_until_it_is_closed_and_by_who_maps_it_thereafter(
+    tmp_path: Path,
+) -> None:
+    file = UnnamedFile(tmp_path / "own", 5000)
+    assert list((tmp_path / "own").iterdir()) == []
+    file.data[:] = 7
+    path, kept = file.lasting_path, file.data
+    read = [sys.executable, "-c", f"print(sum(open('{path}', 'rb').read()))"]
+    assert subprocess.run(read, capture_output=True, text=True, timeout=60).stdout.strip() == "35000"
+    file.close()
+    assert not path.exists()
+    assert (kept == 7).all()
+
+
+def test_an_unnamed_file_that_finds_no_room_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = list(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="No space"):
+        UnnamedFile(tmp_path / "own", 5000)
+    assert len(list(Path("/proc/self/fd").iterdir())) == len(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from pipeline.weights.digest import digest_file
 from pipeline.weights.segments import SegmentReader
 from pipeline.weights.store import WeightsStore, remove_weights, weights_folder
 from protocol.errors import ConfigError, UnknownMessage
-from protocol.messages import WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
 from tests.pipeline.weights.versions import numbers, published, stepped
 
 
@@ -41,6 +42,36 @@ def test_the_oldest_versions_and_those_of_an_earlier_learner_go(store: WeightsSt
     assert [store.held(version) is not None for version in (5, 6, 7)] == [False, True, True]
     WeightsStore(tmp_path / "published", keep=2)
     assert list((tmp_path / "published").iterdir()) == []
+
+
+def test_the_base_of_adapters_is_kept_beside_the_newest_versions_and_announced_with_each(
+    store: WeightsStore, tmp_path: Path
+) -> None:
+    base = store.publish(BASE_VERSION, published(numbers(0)))
+    expected = store.announcement(base, endpoint="e")
+    assert (expected.policy_version, expected.digest, expected.base) == (BASE_VERSION, base.digest, None)
+    for version in range(1, 8):
+        assert (
+            store.announcement(store.publish(version, published(numbers(version, 100))), endpoint="e").base == expected
+        )
+    names = {path.name for path in (tmp_path / "published").glob("*.safetensors")}
+    assert names == {"base.safetensors", "v00000006.safetensors", "v00000007.safetensors"}
+    part = store.answer(WeightsRequest(version=BASE_VERSION, offset=0, max_bytes=1 << 22, base=7))
+    assert (part.version, part.base, part.total_bytes) == (BASE_VERSION, -1, base.num_bytes)
+
+
+@pytest.mark.parametrize("version", [BASE_VERSION, 1])
+def test_a_file_that_is_published_again_takes_the_place_of_the_damaged_one_and_no_descriptor_stays(
+    store: WeightsStore, version: int
+) -> None:
+    damaged = store.publish(version, published(numbers(1)))
+    damaged.segment.data[-1] ^= 1
+    again = store.publish(version, published(numbers(1)))
+    assert again.path == damaged.path
+    assert digest_file(again.path) == again.digest == damaged.digest
+    assert store.held(version) is again
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(damaged.segment.fd)
 
 
 def test_a_version_that_a_generator_still_serves_is_not_written_over(store: WeightsStore) -> None:

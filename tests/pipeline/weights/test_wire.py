@@ -19,7 +19,7 @@ from pipeline.weights.store import StoredWeights, WeightsStore, fetched_folder
 from pipeline.weights.wire import Base, FetchFolder, Received, WireFetch
 from protocol.channel import Requester
 from protocol.errors import WeightsDamaged, WeightsRejected
-from protocol.messages import Message, WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 from protocol.zeromq import CurveKeys, ZmqTransport
 from tests.pipeline.weights.versions import numbers, published, stepped
 
@@ -110,6 +110,16 @@ async def test_a_whole_version_comes_in_bounded_parts_and_nobody_else_may_read_i
         assert world.received == Received(num_bytes=stored.num_bytes)
         folder = fetched_folder(tmp_path, shared_memory=False)
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_the_base_of_adapters_comes_like_a_version_and_a_second_one_takes_its_place(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as world:
+        for seed in (1, 2):
+            stored = world.publish(BASE_VERSION, numbers(seed))
+            assert await world.fetch(world.announced(stored)) == stored.path.read_bytes()
+            assert world.received == Received(num_bytes=stored.num_bytes)
+        kept = fetched_folder(tmp_path, shared_memory=False) / "generator-0"
+        assert [path.name for path in kept.iterdir()] == ["base.safetensors"]
 
 
 async def test_versions_follow_one_another_as_deltas_that_are_a_fraction_of_them(tmp_path: Path) -> None:

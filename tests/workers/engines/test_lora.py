@@ -1,4 +1,4 @@
-"""A LoRA adapter is all that is trained, everyone else sees merged weights, and a restart goes on bit for bit."""
+"""A LoRA adapter is all that is trained and published, others see merged weights, and a restart goes on bit for bit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 peft = pytest.importorskip("peft", reason="peft is not installed: make test-lora")
 
 from pipeline.algorithms.objective import Importance, Objective  # noqa: E402
+from pipeline.weights.digest import digest_buffer  # noqa: E402
 from protocol.errors import ConfigError, DataError  # noqa: E402
 from tests.workers.engines.subjects import Settings  # noqa: E402
-from tests.workers.engines.tiny import make_samples, tiny_model, with_old  # noqa: E402
+from tests.workers.engines.test_adapter import bytes_of  # noqa: E402
+from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model, with_old  # noqa: E402
+from workers.engines.adapter import Adapter, publish_adapter, publish_base, publish_merged  # noqa: E402
 from workers.engines.lora import LoraSettings  # noqa: E402
 from workers.engines.torch_training import TorchTraining  # noqa: E402
+from workers.engines.weights_file import publish_tensors, view_weights  # noqa: E402
 
 # transformers imports DeepSpeed to save a model, where accelerate and DeepSpeed are both installed
 pytestmark = pytest.mark.filterwarnings("default")
@@ -47,6 +51,12 @@ def trained(model: PreTrainedModel | None = None, settings: Settings = SETTINGS)
     for seed in range(3):
         assert backend.step(make_samples(seed=seed), Objective()).applied
     return backend
+
+
+def adapter_of(backend: TorchTraining) -> Adapter:
+    adapter = backend.adapter()
+    assert adapter is not None
+    return adapter
 
 
 def weights(backend: TorchTraining) -> dict[str, torch.Tensor]:
@@ -173,6 +183,53 @@ def test_the_published_weights_are_what_peft_merges(tmp_path: Path, architecture
     for name, tensor in published.items():
         torch.testing.assert_close(tensor, merged.get_parameter(name).detach(), rtol=0, atol=1e-6, msg=name)
     assert not same(published, weights(make(tiny_model(architecture, tie_word_embeddings=tied))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_adapter_merged_where_it_arrives_is_the_learners_merged_file_bit_for_bit(
+    architecture: str, tied: bool, dtype: str
+) -> None:
+    backend = trained(tiny_model(architecture, tie_word_embeddings=tied))
+    adapter = adapter_of(backend)
+    base = bytes_of(publish_base(adapter, dtype=dtype))
+    arrived = bytes_of(publish_adapter(adapter, digest_buffer(base)))
+    whole = bytes_of(publish_tensors(backend.tensors(), dtype=dtype))
+    assert np.array_equal(bytes_of(publish_merged(arrived, base, digest_buffer(base), dtype=dtype)), whole)
+    assert not np.array_equal(whole, base)
+
+
+def test_the_base_is_the_start_model_however_long_training_goes_on_and_after_a_restart(tmp_path: Path) -> None:
+    bases, backend = [], make()
+    for _ in range(3):
+        adapter = adapter_of(backend)
+        bases.append(bytes_of(publish_base(adapter, dtype="float32")))
+        backend.step(make_samples(seed=len(bases)), Objective())
+    backend.snapshot()(tmp_path)
+    resumed = make()
+    resumed.load(tmp_path)
+    adapter = adapter_of(resumed)
+    bases.append(bytes_of(publish_base(adapter, dtype="float32")))
+    start = bytes_of(publish_tensors(make(lora=None).tensors(), dtype="float32"))
+    assert all(np.array_equal(base, start) for base in bases)
+
+
+def test_layers_that_keep_their_weights_transposed_are_merged_transposed() -> None:
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=512, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1
+    )
+    torch.manual_seed(0)
+    backend = trained(GPT2LMHeadModel(config))
+    adapter = adapter_of(backend)
+    base = bytes_of(publish_base(adapter, dtype="float32"))
+    arrived = bytes_of(publish_adapter(adapter, digest_buffer(base)))
+    found = view_weights(bytes_of(publish_merged(arrived, base, digest_buffer(base), dtype="float32")))
+    for name, tensor in backend.tensors():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-7, msg=name)
+    assert not torch.equal(
+        found["transformer.h.0.attn.c_attn.weight"], view_weights(base)["transformer.h.0.attn.c_attn.weight"]
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -74,6 +74,9 @@ class EmulatedTraining:
         """Yield the one tensor."""
         yield TENSOR, make_tensor(self._state.digest, self._num_weights)
 
+    def adapter(self) -> None:
+        """There is none."""
+
     def snapshot(self) -> Callable[[Path], None]:
         """Return what writes ``emulated.json`` as of now; it raises OSError."""
         return self._state.save

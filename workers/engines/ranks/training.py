@@ -63,6 +63,9 @@ class RankedTraining(RankedBackend):
         """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
         return self._model.tensors()
 
+    def adapter(self) -> None:
+        """There is none."""
+
     def obey(self, command: Command) -> Any:
         """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""
         match command:
