@@ -13,8 +13,8 @@ announced, is refused with WeightsDamaged: its worker must not sample under that
 
 An adapter's base comes once, the same way, and is kept as long as announcements name its digest. It is held against that digest
 before every use, for it lies for the whole run in pages that others share. Merged weights are made beside decoding, in pages of
-this process alone, so that the swap is what it is for whole versions: engines use them where they lie, and so keep them, or
-copy them; then they are freed.
+this process alone, so that the pause has none of it: engines use them where they lie, and so keep them, or copy them; then they
+are freed.
 
 Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire), ``weights_s`` (seconds from
 the announcement's sight to verified and merged), ``weights_merge_s`` (of them, merging), ``weights_pause_s`` (decoding stood

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default="1,16,128,1024",
         help="sizes in MB of 2**20, with commas; 4096 needs 40 GB of memory (default: %(default)s)",
     )
-    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta)")
+    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta, adapter)")
     parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)

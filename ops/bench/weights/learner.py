@@ -28,6 +28,7 @@ from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.runtime.server import open_ledger
 from pipeline.weights.store import remove_weights, weights_folder
 from protocol.ids import Role
+from workers.engines.adapter import Adapter
 from workers.publishing import Publisher
 
 _LIMIT_S = 600.0
@@ -44,12 +45,16 @@ class Way:
 
     name: str
     settings: tuple[str, ...]
+    rank: int = 0
+    """Above 0 versions are LoRA adapters of this rank, on all linear layers of the blocks."""
 
 
 WAYS = (
     Way("file", ("weights.path=file", "weights.dtype=float32")),
     Way("wire", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=float32", "weights.delta=false")),
     Way("wire, bf16 delta", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=bfloat16")),
+    Way("file, adapter", ("weights.path=file", "weights.dtype=float32"), rank=8),
+    Way("wire, adapter", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=float32"), rank=8),
 )
 
 
@@ -62,7 +67,7 @@ class Turn:
     write_s: float
     """The learner lays the version out, writes and digests it."""
     verify_s: float
-    """The generator maps or fetches it, and its digest matches."""
+    """The generator maps or fetches it, and its digest matches; an adapter is merged."""
     pause_s: float
     """The version is put into the engine."""
     gap_s: float
@@ -82,21 +87,31 @@ class Turn:
 
 
 class _Weights:
-    """A learner's weights, of which some change from version to version."""
+    """A learner's weights, of which some change from version to version, or an adapter on them, which does."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, rank: int) -> None:
         self._tensors = {name: tensor.clone() for name, tensor in make_model(num_bytes).state_dict().items()}
         self.num_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        self._layers = {
+            name.removesuffix(".weight"): (torch.randn(rank, tensor.shape[1]), torch.zeros(tensor.shape[0], rank))
+            for name, tensor in self._tensors.items()
+            if rank and name.endswith("_proj.weight")
+        }
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield them."""
         yield from self._tensors.items()
 
-    def adapter(self) -> None:
-        """There is none."""
+    def adapter(self) -> Adapter | None:
+        """Return the adapter, if there is one."""
+        return Adapter(self._layers, 1.0, below=self._tensors.items) if self._layers else None
 
     def step(self, number: int) -> None:
-        """Move some by about a unit in bf16's last place."""
+        """Move some by about a unit in bf16's last place, or all of an adapter."""
+        for _, b in self._layers.values():
+            b += 1e-5
+        if self._layers:
+            return
         for tensor in self._tensors.values():
             tensor.view(-1)[number % _CHANGED_EVERY :: _CHANGED_EVERY] *= 1.0 + 2.0**-7
 
@@ -109,15 +124,15 @@ def measure(way: Way, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int
     write_resolved(config, config.run_dir)
     server = open_ledger(config.run_dir, configured_url=None, max_memory_mb=64)
     try:
-        return asyncio.run(_measure(config.run_dir, num_bytes, rounds))
+        return asyncio.run(_measure(config.run_dir, num_bytes, rounds, way.rank))
     finally:
         if server is not None:
             server.stop()
         remove_weights(config.run_dir)
 
 
-async def _measure(run_dir: Path, num_bytes: int, rounds: int) -> tuple[int, list[Turn]]:
-    weights = _Weights(num_bytes)
+async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tuple[int, list[Turn]]:
+    weights = _Weights(num_bytes, rank)
     turns: list[Turn] = []
     async with actor(run_dir, Role.LEARNER, "learner") as (ctx, teardown):
         generator = await asyncio.create_subprocess_exec(
