@@ -82,12 +82,13 @@ def test_it_serves_the_distribution_and_the_streams_that_the_local_engine_does(c
         check_logprobs(old, each, windows[each.trajectory])
 
 
-@pytest.mark.parametrize("kv_policy", ["keep", "recompute"])
-@pytest.mark.parametrize("reported", [True, False])
+@pytest.mark.parametrize(
+    ("kv_policy", "reported", "staged"), [("keep", True, True), ("recompute", True, False), ("recompute", False, True)]
+)
 def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
-    core, old, new, tmp_path: Path, kv_policy: str, reported: bool, monkeypatch: pytest.MonkeyPatch
+    core, old, new, tmp_path: Path, kv_policy: str, reported: bool, staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether vLLM reports the version of each token or the pauses are recorded."""
+    """Whether vLLM reports the version of each token or the pauses are recorded, whether weights were staged or not."""
     monkeypatch.setattr(core, "_reports_versions", reported and core._reports_versions)
     for _ in range(5):  # until the swap fell inside the windows
         engine = engine_on(core, kv_policy=kv_policy)
@@ -96,7 +97,11 @@ def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
         for each in requests:
             engine.submit(each)
         early = begin(engine)
-        engine.load_weights(probed(new, tmp_path / "1"), 1)
+        weights = probed(new, tmp_path / "1")
+        if staged:
+            engine.stage_weights(weights, 1)
+            (tmp_path / "1").unlink()  # what is staged needs no file
+        engine.load_weights(weights, 1)
         windows = {w.trajectory: w for w in early} | drain(engine)
         split = [each for each in requests if len(windows[each.trajectory].segments) == 2]
         if split:

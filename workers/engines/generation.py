@@ -83,6 +83,12 @@ class GenerationEngine(Protocol):
         """Version that new tokens are sampled with; -1 before the first weights."""
         ...
 
+    def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+        """Bring weights that ``load_weights`` will be given near to where they are needed, so that it takes less of the time
+        that decoding stands still. It may be called on another thread, while this one decodes, or not at all; it changes
+        nothing that is sampled. Raises EngineDied."""
+        ...
+
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
         """Take new weights (torch tensors by name; of emulated ones, arrays) between two tokens; live requests go on under
         them, by the engine's KV policy.

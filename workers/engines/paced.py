@@ -43,6 +43,10 @@ class PacedEngine:
         """Version that new tokens are sampled with."""
         return self._engine.policy_version
 
+    def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Bring weights near."""
+        self._engine.stage_weights(tensors, policy_version)
+
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Take new weights."""
         self._engine.load_weights(tensors, policy_version)

@@ -237,6 +237,17 @@ class GenerationContract(ABC):
         for number in (1, 2, 3, 4):
             np.testing.assert_array_equal(got[request(number).trajectory].tokens, alone[number].tokens)
 
+    def test_staged_weights_change_nothing_before_they_are_loaded(self, start) -> None:
+        engine = start()
+        asked = request()
+        engine.submit(asked)
+        windows = {window.trajectory: window for window in engine.advance(2)}
+        engine.stage_weights(self.weights(1), 1)
+        windows |= drain(engine)
+        assert engine.policy_version == 0
+        assert [segment.policy_version for segment in windows[asked.trajectory].segments] == [0]
+        self.check(asked, windows[asked.trajectory])
+
     def test_two_swaps_without_a_token_between_them_leave_no_empty_segment(self, start) -> None:
         engine = start(stop=())
         engine.submit(request(window=8))

@@ -140,6 +140,9 @@ class LocalEngine:
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
+    def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Without effect: this engine and its caller are one process."""
+
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when they do not fit."""
         replace_weights(self._forward.model, tensors)

@@ -6,6 +6,7 @@ in_process  a core on LLMEngine in this process: for CPUs
 background  a core on AsyncLLM, whose processes run on by themselves: for GPUs
 scoring     the frozen reference on LLMEngine: prompts in, their log-probs out
 journal     log-probs kept where they are sampled, for a core in the same process
+staging     weights on their way to a device, beside decoding
 worker      runs inside vLLM's own workers: weights, and tokens drawn from the trajectory's stream
 arguments   from a run's configuration to vLLM's arguments
 """

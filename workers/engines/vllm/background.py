@@ -39,6 +39,9 @@ CALL_S = 120.0
 """Longest wait for an answer of vLLM's processes, but for weights."""
 LOAD_S = 600.0
 """Longest wait for weights to be taken."""
+STAGE_S = 60.0
+"""Longest wait for weights to come to the devices beside decoding; then a swap waits for the rest."""
+_STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"
 
 
@@ -140,6 +143,17 @@ class BackgroundCore:
                 self._over.put(sample)
         return samples
 
+    def stage(self, path: Path, policy_version: int) -> None:
+        """Have every rank bring a version to its device, and wait until all have; on any thread."""
+        self._call(self._stage(path, policy_version), CALL_S)
+
+    async def _stage(self, path: Path, policy_version: int) -> None:
+        await self._engine.collective_rpc("headrace_stage", args=(str(path), policy_version))
+        for _ in range(round(STAGE_S / _STAGE_POLL_S)):
+            if all(await self._engine.collective_rpc("headrace_is_staged")):
+                return
+            await asyncio.sleep(_STAGE_POLL_S)
+
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
         """Pause, change the weights on every rank, resume."""
         path = tensors.path if isinstance(tensors, PublishedWeights) else None
@@ -153,7 +167,7 @@ class BackgroundCore:
 
     async def _swap(self, path: Path, policy_version: int, *, recompute: bool) -> None:
         await self._engine.pause_generation(mode="keep", clear_cache=recompute)
-        await self._engine.collective_rpc("headrace_load_file", args=(str(path),))
+        await self._engine.collective_rpc("headrace_load_file", args=(str(path), policy_version))
         if self._reports_versions:
             await self._engine.update_weight_version(str(policy_version))
         for stream in self._streams.values():

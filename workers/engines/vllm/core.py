@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -79,6 +80,11 @@ class Core(Protocol):
 
     def cut(self, names: Sequence[str]) -> list[Sample]:
         """End requests at the present token; return those that have sampled something."""
+        ...
+
+    def stage(self, path: Path, policy_version: int) -> None:
+        """Bring a version's file near to where ``load`` needs it, while decoding goes on. May be called on another thread.
+        Raises EngineDied."""
         ...
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:

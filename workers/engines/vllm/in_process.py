@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +91,9 @@ class InProcessCore:
             del self._spans[name]
             self._forget(name)
         return samples
+
+    def stage(self, path: Path, policy_version: int) -> None:
+        """Nothing goes on beside this thread."""
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
         """Change the weights between two steps."""

@@ -31,6 +31,7 @@ from workers.engines.generation import SamplingParams
 from workers.engines.sampling import Distributions, sample
 from workers.engines.streams import uniforms
 from workers.engines.vllm.journal import Journal
+from workers.engines.vllm.staging import Staging
 from workers.engines.weights_file import read_weights
 
 STREAM = "headrace_stream"
@@ -143,15 +144,29 @@ class WorkerExtension:
         runner.sampler.journal = Journal(runner.max_model_len)
         return runner.sampler.journal
 
-    def headrace_load_file(self, path: str) -> None:
-        """Take the weights in a published file; every rank maps it and copies its own share."""
-        self.headrace_load(read_weights(Path(path)).items())
+    def headrace_stage(self, path: str, policy_version: int) -> bool:
+        """Begin to bring a version to this rank's device, beside decoding; return whether there is room for it."""
+        return self._headrace_staging().begin(Path(path), policy_version)
+
+    def headrace_is_staged(self) -> bool:
+        """Whether what was begun is over."""
+        return self._headrace_staging().is_over
+
+    def headrace_load_file(self, path: str, policy_version: int) -> None:
+        """Take a version: what was staged of it, else its file, which every rank maps; each copies its own share."""
+        staged = self._headrace_staging().take(policy_version)
+        self.headrace_load((staged or read_weights(Path(path))).items())
 
     def headrace_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take weights by their Hugging Face names. They were checked against the model before."""
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=iter(tensors))
             repack_tied_head(self.model_runner.get_model())
+
+    def _headrace_staging(self) -> Staging:
+        if not hasattr(self, "_staging"):  # a mixin has no constructor of its own
+            self._staging = Staging(torch.device(self.model_runner.device))
+        return self._staging
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
