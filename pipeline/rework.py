@@ -100,7 +100,7 @@ def in_words(rows: Collection[Rework]) -> str:
     sampled = sum(row.num_sampled for row in rows)
     text = f"{sum(row.num_again for row in rows):,} of {sampled:,} sampled tokens are generated again"
     if dead:
-        text += f": {unwritten:,} of {len(dead)} generators that died (at most {limit:,}, a window for each trajectory)"
+        text += f": {unwritten:,} of {len(dead)} generators that ended with windows in hand (at most {limit:,})"
     if refused:
         text += f"{',' if dead else ':'} {refused:,} of windows that the ledger refused"
     return text
