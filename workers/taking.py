@@ -5,6 +5,7 @@ the learner's next version; and for its answers, each with a deadline, when it i
 
     look: announcement ──> file mapped, or fetched ──> digest matches ──> staged      (beside decoding)
                            an adapter: merged with the base, whose digest matches, too
+                           vLLM on GPUs: copied to its devices, where there is room
     swap: staged ──> in the engine, between two tokens                                (the pause)
 
 The way is chosen by where the file is: on this host its pages are mapped; else the learner's endpoint is asked, for what
@@ -127,6 +128,7 @@ class WeightsTaker:
                 self._ctx.counters["rejected_version"] = newest.policy_version
                 self._ctx.log.error("weights_rejected", policy_version=newest.policy_version, reason=str(error))
                 raise
+            await asyncio.to_thread(self._engine.stage_weights, staged.tensors, newest.policy_version)
             self._release(self._staged)
             self._staged, self._here = staged, newest.policy_version
             self._ctx.counters["rejected_version"] = -1

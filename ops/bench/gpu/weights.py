@@ -5,7 +5,8 @@
 
 The mismatch is of tokens that the engine sampled: d = log p(engine) - log p(learner), its largest and mean absolute value, and
 the k3 estimate of KL(engine || learner), the mean of exp(-d) - 1 + d. The pause is the time within ``load_weights`` while all
-slots decode; its bar is one decode step and a copy of the weights at half of the rate at which the device copies memory.
+slots decode, after the weights were staged; its bar is one decode step and a copy of the weights at half of the rate at which
+the device copies memory.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def swap(form: Form, engine: GenerationEngine, published: Path) -> dict[str, flo
         engine.advance(STEPS)
         decoding_s += time.perf_counter() - started
         num_steps += engine.stats().num_decode_steps - steps_before
+        engine.stage_weights(weights, version)
         started = time.perf_counter()
         engine.load_weights(weights, version)
         pauses.append(time.perf_counter() - started)
