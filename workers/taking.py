@@ -128,7 +128,11 @@ class WeightsTaker:
                 self._ctx.counters["rejected_version"] = newest.policy_version
                 self._ctx.log.error("weights_rejected", policy_version=newest.policy_version, reason=str(error))
                 raise
-            await asyncio.to_thread(self._engine.stage_weights, staged.tensors, newest.policy_version)
+            try:
+                await asyncio.to_thread(self._engine.stage_weights, staged.tensors, newest.policy_version)
+            except BaseException:
+                self._release(staged)
+                raise
             self._release(self._staged)
             self._staged, self._here = staged, newest.policy_version
             self._ctx.counters["rejected_version"] = -1

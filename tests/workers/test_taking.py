@@ -42,11 +42,11 @@ class Recorder(EmulatedEngine):
             num_weights=NUM_WEIGHTS,
         )
         self.served: dict[int, np.ndarray] = {}
-        self.staged: dict[int, np.ndarray] = {}
+        self.staged: list[int] = []
 
     def stage_weights(self, tensors: Any, policy_version: int) -> None:
         super().stage_weights(tensors, policy_version)
-        self.staged[policy_version] = tensors[TENSOR].copy()
+        self.staged.append(policy_version)
 
     def load_weights(self, tensors: Any, policy_version: int) -> None:
         super().load_weights(tensors, policy_version)
@@ -145,16 +145,16 @@ def damage(path: Path) -> None:
         file.write(data)
 
 
-@pytest.mark.parametrize("path", ["auto", "wire"])
 async def test_a_version_is_brought_near_its_engine_before_decoding_stands_still_for_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         await world.publish(0)
         await world.taker.look()
-        assert list(world.engine.staged) == [0] and not world.engine.served
+        assert world.engine.staged == [0] and not world.engine.served
         await world.taker.swap()
-        np.testing.assert_array_equal(world.engine.served[0], world.engine.staged[0])
+        assert world.engine.staged == [0] and list(world.engine.served) == [0]
 
 
+@pytest.mark.parametrize("path", ["auto", "wire"])
 async def test_every_version_is_served_as_it_was_published_whichever_way_it_came(tmp_path: Path, path: str) -> None:
     async with opened(tmp_path, path=path) as world:
         for version in range(1, 8):
