@@ -103,7 +103,7 @@ class PackedLayout:
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -23,10 +23,29 @@ from tests.workers.engines.model_contract import ModelContract, published
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
 from workers.engines.build import build_engine
 from workers.engines.generation import GenerationEngine
+from workers.engines.local import dense
 from workers.engines.local.cache import SlotCache
 from workers.engines.local.engine import LocalEngine
 from workers.engines.local.slots import SlotTable
 from workers.engines.models import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
+
+
+class TestLocalEngineByTransformers(ModelContract):
+    """Models that are large or of another family than the dense one are run by transformers' own forward."""
+
+    @pytest.fixture(autouse=True)
+    def every_model_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dense, "MOST_WEIGHTS", 0)
+
+    def make_engine(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        stop: Iterable[int] = (1,),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+    ) -> GenerationEngine:
+        return LocalEngine(model, num_slots=num_slots, stop_token_ids=stop, kv_policy=kv_policy)
 
 
 class TestLocalEngine(ModelContract):

@@ -25,7 +25,7 @@ SLOT_ATTENTION = "headrace_slots"
 
 
 def slot_attention(
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -39,7 +39,7 @@ def slot_attention(
     """Attend in one layer.
 
     Args:
-        module: The attention layer.
+        module: The calling layer; not read.
         query: [n, query heads, 1, head dim] in a decode step; [1, query heads, N, head dim] in a prefill.
         key: [n, key heads, longest, head dim], or [1, key heads, N, head dim].
         value: As ``key``.
@@ -76,7 +76,7 @@ def slot_attention(
         mask = _windowed(slot_step, sliding_window, query.dtype)
     num_rows, query_heads, _, head_dim = query.shape
     key_heads = key.shape[1]
-    grouped = query.view(num_rows, key_heads, query_heads // key_heads, head_dim)
+    grouped = query.reshape(num_rows, key_heads, query_heads // key_heads, head_dim)
     if grouped.dtype != key.dtype:
         grouped = grouped.to(key.dtype)
     output = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
@@ -86,8 +86,12 @@ def slot_attention(
 def _windowed(step: DecodeStep, window: int, dtype: torch.dtype) -> torch.Tensor:
     place = torch.arange(step.longest, device=step.positions.device)
     distance = step.positions[:, None] - place
-    hidden = (distance < 0) | (distance >= window)
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None, None]
+    return hide((distance < 0) | (distance >= window), dtype)
+
+
+def hide(places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return an additive mask [n, 1, 1, longest] that hides ``places``, bool [n, longest]."""
+    return torch.where(places, -torch.inf, 0.0).to(dtype)[:, None, None]
 
 
 AttentionInterface.register(SLOT_ATTENTION, slot_attention)

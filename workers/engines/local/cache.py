@@ -86,8 +86,8 @@ class SlotLayer(CacheLayerMixin):
             self.values[step.rows, :, step.positions] = value_states[0].transpose(0, 1)[step.source]
             return key_states, value_states
         assert step is not None, "a step is set before the model runs"
-        self.keys[step.rows, :, step.positions] = key_states[:, :, 0]
-        self.values[step.rows, :, step.positions] = value_states[:, :, 0]
+        self.keys[step.rows, :, step.positions] = key_states.squeeze(2)
+        self.values[step.rows, :, step.positions] = value_states.squeeze(2)
         live, longest = step.num_rows, step.longest
         return self.keys[:live, :, :longest], self.values[:live, :, :longest]
 

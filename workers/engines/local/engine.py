@@ -27,7 +27,6 @@ from protocol.trajectory import FinishReason
 from workers.engines.generation import EngineStats, Window, WindowRequest
 from workers.engines.local.forward import SlotForward
 from workers.engines.local.slots import Occupant, SlotTable
-from workers.engines.local.weights import replace_weights
 from workers.engines.sampling import Distributions, sample
 from workers.engines.streams import uniforms
 from workers.engines.windows import check_request, is_live_already
@@ -145,7 +144,7 @@ class LocalEngine:
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when they do not fit."""
-        replace_weights(self._forward.model, tensors)
+        self._forward.load_weights(tensors)
         self._policy_version = policy_version
         for occupant in self._slots.live():
             occupant.versions.append((int(self._slots.arrays.lengths[occupant.row]), policy_version))

@@ -4,12 +4,13 @@
 
 A prefill fills the cache for all but a context's last token; that one goes through the next decode step with everybody
 else's, so every token is sampled at one place. Contexts are laid end to end without padding, and members of a group, which
-share their prompt, are computed once.
+share their prompt, are computed once. Small models of the dense family go through ``workers.engines.local.dense``, all
+others through transformers' own forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from transformers import PreTrainedModel
 
 from protocol.errors import EngineError
 from workers.engines.attention import PackedLayout
-from workers.engines.local.attention import SLOT_ATTENTION
+from workers.engines.local.attention import SLOT_ATTENTION, hide
 from workers.engines.local.cache import DecodeStep, PrefillStep, SlotCache
+from workers.engines.local.dense import DenseForward, is_dense
+from workers.engines.local.weights import replace_weights
 
 PREFILL_TOKENS = 8192
 """Tokens of one prefill forward; a longer context goes alone."""
@@ -56,6 +59,13 @@ class SlotForward:
         self.cache = SlotCache(self.config.num_hidden_layers, num_slots)
         self.device = model.device
         self._columns = torch.arange(0, device=self.device)
+        self._dense = DenseForward(model) if is_dense(model) else None
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        replace_weights(self.model, tensors)
+        if self._dense is not None:
+            self._dense.take_weights()
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
         """Fill the cache rows with all but the last token of each context.
@@ -94,14 +104,17 @@ class SlotForward:
         target = np.repeat([row for _, _, row in stored], [size for _, size, _ in stored])
         layout = PackedLayout.of(lengths, self.device)
         self.cache.step = PrefillStep(self._put(source), self._put(target), self._put(positions))
-        # the base model: a prefill needs keys and values, no logits
-        self.model.base_model(
-            input_ids=self._put(np.concatenate([head for head, _ in batch]).astype(np.int64))[None],
-            position_ids=layout.position_ids[None],
-            past_key_values=self.cache,
-            use_cache=True,
-            packed_layout=layout,
-        )
+        tokens = self._put(np.concatenate([head for head, _ in batch]).astype(np.int64))
+        if self._dense is not None:
+            self._dense.prefill(tokens, self.cache, layout)
+        else:  # the base model: a prefill needs keys and values, no logits
+            self.model.base_model(
+                input_ids=tokens[None],
+                position_ids=layout.position_ids[None],
+                past_key_values=self.cache,
+                use_cache=True,
+                packed_layout=layout,
+            )
         return int(lengths.sum())
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
@@ -118,6 +131,8 @@ class SlotForward:
         self.cache.reserve(positions.size, longest)
         step = self._decode_step(positions, longest)
         self.cache.step = step
+        if self._dense is not None:
+            return self._dense.decode(self._put(tokens), self.cache, step)
         output = self.model(
             input_ids=self._put(tokens)[:, None],
             position_ids=step.positions[:, None],
@@ -133,11 +148,7 @@ class SlotForward:
         place = self._put(positions)
         mask = None
         if int(positions.min()) + 1 < longest:
-            hidden = self._columns[:longest] > place[:, None]
-            mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device).masked_fill_(
-                hidden, -torch.inf
-            )
-            mask = mask[:, None, None]
+            mask = hide(self._columns[:longest] > place[:, None], self.model.dtype)
         return DecodeStep(self._columns[: positions.size], place, longest, mask)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
