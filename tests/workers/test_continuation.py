@@ -22,6 +22,7 @@ from tests.pipeline.replay.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.engines.build import build_generation_engine
 from workers.generator import Generator
+from workers.taking import WeightsTaker
 
 MODEL = Path(__file__).resolve().parents[2] / "ops" / "tiny_model"
 MEMBERS = [TrajectoryId("t", 0, member) for member in range(4)]
@@ -70,6 +71,7 @@ class Ledger:
         generator._source = _OnePrompt([5, 6, 7, 8])  # pyright: ignore[reportAttributeAccessIssue]
         generator._engine = build_generation_engine(self.config)
         generator._engine.load_weights(load_file(MODEL / "model.safetensors"), 0)
+        generator._taker = WeightsTaker(ctx, generator._engine)
         generator._held, generator._unwritten, generator._outboxes = {}, set(), []
         generator._resumed = asyncio.Queue(16)
         generator._store_trouble = ""
@@ -82,6 +84,7 @@ class Ledger:
             await generator._lease_and_resume()
             for window in generator._sample():
                 await generator._write(window)
+        generator._taker.close()
         generator.ctx.close()
         generator._tally.close()
 
