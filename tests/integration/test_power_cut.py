@@ -18,8 +18,11 @@ from tests.integration.fleet import RunningFleet, fleet
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 GROUPS, SIZE = 2, 4
+ETA = 8
+"""So large that nothing is too old only because the machine is slow: what goes stale then is a unit that others overtake."""
 QUICK = (
     "run.num_updates=1000",
+    f"staleness.eta={ETA}",
     f"algorithm.groups_per_update={GROUPS}",
     f"algorithm.group_size={SIZE}",
     "generation.window_tokens=8",
@@ -56,7 +59,7 @@ def check_books(run: RunningFleet, num_updates: int) -> dict[str, Any]:
     assert [row["update"] for row in rows] == list(range(1, num_updates + 1))
     versions = [row["policy_version"] for row in rows]
     assert versions == sorted(set(versions))
-    assert max(row["staleness_max"] for row in rows) <= 2
+    assert max(row["staleness_max"] for row in rows) <= ETA
     audit = run.audit()
     assert audit["balances"] is True
     assert sum(audit["trajectories"]["in_flight"].values()) == 0
