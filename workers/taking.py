@@ -28,10 +28,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry import Topic, WeightsAnnouncement
@@ -60,6 +63,8 @@ class _Version:
     """The whole weights; none once the engine has them."""
     merged: UnnamedFile | None = None
     """Where they lie if the file is an adapter, until the engine has them."""
+    pages: weakref.ref[np.ndarray] | None = None
+    """Of what was ``merged``, once the engine has them: alive if it uses them where they lie."""
 
 
 class WeightsTaker:
@@ -151,12 +156,17 @@ class WeightsTaker:
             return
         started = time.perf_counter()
         version = staged.announcement.policy_version
+        before = [self._serving.pages()] if self._serving is not None and self._serving.pages is not None else []
         await self._ctx.compute(self._engine.load_weights, staged.tensors, version)
         self._add("weights_pause_s", time.perf_counter() - started)
+        # giving back merged pages takes long, and so does not happen where the engine lets them go, in the pause
+        asyncio.get_running_loop().run_in_executor(None, before.clear)
         self._release(self._serving)
+        pages = None
         if staged.merged is not None:
+            pages = weakref.ref(staged.merged.data)
             staged.merged.close()
-        self._serving = replace(staged, tensors={}, merged=None)
+        self._serving = replace(staged, tensors={}, merged=None, pages=pages)
         self._ctx.policy_version = version
         self._add("weight_swaps", 1)
         self._ctx.progress()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -109,6 +111,31 @@ async def test_a_served_version_stays_what_it_is_while_later_ones_are_merged(tmp
             await world.taker.look()
         for name, tensor in world.backend.served(1).items():
             assert torch.equal(taken[1][name], tensor), name
+
+
+@pytest.mark.timeout(30)
+async def test_merged_pages_are_given_back_after_the_swap_and_not_by_the_engine_in_it(tmp_path: Path) -> None:
+    async with adapted(tmp_path) as world:
+        pages: list[weakref.ref[np.ndarray]] = []
+        served: list[dict[str, torch.Tensor]] = []
+
+        def use_where_they_lie(tensors: Any, version: int) -> None:
+            world.engine._policy_version = version
+            served[:] = [dict(tensors)]
+            assert all(ref() is not None for ref in pages), "they were freed in the pause"
+
+        world.engine.load_weights = use_where_they_lie
+        for version in range(1, 4):
+            await world.publish(version)
+            await world.taker.look()
+            staged = world.taker._staged
+            assert staged is not None and staged.merged is not None
+            new = weakref.ref(staged.merged.data)
+            del staged
+            await world.taker.swap()
+            while any(ref() is not None for ref in pages):  # noqa: ASYNC110 -- a thread gives them back, and tells nobody
+                await asyncio.sleep(0.001)
+            pages = [new]
 
 
 async def test_a_base_that_is_damaged_where_it_was_published_is_refused_until_it_is_mended(tmp_path: Path) -> None:
