@@ -157,7 +157,11 @@ class WeightsTaker:
         started = time.perf_counter()
         version = staged.announcement.policy_version
         before = [self._serving.pages()] if self._serving is not None and self._serving.pages is not None else []
-        await self._ctx.compute(self._engine.load_weights, staged.tensors, version)
+        try:
+            await self._ctx.compute(self._engine.load_weights, staged.tensors, version)
+        except BaseException:
+            self._release(staged)
+            raise
         self._add("weights_pause_s", time.perf_counter() - started)
         # giving back merged pages takes long, and so does not happen where the engine lets them go, in the pause
         asyncio.get_running_loop().run_in_executor(None, before.clear)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeline.weights.store import fetched_folder, weights_folder
-from protocol.errors import WeightsDamaged
+from protocol.errors import WeightsDamaged, WeightsRejected
 from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.tiny import tiny_model
 from tests.workers.test_taking import Recorder, World, damage, opened
@@ -111,6 +111,23 @@ async def test_a_served_version_stays_what_it_is_while_later_ones_are_merged(tmp
             await world.taker.look()
         for name, tensor in world.backend.served(1).items():
             assert torch.equal(taken[1][name], tensor), name
+
+
+async def test_merged_weights_that_the_engine_refuses_leave_no_file_behind(tmp_path: Path) -> None:
+    async with adapted(tmp_path) as world:
+
+        def refuse(tensors: Any, version: int) -> None:
+            raise WeightsRejected("another architecture")
+
+        world.engine.load_weights = refuse
+        await world.publish(1)
+        await world.taker.look()
+        staged = world.taker._staged
+        assert staged is not None and staged.merged is not None
+        with pytest.raises(WeightsRejected):
+            await world.taker.swap()
+        with pytest.raises(ValueError, match="closed file"):
+            _ = staged.merged.lasting_path
 
 
 @pytest.mark.timeout(30)

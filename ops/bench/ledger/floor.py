@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from ops.bench.ledger.path import make_transport
+from ops.bench.ledger.path import make_transport, receive_some
 from ops.bench.ledger.payload import Payload, reward_of
 from ops.bench.ledger.race import Gate, Part
 from ops.bench.ledger.rivals import Load
@@ -23,7 +23,7 @@ from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import RewardScore, TrajectoryChunk
 
 _KEEP = "return redis.call('HSET', KEYS[1], 'blob', ARGV[1])"
-_WRITTEN_AT_ONCE, _SCORED_AT_ONCE, _READ_AT_ONCE = 16, 64, 128
+_WRITTEN_AT_ONCE, _READ_AT_ONCE = 16, 128
 _SCORED = "scored"
 """List of the keys of scored chunks."""
 _POLL_S = 0.002
@@ -70,15 +70,7 @@ def score(gate: Gate, load: Load) -> None:
         left = load.num_chunks
         gate.begin()
         while left:
-            batch: list[TrajectoryChunk] = []
-            while len(batch) < _SCORED_AT_ONCE:
-                delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)
-                if delivery is None:
-                    break
-                assert isinstance(delivery.message, TrajectoryChunk)
-                batch.append(delivery.message)
-            if not batch:
-                raise DataError("no chunk came for a minute")
+            batch = await receive_some(mailbox)
             async with client.pipeline(transaction=False) as pipe:
                 for chunk in batch:
                     pipe.hset(f"chunk:{chunk.id}", "reward", to_blob(reward_of(chunk)))

@@ -21,6 +21,7 @@ from ops.bench.ledger.race import Gate, Part
 from pipeline.replay.buffer import Claim, Lease, LedgerSpec, Refusal, Unit
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
+from protocol.channel import Mailbox
 from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
@@ -138,6 +139,20 @@ class _Generator:
             self._leases.task_done()
 
 
+async def receive_some(mailbox: Mailbox) -> list[TrajectoryChunk]:
+    """Wait for a chunk; return it with what else is there, as many as a scorer takes. Raises DataError when none comes."""
+    batch: list[TrajectoryChunk] = []
+    while len(batch) < _SCORED_AT_ONCE:
+        delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)
+        if delivery is None:
+            break
+        assert isinstance(delivery.message, TrajectoryChunk)
+        batch.append(delivery.message)
+    if not batch:
+        raise DataError("no chunk came for a minute")
+    return batch
+
+
 def score(gate: Gate, job: Job, field: Field) -> None:
     """Receive, write a field."""
     asyncio.run(_score(gate, job, field))
@@ -150,15 +165,7 @@ async def _score(gate: Gate, job: Job, field: Field) -> None:
     left = job.num_chunks
     gate.begin()
     while left:
-        batch: list[TrajectoryChunk] = []
-        while len(batch) < _SCORED_AT_ONCE:
-            delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)
-            if delivery is None:
-                break
-            assert isinstance(delivery.message, TrajectoryChunk)
-            batch.append(delivery.message)
-        if not batch:
-            raise DataError("no chunk came for a minute")
+        batch = await receive_some(mailbox)
         async with asyncio.TaskGroup() as tasks:
             for chunk in batch:
                 tasks.create_task(replay.write_score(who, chunk.id, _SCORES[field](chunk)))

@@ -30,35 +30,27 @@ from workers.engines.local.slots import SlotTable
 from workers.engines.models import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
 
 
-class TestLocalEngineByTransformers(ModelContract):
+class LocalContract(ModelContract):
+    def make_engine(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        stop: Iterable[int] = (1,),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+    ) -> GenerationEngine:
+        return LocalEngine(model, num_slots=num_slots, stop_token_ids=stop, kv_policy=kv_policy)
+
+
+class TestLocalEngineByTransformers(LocalContract):
     """Models that are large or of another family than the dense one are run by transformers' own forward."""
 
     @pytest.fixture(autouse=True)
     def every_model_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dense, "MOST_WEIGHTS", 0)
 
-    def make_engine(
-        self,
-        model: PreTrainedModel,
-        *,
-        num_slots: int,
-        stop: Iterable[int] = (1,),
-        kv_policy: Literal["keep", "recompute"] = "keep",
-    ) -> GenerationEngine:
-        return LocalEngine(model, num_slots=num_slots, stop_token_ids=stop, kv_policy=kv_policy)
 
-
-class TestLocalEngine(ModelContract):
-    def make_engine(
-        self,
-        model: PreTrainedModel,
-        *,
-        num_slots: int,
-        stop: Iterable[int] = (1,),
-        kv_policy: Literal["keep", "recompute"] = "keep",
-    ) -> GenerationEngine:
-        return LocalEngine(model, num_slots=num_slots, stop_token_ids=stop, kv_policy=kv_policy)
-
+class TestLocalEngine(LocalContract):
     def test_members_of_a_group_share_the_prefill_of_their_prompt(self, start) -> None:
         engine = start(num_slots=8)
         for number in range(4):

@@ -53,9 +53,8 @@ class Staging:
         return self._thread is None or not self._thread.is_alive()
 
     def take(self, policy_version: int) -> PublishedWeights | None:
-        """Give out a version and forget it; None when another one is staged, or none is."""
-        tensors = self._end()
-        return tensors if policy_version == self._version else None
+        """Give out a version and forget it; None when none is staged, or another one, which is left to come."""
+        return self._end() if policy_version == self._version else None
 
     def _end(self) -> PublishedWeights | None:
         if self._thread is not None:
