@@ -6,7 +6,7 @@ second, and room for new work. *Waits for* nothing but answers.
 
 from __future__ import annotations
 
-from pipeline.critic_gate import CriticView, view_critic
+from pipeline.critic_gate import CriticView, opens, view_critic
 from pipeline.replay.buffer import ClaimRefused, DropReason
 from pipeline.runtime.actor import ActorContext
 
@@ -14,13 +14,14 @@ _LOOK_EVERY_S = 0.5
 
 
 class CriticWatch:
-    """Looks at the value worker for the learner. A gate that was seen open stays so, whatever becomes of that worker."""
+    """Looks at the value worker for the learner. A gate that was seen open stays so, whatever becomes of that worker; one that
+    asks for no steps was never closed, whether that worker has said so yet or not."""
 
     def __init__(self, ctx: ActorContext, *, was_open: bool) -> None:
         self._ctx = ctx
         self._next_look_s = 0.0
-        self._view = CriticView(was_open, True, "")
-        self.is_open = was_open
+        self.is_open = was_open or opens((), num_steps=0, settings=ctx.config.value)
+        self._view = CriticView(self.is_open, True, "")
 
     async def look(self) -> CriticView:
         """Return the newest view."""

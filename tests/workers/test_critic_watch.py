@@ -94,3 +94,15 @@ async def test_a_gate_that_was_seen_open_stays_open_when_the_value_worker_dies(t
 async def advance(ctx: ActorContext, seconds: float) -> None:
     assert isinstance(ctx.clock, ManualClock)
     await ctx.clock.advance(seconds)
+
+
+@pytest.mark.parametrize(("pretrain_steps", "is_open"), [(0, True), (1, False)])
+async def test_a_gate_that_asks_for_no_steps_is_open_before_the_value_worker_says_so(
+    tmp_path: Path, pretrain_steps: int, is_open: bool
+) -> None:
+    async with learner(tmp_path, Unit.GROUP) as ctx:
+        section = ctx.config.value.model_copy(update={"pretrain_steps": pretrain_steps})
+        ctx.config = ctx.config.model_copy(update={"value": section})
+        watch = CriticWatch(ctx, was_open=False)
+        await watch.look()
+        assert watch.is_open is is_open
