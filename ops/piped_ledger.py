@@ -1,7 +1,6 @@
 """The Redis ledger for load tests: calls that travel together, and copies that arrive late.
 
-*Consumes* ledger calls. *Produces* the same answers as ``RedisReplay``, whose scripts and codecs it uses, hundreds to a round
-trip. *Waits for* the server.
+*Consumes* ledger calls. *Produces* the same answers as ``RedisReplay``. *Waits for* the server.
 """
 
 from __future__ import annotations
@@ -10,46 +9,40 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from pipeline.replay.faults import ledger_faults
+import redis.asyncio
+
 from pipeline.replay.redis import RedisReplay
+from pipeline.replay.scripts import load
 from protocol.errors import HeadraceError, LedgerError
 from protocol.ids import Incarnation
 
 _READING = {"totals", "audit", "queues"}
+_KEYED = ("write_chunk", "write_score")
 _KEPT = 100
 _KEPT_SHARE = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    name: str
-    who: Incarnation | None
-    args: tuple[object, ...]
-    answer: asyncio.Future[Any]
+"""Of the calls that travel together."""
 
 
 class PipedLedger(RedisReplay):
     """The Redis ledger whose calls can travel together, and may arrive twice."""
 
-    def __init__(self, client: Any, run: str, now: Callable[[], float], dice: random.Random) -> None:
+    def __init__(self, client: redis.asyncio.Redis, run: str, now: Callable[[], float], dice: random.Random) -> None:
         super().__init__(client, run, now=now)
         self._dice = dice
-        self._queue: list[_Request] | None = None
+        self._are_together = False
         self._old: list[tuple[str, Incarnation | None, tuple[object, ...]]] = []
         self.num_copies = 0
 
     async def together(self, calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Make keyed calls, which do not wait for one another, in this order; return answers, or the kind of error instead."""
-        self._queue = []
+        for name in _KEYED:  # a server that had to be told a script first would answer that call after the others
+            await self._client.script_load(load(name))
+        self._are_together = True
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(settled(call)) for call in calls]
-            await asyncio.sleep(0)
-            queue, self._queue = self._queue, None
-            if queue:
-                await self._send(queue)
+        self._are_together = False
         return [task.result() for task in asked]
 
     async def copy_one(self) -> None:
@@ -61,29 +54,15 @@ class PipedLedger(RedisReplay):
             self.num_copies += 1
 
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
-        if self._queue is not None:
-            request = _Request(name, who, args, asyncio.get_running_loop().create_future())
-            self._queue.append(request)
-            with ledger_faults(name):
-                return await request.answer
         answer = await super()._call(name, who, *args)
-        if name not in _READING | {"renew"}:  # a copy of that one moves the lease's end again
+        if self._is_kept(name, answer):
             self._old = [*self._old[-_KEPT:], (name, who, args)]
         return answer
 
-    async def _send(self, queue: list[_Request]) -> None:
-        async with self._client.pipeline(transaction=False) as pipe:
-            for request in queue:
-                script = self._script(request.name)
-                await script(keys=[self._counters], args=self._arguments(request.who, request.args), client=pipe)
-            answers = await pipe.execute(raise_on_error=False)
-        for request, answer in zip(queue, answers, strict=True):
-            if isinstance(answer, Exception):
-                request.answer.set_exception(answer)
-            else:
-                request.answer.set_result(answer)
-                if self._dice.random() < _KEPT_SHARE and answer not in (b"unknown", [b"fenced", 0]):
-                    self._old = [*self._old[-_KEPT:], (request.name, request.who, request.args)]
+    def _is_kept(self, name: str, answer: Any) -> bool:
+        if self._are_together:
+            return self._dice.random() < _KEPT_SHARE and answer not in (b"unknown", [b"fenced", 0])
+        return name not in _READING | {"renew"}  # a copy of that one moves the lease's end again
 
 
 async def settled(call: Awaitable[Any]) -> Any:

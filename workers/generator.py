@@ -44,7 +44,7 @@ from workers.patience import Backoff
 from workers.taking import WeightsTaker
 
 _NUM_WRITERS = 16
-"""What they write at the same time shares trips to the ledger."""
+"""Chunks that wait for the ledger or a scorer at the same time."""
 _IDLE_S = 0.02
 _LONGEST_REFUSAL_S = 0.1
 _GIVE_UP_S = 5.0

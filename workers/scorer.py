@@ -79,7 +79,7 @@ class Scorer(Actor):
         self._mailbox.close()
 
     async def write_all(self, scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
-        """Fill this role's field of chunks, all at once, so that they share trips to the ledger; a repeat changes nothing."""
+        """Fill this role's field of chunks, all at once, so that they travel together; a repeat changes nothing."""
         async with asyncio.TaskGroup() as tasks:
             for chunk, score in scored:
                 tasks.create_task(self._write(chunk, score))

@@ -29,7 +29,7 @@ from pipeline.replay.sentinel import master_pool, parse_sentinel_url
 from protocol.errors import ConfigError
 
 
-class _Cancellable(AbstractConnection):
+class OwnConnection(AbstractConnection):
     """A connection whose writes a cancelled task does not survive, and which is made anew once for each attempt of a command.
 
     redis-py bounds a write by ``asyncio.wait_for``, which on Python 3.11 swallows a cancellation that comes as the write
@@ -73,19 +73,34 @@ class _Cancellable(AbstractConnection):
         finally:
             self.socket_timeout = limit
 
+    async def take_over(self) -> asyncio.WriteTransport:
+        """Connect anew, once, and return the transport. Its owner sets a protocol, which passes ``connection_lost`` on to the
+        one before; ``disconnect``, of this connection or of its whole pool, still closes it."""
+        await self.disconnect(nowait=True)
+        try:
+            await self._connect_once()
+        except BaseException:
+            await self.disconnect(nowait=True)
+            raise
+        return cast("asyncio.StreamWriter", self._writer).transport
+
+    def error_of(self, text: str) -> Exception:
+        """Return redis-py's exception for an error that the server answered."""
+        return cast("Any", self._parser).parse_error(text)
+
     async def _connect_once(self) -> None:
         await self.connect_check_health(check_health=False, retry_socket_connect=False)
 
 
-class _Tcp(_Cancellable, Connection):
+class _Tcp(OwnConnection, Connection):
     __slots__ = ()
 
 
-class _Tls(_Cancellable, SSLConnection):
+class _Tls(OwnConnection, SSLConnection):
     __slots__ = ()
 
 
-class _Master(_Cancellable, SentinelManagedConnection):
+class _Master(OwnConnection, SentinelManagedConnection):
     async def _connect_once(self) -> None:
         await self._connect_retry()  # redis-py's name for one attempt: it asks the Sentinels first
 
@@ -94,11 +109,11 @@ class _TlsMaster(_Master, SentinelManagedSSLConnection):
     pass
 
 
-class _Unix(_Cancellable, UnixDomainSocketConnection):
+class _Unix(OwnConnection, UnixDomainSocketConnection):
     __slots__ = ()
 
 
-_CANCELLABLE = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
+_OURS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
 _SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
 _LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, *NOT_NOW)
 
@@ -145,5 +160,5 @@ def connect(
         pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
     except ValueError as error:
         raise ConfigError(f"ledger URL {hide_password(url)!r} cannot be read: {error}") from error
-    pool.connection_class = _CANCELLABLE[pool.connection_class]
+    pool.connection_class = _OURS[pool.connection_class]
     return redis.asyncio.Redis.from_pool(pool)

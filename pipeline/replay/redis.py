@@ -11,12 +11,12 @@ chunks and evaluation requests, whole, and lets through all that makes room: sco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
 import redis.asyncio
-from redis.commands.core import AsyncScript
+from redis.exceptions import NoScriptError
 
 from pipeline.replay import keys
 from pipeline.replay.buffer import (
@@ -32,7 +32,6 @@ from pipeline.replay.buffer import (
     EvaluationSample,
     EvaluationState,
     FinishedClaim,
-    FinishedTrajectory,
     Lease,
     LeaseGrant,
     LedgerSpec,
@@ -56,19 +55,16 @@ from pipeline.replay.checks import (
 )
 from pipeline.replay.durable import wait_durable
 from pipeline.replay.faults import ledger_faults
+from pipeline.replay.link import Command, Link
 from pipeline.replay.numbering import Requests
-from pipeline.replay.redis_finished import PART, finished_from
+from pipeline.replay.redis_finished import finished_from
 from pipeline.replay.redis_views import audit_from, queues_from, totals_from
-from pipeline.replay.scripts import load
-from pipeline.replay.trips import Trips
+from pipeline.replay.scripts import digest, load
 from pipeline.staleness import check_spec, surplus
 from protocol.codec import from_blob, to_blob
 from protocol.errors import LedgerError, LedgerFull, LedgerMismatch
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
-
-_FETCH_CHUNKS = 256
-"""Chunks read by one pipeline: bounds what waits in the server's output buffer."""
 
 _request_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
@@ -86,9 +82,8 @@ class RedisReplay:
         self._run = run
         self._now = now
         self._counters = keys.counters(run)
-        self._scripts: dict[str, AsyncScript] = {}
         self._layout: tuple[Unit, int] | None = None
-        self._trips = Trips(client)
+        self._link = Link(client)
         self._requests = Requests()
 
     async def open(self, spec: LedgerSpec) -> None:
@@ -200,7 +195,7 @@ class RedisReplay:
         return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
-        """Read all that a claim still holds, in a few pipelined trips. Raises LedgerError when it was settled, returned or
+        """Read all that a claim still holds, many questions at a time. Raises LedgerError when it was settled, returned or
         cancelled meanwhile."""
         unit, group_size = await self._read_layout()
         there, units = await self._pipelined(
@@ -282,14 +277,11 @@ class RedisReplay:
             given, *names = await self._call("claim_finished", who, num_trajectories, number, claim_id)
             if not given:
                 return names[0]
-            read: list[FinishedTrajectory] = []
-            for start in range(0, len(names), PART):
-                part = [name.decode() for name in names[start : start + PART]]
-                rows = await self._pipelined(
-                    "claim_finished", [("HGETALL", keys.finished(self._run, name)) for name in part]
-                )
-                read += [found for row in rows if (found := finished_from(row)) is not None]
-        return FinishedClaim(claim_id, tuple(read))
+            rows = await self._pipelined(
+                "claim_finished", [("HGETALL", keys.finished(self._run, name.decode())) for name in names]
+            )
+        read = (finished_from(row) for row in rows)
+        return FinishedClaim(claim_id, tuple(found for found in read if found is not None))
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
         """Forget trained value batches; return how many were not settled before."""
@@ -362,6 +354,7 @@ class RedisReplay:
 
     async def aclose(self) -> None:
         """Close the client. Repeated calls do nothing."""
+        await self._link.aclose()
         await self._client.aclose()
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -369,24 +362,19 @@ class RedisReplay:
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
         """Run a script; raise the ledger's own errors."""
         with ledger_faults(f"{name} for {who}" if who is not None else name):
-            return await self._trips.ask(self._script(name), self._counters, self._arguments(who, args))
-
-    def _script(self, name: str) -> AsyncScript:
-        if name not in self._scripts:
-            self._scripts[name] = self._client.register_script(load(name))
-        return self._scripts[name]
+            asked = (1, self._counters, *self._arguments(who, args))
+            try:
+                return await self._link.ask("EVALSHA", digest(name), *asked)
+            except NoScriptError:  # a server that was started again, say, has forgotten the text
+                return await self._link.ask("EVAL", load(name), *asked)
 
     def _arguments(self, who: Incarnation | None, args: Iterable[object]) -> Any:
         now = "" if self._now is None else repr(float(self._now()))
         return [now, *(("", 0) if who is None else (who.worker, who.epoch)), *args]
 
-    async def _pipelined(self, doing: str, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
-        # never MULTI: a server at its memory limit refuses even transactions that only read
+    async def _pipelined(self, doing: str, commands: Sequence[Command]) -> list[Any]:
         with ledger_faults(doing):
-            async with self._client.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    cast("Any", pipe).execute_command(*command)
-                return await pipe.execute()
+            return await self._link.ask_all(commands)
 
     async def _read_layout(self) -> tuple[Unit, int]:
         """Return the run's unit and group size, also in a process that never called open."""
@@ -398,16 +386,14 @@ class RedisReplay:
         return self._layout
 
     async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
+        rows = await self._pipelined(
+            "fetch", [("HMGET", keys.chunk(self._run, name), "blob", *Field) for name in names]
+        )
         read: list[ScoredChunk] = []
-        for start in range(0, len(names), _FETCH_CHUNKS):
-            part = names[start : start + _FETCH_CHUNKS]
-            rows = await self._pipelined(
-                "fetch", [("HMGET", keys.chunk(self._run, name), "blob", *Field) for name in part]
-            )
-            for blob, *scores in rows:
-                if blob is None:
-                    raise claim_gone(claim)
-                read.append(_scored(blob, scores))
+        for blob, *scores in rows:
+            if blob is None:
+                raise claim_gone(claim)
+            read.append(_scored(blob, scores))
         return read
 
 

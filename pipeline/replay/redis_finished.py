@@ -11,9 +11,6 @@ from pipeline.replay.buffer import FinishedTrajectory
 from protocol.codec import from_blob
 from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore
 
-PART: int = 64
-"""Trajectories read by one pipeline: bounds what waits in the server's output buffer. Each holds a whole response."""
-
 
 def finished_from(flat: list[bytes] | dict[bytes, bytes]) -> FinishedTrajectory | None:
     """Return the trajectory that a ``finished:<id>`` hash holds; None when it was discarded meanwhile."""

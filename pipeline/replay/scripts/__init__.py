@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from importlib import resources
 
@@ -24,3 +25,9 @@ def load(name: str) -> str:
     folder = resources.files(__name__)
     common, script = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("common", name))
     return _WHOLE.format(common=common, script=script)
+
+
+@cache
+def digest(name: str) -> str:
+    """Return the name that the server gives a script."""
+    return hashlib.sha1(load(name).encode(), usedforsecurity=False).hexdigest()

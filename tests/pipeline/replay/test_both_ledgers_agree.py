@@ -15,7 +15,6 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-import redis.asyncio
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -41,6 +40,7 @@ from pipeline.replay.buffer import (
     Unit,
     WriteStatus,
 )
+from pipeline.replay.connect import connect
 from pipeline.replay.memory import MemoryReplay
 from pipeline.replay.memory_admin import MemoryAdmin
 from pipeline.replay.redis import RedisReplay
@@ -151,7 +151,7 @@ class BothLedgers(RuleBasedStateMachine):
         self.loop = asyncio.Runner()
         self.now = 1000.0
         self.epochs: dict[str, int] = dict.fromkeys(WORKERS, 1)
-        self.client = redis.asyncio.Redis.from_url(url)
+        self.client = connect(url)
         self.run(self.client.flushall())
         self.memory = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
         self.dice = random.Random(0)

@@ -1,0 +1,265 @@
+"""The connection that all ledger calls of a process share: commands leave as they are made, answers come back in that order.
+
+*Consumes* commands. *Produces* each command's own answer or error, as soon as it is there. *Waits for* the server, at most the
+client's timeout for the next answer; and, while ``MAX_UNANSWERED`` commands have none, for answers, which make room.
+
+Nobody waits for another's answer. While the server works on one command the next is on its way, and whoever has an answer goes
+on; what is asked in one turn of the event loop leaves together. Sharing changes nothing but the cost: it is no transaction,
+every script is atomic by itself, and one that fails fails alone.
+
+A connection that is lost, or on which nothing comes back in time, is given up with all that waits there, and each of those
+commands is asked again, as often as the client repeats commands: what the ledger promises of repeated calls holds for them. Who
+is cancelled leaves an answer behind that nobody reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import hiredis
+import redis.asyncio
+from redis import exceptions
+from redis.asyncio.retry import Retry
+
+from pipeline.replay.connect import OwnConnection
+from pipeline.replay.faults import NOT_NOW
+
+T = TypeVar("T")
+Command: TypeAlias = Sequence[str | bytes | float]
+
+MAX_UNANSWERED: Final = 64
+"""Commands of one connection: bounds what waits in the buffers of both sides."""
+_JOINED_BYTES = 1 << 16
+"""Pieces are copied together, up to so many bytes, to be written at once; a longer one is not copied."""
+_NOT_YET = object()
+_pack: Callable[[tuple[str | bytes | float, ...]], bytes] = cast("Any", hiredis).pack_command
+_Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
+
+
+class Link:
+    """Asks the server of ``client`` with its timeouts and repeats, over one connection at a time."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._pool = cast("Any", client.connection_pool)
+        if not issubclass(self._pool.connection_class, OwnConnection):
+            kind = self._pool.connection_class.__name__
+            raise TypeError(f"a {kind} cannot be taken over; make the client with pipeline.replay.connect.connect")
+        self._retry = cast("Retry", self._pool.connection_kwargs["retry"])
+        self._timeout_s = cast("float", self._pool.connection_kwargs["socket_timeout"])
+        self._connection: OwnConnection | None = None
+        """Of the client's pool, and in use until the end: closing the client closes it, too."""
+        self._stream: _Stream | None = None
+        self._connecting: asyncio.Future[Exception | None] | None = None
+        """While somebody connects; then why it failed."""
+
+    async def ask(self, *command: str | bytes | float) -> Any:
+        """Return a command's answer; raise what redis-py raises for it."""
+        return await self._repeated(lambda stream: stream.ask(command))
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the commands' answers; raise what one of them raised. When the connection is lost, all are asked again."""
+        return await self._repeated(lambda stream: stream.ask_all(commands))
+
+    async def aclose(self) -> None:
+        """Close the connection; what waits for an answer fails. Repeated calls do nothing."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.disconnect()
+            await self._pool.release(connection)
+
+    async def _repeated(self, asking: _Asking[T]) -> T:
+        return await self._retry.call_with_retry(lambda: self._once(asking), _and_no_more)
+
+    async def _once(self, asking: _Asking[T]) -> T:
+        stream = self._stream
+        if stream is None or stream.is_lost:
+            stream = await self._connected()
+        try:
+            return await asking(stream)
+        except NOT_NOW as error:  # another server may be the master by now
+            stream.give_up(exceptions.ConnectionError(f"the server serves nothing now: {error}"))
+            raise
+
+    async def _connected(self) -> _Stream:
+        """Connect, or wait for whoever does. Raises why it failed, for all that wait."""
+        while self._stream is None or self._stream.is_lost:
+            if self._connecting is not None:
+                if failure := await asyncio.shield(self._connecting):
+                    raise type(failure)(*failure.args) from failure
+                continue  # it has come about, or its caller was cancelled
+            self._connecting, failure = asyncio.get_running_loop().create_future(), None
+            try:
+                self._connection = connection = self._connection or self._pool.get_available_connection()
+                self._stream = _Stream(await connection.take_over(), connection.error_of, self._timeout_s)
+            except exceptions.RedisError as error:
+                failure = error
+                raise
+            finally:
+                connecting, self._connecting = self._connecting, None
+                connecting.set_result(failure)
+        return self._stream
+
+
+class _Stream(asyncio.Protocol):
+    """Reads and writes one connection."""
+
+    def __init__(
+        self, transport: asyncio.WriteTransport, error_of: Callable[[str], Exception], timeout_s: float
+    ) -> None:
+        self._transport, self._before = transport, transport.get_protocol()
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._replies: Any = hiredis.Reader(
+            protocolError=exceptions.InvalidResponse, replyError=error_of, notEnoughData=_NOT_YET
+        )
+        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._unsent: deque[bytes] = deque()
+        self._rooms: deque[asyncio.Future[None]] = deque()
+        self._is_sending = False
+        self._is_paused = False
+        self._last_answer_s = 0.0
+        """Or when the first of the unanswered was asked."""
+        self._watch: asyncio.TimerHandle | None = None
+        self.is_lost = False
+        self._transport.set_protocol(self)
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def ask(self, command: Command) -> Any:
+        """Return the answer. Raises redis-py's errors; ConnectionError and TimeoutError when the connection was given up."""
+        while len(self._unanswered) >= MAX_UNANSWERED:
+            await self._room()
+        return await self._sent(command)
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the answers, in order."""
+        if not commands:
+            return []
+        answers: list[asyncio.Future[Any]] = []
+        for command in commands:
+            while len(self._unanswered) >= MAX_UNANSWERED:
+                await self._room()
+            answers.append(self._sent(command))
+        try:
+            await asyncio.wait(answers)
+        finally:
+            for answer in answers:
+                answer.cancel()  # which those that are there do not mind
+        if failed := [error for answer in answers if (error := answer.exception()) is not None]:
+            raise failed[0]
+        return [answer.result() for answer in answers]
+
+    def _sent(self, command: Command) -> asyncio.Future[Any]:
+        answer = self._loop.create_future()
+        if self.is_lost:
+            answer.set_exception(exceptions.ConnectionError("the connection was lost"))
+            return answer
+        try:
+            self._unsent.append(_pack(tuple(command)))
+        except TypeError as error:
+            raise exceptions.DataError(str(error)) from error
+        if not self._unanswered:
+            self._last_answer_s = self._loop.time()
+            if self._watch is None:
+                self._watch = self._loop.call_later(self._timeout_s, self._look)
+        self._unanswered.append(answer)
+        if not self._is_sending:
+            self._is_sending = True
+            self._loop.call_soon(self._send)
+        return answer
+
+    def _send(self) -> None:
+        self._is_sending = False
+        while self._unsent and not self._is_paused and not self.is_lost:
+            pieces = [self._unsent.popleft()]
+            size = len(pieces[0])
+            while self._unsent and size + len(self._unsent[0]) <= _JOINED_BYTES:
+                size += len(self._unsent[0])
+                pieces.append(self._unsent.popleft())
+            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    async def _room(self) -> None:
+        if self.is_lost:
+            raise exceptions.ConnectionError("the connection was lost")
+        room = self._loop.create_future()
+        self._rooms.append(room)
+        await room
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Hand every whole answer to whoever waits for it."""
+        self._last_answer_s = self._loop.time()
+        try:
+            self._replies.feed(data)
+            while (answer := self._replies.gets()) is not _NOT_YET:
+                if isinstance(answer, hiredis.PushNotification):
+                    continue
+                asked = self._unanswered.popleft()
+                if asked.done():  # its caller was cancelled
+                    continue
+                if isinstance(answer, Exception):
+                    asked.set_exception(answer)
+                else:
+                    asked.set_result(answer)
+        except (exceptions.InvalidResponse, IndexError) as error:
+            self.give_up(exceptions.ConnectionError(f"the server's answer is none: {error!r}"))
+        free = MAX_UNANSWERED - len(self._unanswered)
+        while self._rooms and free > 0:
+            free -= _wake(self._rooms.popleft())
+
+    def _look(self) -> None:
+        """See whether the server has answered lately."""
+        self._watch = None
+        if not self._unanswered:
+            return
+        left_s = self._last_answer_s + self._timeout_s - self._loop.time()
+        if left_s <= 0:
+            self.give_up(exceptions.TimeoutError(f"no answer for {self._timeout_s:g} s"))
+        else:
+            self._watch = self._loop.call_later(left_s, self._look)
+
+    def pause_writing(self) -> None:
+        """Wait: the socket takes no more for now."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_paused = False
+        self._send()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all that waits."""
+        self.give_up(exceptions.ConnectionError(f"the server closed the connection{f': {exc}' if exc else ''}"))
+        self._before.connection_lost(exc)
+
+    def give_up(self, error: Exception) -> None:
+        """Close the connection; all that waits fails with a copy of ``error``."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+        for waiting in (*self._unanswered, *self._rooms):
+            if not waiting.done():
+                waiting.set_exception(type(error)(*error.args))
+        for queue in (self._unanswered, self._unsent, self._rooms):
+            queue.clear()
+
+
+async def _and_no_more(_error: Exception) -> None:
+    """Do between two attempts what redis-py's retries ask for."""
+
+
+def _wake(room: asyncio.Future[None]) -> bool:
+    """Return whether somebody still waited for it."""
+    if room.done():
+        return False
+    room.set_result(None)
+    return True
