@@ -51,7 +51,7 @@ class LedgerHistory:
     def _read(self, transaction: list[Command]) -> Iterator[Event]:
         has_counted = False
         chunks_fate, trajectories_fates = self._fates(transaction)
-        for command in transaction:
+        for command in _one_key_each(transaction):
             word = command[0].upper().decode()
             if len(command) < 2 or not command[1].startswith(self._prefix):
                 continue
@@ -64,10 +64,10 @@ class LedgerHistory:
                 if word == "HINCRBY":
                     value += self._state.counters.get(counter, 0)
                 self._state.counters[counter] = value
-            elif word in ("DEL", "UNLINK") and kind == "chunk":
+            elif word == "DEL" and kind == "chunk":
                 if rest.startswith("t."):
                     yield Ended(rest, chunks_fate)
-            elif word in ("DEL", "UNLINK") and kind == "trajectory":
+            elif word == "DEL" and kind == "trajectory":
                 if rest.startswith("t."):
                     yield Ended(rest, next(trajectories_fates, "without a reason"))
             else:
@@ -127,7 +127,7 @@ class LedgerHistory:
                 if holder is not None and rest.startswith("t."):
                     yield Held(rest, holder.decode())
             case "ZADD", "claim":
-                state.claims.setdefault(rest, {})[arguments[-1].decode()] = None
+                state.claims.setdefault(rest, {}).update({unit.decode(): None for _, unit in _pairs(arguments)})
             case "ZREM", "claim":
                 for unit in arguments:
                     state.claims.get(rest, {}).pop(unit.decode(), None)
@@ -178,6 +178,15 @@ class LedgerHistory:
         ended = sum(v for k, v in counters.items() if k == "groups:trained" or k.startswith("groups:dropped:"))
         missing = counters.get("groups:admitted", 0) - ended - len(self._state.groups)
         return Tally(counters.get("used", 0), limit, missing)
+
+
+def _one_key_each(transaction: Iterable[Command]) -> Iterator[Command]:
+    """Yield the commands, those that delete several keys as one for each key."""
+    for command in transaction:
+        if command[0].upper() in (b"DEL", b"UNLINK"):
+            yield from ([b"DEL", key] for key in command[1:])
+        else:
+            yield command
 
 
 def _pairs(arguments: list[bytes]) -> Iterator[tuple[bytes, bytes]]:

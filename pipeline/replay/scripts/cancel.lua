@@ -28,7 +28,7 @@ local function cancel_trajectory(tid)
   local key = trajectory_key(tid)
   if call('EXISTS', key) == 1 then
     local trained = call('HGET', key, 'trained')
-    if trained then end_trajectory(tid, nil) else end_trajectory(tid, reason) end
+    if trained then end_bare_trajectory(tid, nil) else end_bare_trajectory(tid, reason) end
   end
 end
 

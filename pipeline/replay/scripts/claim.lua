@@ -70,17 +70,19 @@ for i = 1, #ready, 2 do
   end
 end
 
-local reply = { 'claim', version }
+local reply, names, ordered = { 'claim', version }, {}, {}
 for i = 1, #ready, 2 do
   local name = ready[i]
   if chosen[name] then
-    call('ZREM', P .. 'ready', name)
-    call('ZREM', P .. 'ready_age', name)
-    call('ZADD', P .. 'claim:' .. id, ready[i + 1], name)
     call('HSET', unit_key(name), 'state', 'claimed')
-    reply[#reply + 1] = name
+    reply[#reply + 1], names[#names + 1] = name, name
+    ordered[#ordered + 1] = ready[i + 1]
+    ordered[#ordered + 1] = name
   end
 end
+call_many(names, 'ZREM', P .. 'ready')
+call_many(names, 'ZREM', P .. 'ready_age')
+call_many(ordered, 'ZADD', P .. 'claim:' .. id)
 call('HSET', P .. 'claims', id, version)
 remember('claim', ARGV[5], 'claim:given', 1)
 return reply

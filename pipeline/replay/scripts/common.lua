@@ -48,10 +48,27 @@ local function allow_growth() call('DEL', P .. 'never') end
 -- Counts wait here until the transition is over (pipeline.replay.scripts): a batch of units that ends is counted in one go.
 local counted = {}
 local function count(name, by) counted[name] = (counted[name] or 0) + by end
-local function counter(name) return integer(call('HGET', COUNTERS, name)) + (counted[name] or 0) end
+local before = {}
+local function read_counters(...)
+  for i, value in ipairs(call('HMGET', COUNTERS, ...)) do before[select(i, ...)] = integer(value or nil) end
+end
+local function counter(name)
+  if not before[name] then read_counters(name) end
+  return before[name] + (counted[name] or 0)
+end
 local function write_counts()
   for name, by in pairs(counted) do
     if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end
+  end
+end
+
+-- One command for many members, in parts that fit on Lua's stack. An even number, so that no score is parted from its member.
+local PART = 1000
+local function call_many(members, ...)
+  for first = 1, #members, PART do
+    local command = { ... }
+    for i = first, math.min(first + PART - 1, #members) do command[#command + 1] = members[i] end
+    call(unpack(command))
   end
 end
 
@@ -146,10 +163,10 @@ local function credit_limit() return (S.eta + published_updates() + 1) * S.batch
 
 -- Return why `wanted` more credits cannot be given, or nil when they can.
 local function refusal(wanted)
-  local c = call('HMGET', COUNTERS, 'closed', 'bytes', 'used')
-  if c[1] then return 'closed' end
-  if S.max_bytes and integer(c[2]) + (counted.bytes or 0) > S.max_bytes then return 'memory' end
-  if integer(c[3]) + (counted.used or 0) + wanted > credit_limit() then return 'no_credit' end
+  if not before.closed then read_counters('closed', 'bytes', 'used') end
+  if counter('closed') == 1 then return 'closed' end
+  if S.max_bytes and counter('bytes') > S.max_bytes then return 'memory' end
+  if counter('used') + wanted > credit_limit() then return 'no_credit' end
   return nil
 end
 
@@ -177,27 +194,26 @@ local function let_go(tid, who)
   call('HDEL', trajectory_key(tid), 'holder')
 end
 
--- The unit that this trajectory's next tokens belong to may from now on hold tokens of the present version.
-local function begin_age(tid, next_index)
-  local version = published_updates()
-  if S.unit == 'group' then
-    local _, group = parts(tid)
-    call('ZADD', P .. 'running_age', 'LT', version, string.format('%d', group))
-  elseif S.unit == 'trajectory' then
-    if next_index == 0 then call('ZADD', P .. 'running_age', version, tid) end
-  else
-    call('ZADD', P .. 'running_age', version, chunk_id(tid, next_index))
+-- The units that the next tokens of these { trajectory, index of the next chunk } belong to may from now on hold tokens of the
+-- present version.
+local function begin_ages(held)
+  local ages, is_there = {}, {}
+  for _, one in ipairs(held) do
+    local tid, next_index = one[1], one[2]
+    local unit = tid
+    if S.unit == 'group' then
+      local _, group = parts(tid)
+      unit = string.format('%d', group)
+    elseif S.unit == 'chunk' then
+      unit = chunk_id(tid, next_index)
+    end
+    if not (is_evaluation(tid) or is_there[unit] or (S.unit == 'trajectory' and next_index > 0)) then
+      is_there[unit] = true
+      ages[#ages + 1] = published_updates()
+      ages[#ages + 1] = unit
+    end
   end
-end
-
--- Return the index of the chunk that comes next.
-local function hold(tid, who)
-  local key = trajectory_key(tid)
-  local next_index = integer(call('HGET', key, 'next'))
-  call('SADD', P .. 'held:' .. who, tid)
-  call('HSET', key, 'holder', who, 'since', string.format('%.17g', now))
-  if not is_evaluation(tid) then begin_age(tid, next_index) end
-  return next_index
+  if S.unit == 'group' then call_many(ages, 'ZADD', P .. 'running_age', 'LT') else call_many(ages, 'ZADD', P .. 'running_age') end
 end
 
 -- Open a held trajectory for others. What it has not begun cannot grow old.
@@ -226,49 +242,59 @@ end
 
 -- -- leaving the ledger --------------------------------------------------------------------------------------------------
 
--- Forget a chunk's data and whatever points to it, which for one that has all its scores is nothing; return its tokens.
+-- Forget whatever points to a chunk, which for one that has all its scores is nothing; return its tokens. Its key is left to
+-- be deleted.
 local function forget_chunk(cid, is_complete)
-  local key = chunk_key(cid)
-  local c = call('HMGET', key, 'tokens', 'bytes')
+  local c = call('HMGET', chunk_key(cid), 'tokens', 'bytes')
   if not is_complete then
     for _, field in ipairs(FIELDS) do call('ZREM', P .. 'due:' .. field, cid) end
   end
-  call('DEL', key)
   count('bytes', -integer(c[2]))
   return integer(c[1])
 end
 
--- Count a chunk's tokens as trained (no reason) or dropped, and forget it.
+-- Count a chunk's tokens as trained (no reason) or dropped, and forget it; its key is left to be deleted.
 local function end_chunk(cid, reason)
   count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', forget_chunk(cid, not reason))
 end
 
--- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of it.
-local function end_trajectory(tid, reason)
+-- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of it; the keys of its chunks go
+-- with it.
+local function end_trajectory(tid, reason, holder, final, keys)
   local key = trajectory_key(tid)
   local _, group = parts(tid)
-  local t = call('HMGET', key, 'holder', 'final')
-  if t[1] then let_go(tid, t[1]) end
-  if not t[2] then -- else nobody will extend it: it is in no queue
+  if holder then let_go(tid, holder) end
+  if not final then -- else nobody will extend it: it is in no queue
     call('ZREM', P .. 'open', tid)
     call('ZREM', P .. 'parked', tid)
     count('bytes', -call('HSTRLEN', key, 'last'))
   end
-  call('DEL', key)
+  keys[#keys + 1] = key
+  call_many(keys, 'DEL')
   count(reason and ('trajectories:dropped:' .. reason) or 'trajectories:trained', 1)
   local gkey = group_key(group)
-  if not reason then call('HSET', gkey, 'trained', 1) end
+  if reason then call('HINCRBY', gkey, 'dropped', 1) end
   if call('HINCRBY', gkey, 'live', -1) == 0 then
-    local trained = call('HGET', gkey, 'trained')
-    count(trained and 'groups:trained' or ('groups:dropped:' .. reason), 1)
+    local is_trained = integer(call('HGET', gkey, 'dropped')) < S.group_size
+    count(is_trained and 'groups:trained' or ('groups:dropped:' .. reason), 1)
     call('DEL', gkey)
     call('ZREM', P .. 'groups', group)
   end
 end
 
+local function end_bare_trajectory(tid, reason)
+  local t = call('HMGET', trajectory_key(tid), 'holder', 'final')
+  end_trajectory(tid, reason, t[1], t[2], {})
+end
+
 local function end_whole_trajectory(tid, reason)
-  for index = 0, integer(call('HGET', trajectory_key(tid), 'next')) - 1 do end_chunk(chunk_id(tid, index), reason) end
-  end_trajectory(tid, reason)
+  local t, keys = call('HMGET', trajectory_key(tid), 'next', 'holder', 'final'), {}
+  for index = 0, integer(t[1]) - 1 do
+    local cid = chunk_id(tid, index)
+    end_chunk(cid, reason)
+    keys[#keys + 1] = chunk_key(cid)
+  end
+  end_trajectory(tid, reason, t[2], t[3], keys)
 end
 
 -- A chunk leaves by itself. The newest chunk of an unfinished trajectory leaves its blob behind: the next window needs it.
@@ -282,10 +308,11 @@ local function end_chunk_unit(cid, reason)
     count('bytes', #blob)
   end
   end_chunk(cid, reason)
+  call('DEL', chunk_key(cid))
   if not reason then call('HSET', key, 'trained', 1) end
   if call('HINCRBY', key, 'live', -1) == 0 and t[2] then
     if call('HGET', key, 'trained') then reason = nil end
-    end_trajectory(tid, reason)
+    end_bare_trajectory(tid, reason)
   end
 end
 
@@ -346,13 +373,13 @@ local function unit_key(name)
   return chunk_key(name)
 end
 
-local function make_ready(name, order)
-  local key = unit_key(name)
+-- `oldest`: updates in the unit's oldest token.
+local function make_ready(name, order, oldest)
   call('ZREM', P .. 'running', name)
   call('ZREM', P .. 'running_age', name)
   call('ZADD', P .. 'ready', order, name)
-  call('ZADD', P .. 'ready_age', integer(call('HGET', key, 'oldest')), name)
-  call('HSET', key, 'state', 'ready', 'ready_s', string.format('%.17g', now))
+  call('ZADD', P .. 'ready_age', integer(oldest), name)
+  call('HSET', unit_key(name), 'state', 'ready', 'ready_s', string.format('%.17g', now))
 end
 
 -- Whether at least so many members of a group are scored, and all of them equally accurate.
@@ -361,24 +388,28 @@ local function is_alike(group, least)
   return integer(g[1]) >= least and not g[2]
 end
 
--- After a chunk or a score: make the unit of this chunk ready when nothing is missing any more, unless it is filtered away.
-local function ready_if_complete(tid, index)
+-- After the chunk or score that was the last to be missed: make the unit of this chunk ready, unless it is filtered away or its
+-- sampling is not over.
+local function ready_if_sampled(tid, index)
   local _, group = parts(tid)
   if S.unit == 'group' then
-    local g = call('HMGET', group_key(group), 'finals', 'missing')
-    if integer(g[1]) < S.group_size or integer(g[2]) > 0 then return end
+    local g = call('HMGET', group_key(group), 'finals', 'oldest')
+    if integer(g[1]) < S.group_size then return end
     local name = string.format('%d', group)
-    if S.signal_filter and is_alike(group, S.group_size) then end_unit(name, 'no_signal') else make_ready(name, group) end
+    if S.signal_filter and is_alike(group, S.group_size) then
+      end_unit(name, 'no_signal')
+    else
+      make_ready(name, group, g[2])
+    end
   elseif S.unit == 'trajectory' then
-    local t = call('HMGET', trajectory_key(tid), 'final', 'missing')
-    if t[1] and integer(t[2]) == 0 then make_ready(tid, trajectory_order(tid)) end
+    local t = call('HMGET', trajectory_key(tid), 'final', 'oldest')
+    if t[1] then make_ready(tid, trajectory_order(tid), t[2]) end
   else
     local cid = chunk_id(tid, index)
-    if integer(call('HGET', chunk_key(cid), 'missing')) > 0 then return end
     if S.prompt_filter and is_alike(group, 2) then
       end_unit(cid, 'no_signal')
     else
-      make_ready(cid, chunk_order(tid, index))
+      make_ready(cid, chunk_order(tid, index), call('HGET', chunk_key(cid), 'oldest'))
     end
   end
 end
@@ -390,6 +421,7 @@ end
 
 -- Evaluation: a response leaves with its sample recorded, or as failed.
 local function end_evaluation(tid, index)
-  forget_chunk(chunk_id(tid, index))
-  call('DEL', trajectory_key(tid))
+  local cid = chunk_id(tid, index)
+  forget_chunk(cid)
+  call('DEL', chunk_key(cid), trajectory_key(tid))
 end

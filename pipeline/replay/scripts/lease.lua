@@ -69,16 +69,20 @@ local function admit_group()
   end
   call('ZADD', P .. 'groups', number, name)
   if S.unit == 'group' then run_unit(name, number) end
+  local open, running = {}, {}
   for member = 0, S.group_size - 1 do
     local tid = 't.' .. name .. '.' .. string.format('%d', member)
     call('HSET', trajectory_key(tid), 'next', 0, 'since', string.format('%.17g', now))
-    call('ZADD', P .. 'open', trajectory_order(tid), tid)
-    if S.unit == 'trajectory' then
-      run_unit(tid, trajectory_order(tid))
-    elseif S.unit == 'chunk' then
-      run_unit(chunk_id(tid, 0), chunk_order(tid, 0))
+    open[#open + 1] = trajectory_order(tid)
+    open[#open + 1] = tid
+    if S.unit == 'chunk' then
+      running[#running + 1] = chunk_order(tid, 0)
+      running[#running + 1] = chunk_id(tid, 0)
     end
   end
+  call_many(open, 'ZADD', P .. 'open')
+  if S.unit == 'trajectory' then running = open end
+  call_many(running, 'ZADD', P .. 'running')
   count('groups:admitted', 1)
   count('trajectories:admitted', S.group_size)
   count('used', S.group_size)
@@ -88,9 +92,12 @@ end
 -- Return the open trajectory that comes first, with its order. While the learner makes updates again that it had made before,
 -- what is sampled would be too old when its turn comes: then only one whose unit grows no older by it, lest the learner wait
 -- for that unit; unless it has too little to go on with.
+local function is_catching_up()
+  return counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
+end
+
 local function first_open()
-  local is_catching_up = counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
-  if not is_catching_up then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
+  if not is_catching_up() then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
   local updates = published_updates()
   local open = call('ZRANGE', P .. 'open', 0, -1, 'WITHSCORES')
   for i = 1, #open, 2 do
@@ -118,6 +125,13 @@ local function take()
   end
   has_evaluation = false
   if is_behind then return nil, 'behind' end
+  if S.unit ~= 'chunk' and not is_catching_up() then -- nothing is parked, and any may go on
+    local tid = call('ZPOPMIN', P .. 'open')[1]
+    if tid then return tid end
+    local why = admit_group()
+    if why then return nil, why end
+    return call('ZPOPMIN', P .. 'open')[1]
+  end
   local open = first_open()
   local parked = S.unit == 'chunk' and call('ZRANGE', P .. 'parked', 0, 0, 'WITHSCORES') or {}
   if parked[1] and not (open[1] and tonumber(open[2]) < tonumber(parked[2])) then
@@ -141,14 +155,20 @@ local function take()
   return open[1]
 end
 
-local reply, names, why = { '' }, {}, nil
+local reply, names, held, why = { '' }, {}, {}, nil
 while #names < wanted do
   local tid
   tid, why = take()
   if not tid then break end
+  local key = trajectory_key(tid)
+  local next_index = integer(call('HGET', key, 'next'))
+  call('HSET', key, 'holder', WHO, 'since', string.format('%.17g', now))
   names[#names + 1] = tid
-  reply[#reply + 1] = row(tid, hold(tid, WHO))
+  held[#held + 1] = { tid, next_index }
+  reply[#reply + 1] = row(tid, next_index)
 end
+call_many(names, 'SADD', P .. 'held:' .. WHO)
+begin_ages(held)
 reply[1] = why or ''
 remember('lease', number, 'lease:refusal', reply[1], 'lease:trajectories', table.concat(names, ' '))
 return reply

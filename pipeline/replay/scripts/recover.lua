@@ -16,7 +16,7 @@ for _, id in ipairs(call('HKEYS', P .. 'claims')) do
     if applied[id] then
       end_unit(units[i], nil)
     else
-      make_ready(units[i], units[i + 1])
+      make_ready(units[i], units[i + 1], call('HGET', unit_key(units[i]), 'oldest'))
       returned = returned + 1
     end
   end

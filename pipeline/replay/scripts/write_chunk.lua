@@ -53,7 +53,11 @@ count('stored:' .. WHO, tokens)
 if final then let_go(tid, WHO) end
 
 if is_evaluation(tid) then
-  if index > 0 then forget_chunk(chunk_id(tid, index - 1)) end
+  if index > 0 then
+    local before_it = chunk_id(tid, index - 1)
+    forget_chunk(before_it)
+    call('DEL', chunk_key(before_it))
+  end
   if final then call('ZADD', P .. 'due:reward', now + S.scoring_deadline_s, cid) end
   return { 'stored', final and 0 or 1 }
 end
@@ -70,12 +74,12 @@ if S.unit == 'group' then
   call('HSET', gkey, 'oldest', math.min(oldest, tonumber(g[1] or oldest)), 'missing', integer(g[2]) + missing,
     'finals', integer(g[3]) + (final and 1 or 0))
   call('ZADD', P .. 'running_age', 'LT', oldest, string.format('%d', group))
-  if integer(g[2]) + missing == 0 then ready_if_complete(tid, index) end
+  if integer(g[2]) + missing == 0 then ready_if_sampled(tid, index) end
   return { 'stored', final and 0 or 1 }
 end
 if S.unit == 'trajectory' then
   call('ZADD', P .. 'running_age', oldest_of_all, tid)
-  if missing_of_all == 0 then ready_if_complete(tid, index) end
+  if missing_of_all == 0 then ready_if_sampled(tid, index) end
   return { 'stored', final and 0 or 1 }
 end
 
@@ -84,7 +88,7 @@ if index > 0 then
   call('HDEL', tkey, 'last')
 end
 call('ZADD', P .. 'running_age', oldest, cid)
-if missing == 0 then ready_if_complete(tid, index) end
+if missing == 0 then ready_if_sampled(tid, index) end
 if final then return { 'stored', 0 } end
 if newest < counter('version') or refusal(1) then
   let_go(tid, WHO)
@@ -92,6 +96,6 @@ if newest < counter('version') or refusal(1) then
   return { 'stored', 0 }
 end
 run_unit(chunk_id(tid, index + 1), chunk_order(tid, index + 1))
-begin_age(tid, index + 1)
+begin_ages({ { tid, index + 1 } })
 count('used', 1)
 return { 'stored', 1 }

@@ -26,10 +26,10 @@ if is_evaluation(tid) then
 end
 
 if not is_needed(field, final) then return 'unknown' end
-allow_growth()
+-- never refused for want of memory, as what frees some; the rest then passes too
+call('ZREM', P .. 'due:' .. field, cid)
 call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob)
 count('bytes', #blob)
-call('ZREM', P .. 'due:' .. field, cid)
 
 -- Keep what the value worker trains on, apart from the chunk, which may leave before its trajectory is finished.
 if S.value_training and field ~= 'reference' and not call('HGET', tkey, 'spoiled') then
@@ -74,5 +74,5 @@ elseif S.unit == 'trajectory' then
 else
   missing = call('HINCRBY', ckey, 'missing', -1)
 end
-if missing == 0 then ready_if_complete(tid, index) end
+if missing == 0 then ready_if_sampled(tid, index) end
 return 'stored'
