@@ -23,19 +23,28 @@ NOT_NOW: Final = (
 """What a server says that serves nothing at the moment: a replica, or a part of a cluster that is being moved."""
 
 
+RAISED: Final = (exceptions.RedisError, OSError)
+"""By the Redis client."""
+
+
 @contextmanager
 def ledger_faults(doing: str) -> Generator[None]:
     """Raise the ledger's own errors for whatever the Redis client raises inside. ``doing`` says what, for people."""
     try:
         yield
-    except exceptions.ResponseError as error:
-        raise _from_reply(doing, error) from error
-    except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
-        raise LedgerUnavailable(
+    except RAISED as error:
+        raise ledger_fault(doing, error) from error
+
+
+def ledger_fault(doing: str, error: exceptions.RedisError | OSError) -> LedgerError:
+    """Return the ledger's own error for one of the Redis client's."""
+    if isinstance(error, exceptions.ResponseError):
+        return _from_reply(doing, error)
+    if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
+        return LedgerUnavailable(
             f"{doing}: the ledger server does not answer ({error}); is it running, and is the address right?"
-        ) from error
-    except exceptions.RedisError as error:
-        raise LedgerError(f"{doing}: the Redis client failed ({error})") from error
+        )
+    return LedgerError(f"{doing}: the Redis client failed ({error})")
 
 
 def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:

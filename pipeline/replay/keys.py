@@ -14,10 +14,11 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | key | type | meaning | lifetime |
 |---|---|---|---|
 | ``{run}:spec`` | hash | what the ledger was made with, setting -> text | the run |
+| ``{run}:settings`` | string | the same, as the scripts read it: one MessagePack map | the run |
 | ``{run}:counters`` | hash | version, credit, bytes, admitted, trained, dropped:reason, stored:<incarnation> | the run |
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
-| ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, scored, accuracy, mixed, live, trained, reason | until settled |
+| ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, scored, accuracy, mixed, live, dropped, state | until settled |
 | ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last, spoiled | until settled |
 | ``{run}:chunk:<id>`` | hash | blob, a field per score, bytes, tokens, oldest, final, missing, attempts | until settled |
 | ``{run}:open`` | zset | trajectories with credit that nobody holds, by order | while so |
@@ -81,6 +82,11 @@ def counters(run: str) -> str:
 def spec(run: str) -> str:
     """Hash of the settings that the ledger was made with."""
     return prefix(run) + "spec"
+
+
+def settings(run: str) -> str:
+    """String: what the scripts need of ``spec``."""
+    return prefix(run) + "settings"
 
 
 def trajectory(run: str, trajectory_id: str) -> str:

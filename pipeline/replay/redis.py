@@ -11,7 +11,7 @@ chunks and evaluation requests, whole, and lets through all that makes room: sco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -40,7 +40,6 @@ from pipeline.replay.buffer import (
     Restart,
     ScoredChunk,
     Totals,
-    Unit,
     WriteStatus,
 )
 from pipeline.replay.checks import (
@@ -54,7 +53,7 @@ from pipeline.replay.checks import (
     spec_texts,
 )
 from pipeline.replay.durable import wait_durable
-from pipeline.replay.faults import ledger_faults
+from pipeline.replay.faults import RAISED, ledger_fault, ledger_faults
 from pipeline.replay.link import Command, Link
 from pipeline.replay.numbering import Requests
 from pipeline.replay.redis_finished import finished_from
@@ -62,10 +61,11 @@ from pipeline.replay.redis_views import audit_from, queues_from, totals_from
 from pipeline.replay.scripts import digest, load
 from pipeline.staleness import check_spec, surplus
 from protocol.codec import from_blob, to_blob
-from protocol.errors import LedgerError, LedgerFull, LedgerMismatch
+from protocol.errors import LedgerFull, LedgerMismatch
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
 
+_FIELDS = tuple(Field)
 _request_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 
@@ -82,7 +82,6 @@ class RedisReplay:
         self._run = run
         self._now = now
         self._counters = keys.counters(run)
-        self._layout: tuple[Unit, int] | None = None
         self._link = Link(client)
         self._requests = Requests()
 
@@ -94,16 +93,17 @@ class RedisReplay:
             raise LedgerMismatch(
                 f"the specification is of run {spec.run!r}, this ledger of {self._run!r}; use one name"
             )
+        credit = surplus(spec.oversampling, spec.units_per_update)
         texts = spec_texts(spec)
-        extra = {"surplus": str(surplus(spec.oversampling, spec.units_per_update))}
+        extra = {"surplus": str(credit)}
         flat = [text for pair in (texts | extra).items() for text in pair]
+        both = [keys.spec(self._run), keys.settings(self._run)]
         with ledger_faults("open"):
             script = self._client.register_script(_OPEN)
-            there = cast("list[bytes]", await script(keys=[keys.spec(self._run)], args=flat))
+            there = cast("list[bytes]", await script(keys=both, args=[_settings(spec, texts, credit), *flat]))
         have = {there[i].decode(): there[i + 1].decode() for i in range(0, len(there), 2)}
         if have != texts | extra:
             raise mismatch(have, spec)
-        self._layout = (spec.unit, spec.group_size)
 
     # -- generation --------------------------------------------------------------------------------------------------
 
@@ -195,47 +195,17 @@ class RedisReplay:
         return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
-        """Read all that a claim still holds, many questions at a time. Raises LedgerError when it was settled, returned or
-        cancelled meanwhile."""
-        unit, group_size = await self._read_layout()
-        there, units = await self._pipelined(
-            "fetch",
-            [
-                ("HEXISTS", keys.claims(self._run), claim.claim_id),
-                ("ZRANGE", keys.claim(self._run, claim.claim_id), 0, -1),
-            ],
-        )
-        if not there:
+        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or cancelled meanwhile."""
+        found = cast("list[bytes] | None", await self._call("claimed", None, claim.claim_id))
+        if found is None:
             raise claim_gone(claim)
-        held = {name.decode() for name in units}
+        held = {name: lengths for name, *lengths in (row.decode().split() for row in found)}
         names = [name for name in claim.units if name in held]
-        if unit is Unit.CHUNK:
-            chunks = await self._read_chunks(claim, names)
-            return [ClaimedUnit(name, ((chunk,),)) for name, chunk in zip(names, chunks, strict=True)]
-        members = [
-            [f"t.{name}.{member}" for member in range(group_size)] if unit is Unit.GROUP else [name] for name in names
-        ]
-        trajectories = [one for group in members for one in group]
-        lengths = await self._pipelined(
-            "fetch", [("HGET", keys.trajectory(self._run, one), "next") for one in trajectories]
-        )
-        chunks = iter(
-            await self._read_chunks(
-                claim,
-                [
-                    f"{one}.{index}"
-                    for one, length in zip(trajectories, lengths, strict=True)
-                    for index in range(int(length or 0))
-                ],
-            )
-        )
-        by_trajectory = {
-            one: tuple(next(chunks) for _ in range(int(length or 0)))
-            for one, length in zip(trajectories, lengths, strict=True)
-        }
+        parts = [_chunks_of(name, held[name]) for name in names]
+        chunks = iter(await self._read_chunks(claim, [chunk for unit in parts for one in unit for chunk in one]))
         return [
-            ClaimedUnit(name, tuple(by_trajectory[one] for one in group))
-            for name, group in zip(names, members, strict=True)
+            ClaimedUnit(name, tuple(tuple(next(chunks) for _ in one) for one in unit))
+            for name, unit in zip(names, parts, strict=True)
         ]
 
     async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
@@ -361,12 +331,14 @@ class RedisReplay:
 
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
         """Run a script; raise the ledger's own errors."""
-        with ledger_faults(f"{name} for {who}" if who is not None else name):
-            asked = (1, self._counters, *self._arguments(who, args))
+        asked = (1, self._counters, *self._arguments(who, args))
+        try:
             try:
                 return await self._link.ask("EVALSHA", digest(name), *asked)
             except NoScriptError:  # a server that was started again, say, has forgotten the text
                 return await self._link.ask("EVAL", load(name), *asked)
+        except RAISED as error:
+            raise ledger_fault(f"{name} for {who}" if who is not None else name, error) from error
 
     def _arguments(self, who: Incarnation | None, args: Iterable[object]) -> Any:
         now = "" if self._now is None else repr(float(self._now()))
@@ -376,18 +348,9 @@ class RedisReplay:
         with ledger_faults(doing):
             return await self._link.ask_all(commands)
 
-    async def _read_layout(self) -> tuple[Unit, int]:
-        """Return the run's unit and group size, also in a process that never called open."""
-        if self._layout is None:
-            [found] = await self._pipelined("fetch", [("HMGET", keys.spec(self._run), "unit", "group_size")])
-            if found[0] is None:
-                raise LedgerError(f"run {self._run!r} has no ledger; call open(spec) first, or check the run's name")
-            self._layout = (Unit(found[0].decode()), int(found[1]))
-        return self._layout
-
     async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
         rows = await self._pipelined(
-            "fetch", [("HMGET", keys.chunk(self._run, name), "blob", *Field) for name in names]
+            "fetch", [("HMGET", keys.chunk(self._run, name), "blob", *_FIELDS) for name in names]
         )
         read: list[ScoredChunk] = []
         for blob, *scores in rows:
@@ -398,16 +361,53 @@ class RedisReplay:
 
 
 _OPEN = """
--- KEYS[1] {run}:spec; ARGV setting, text, ... Returns what the ledger was made with: by this call, or by an earlier one.
-if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], unpack(ARGV)) end
+-- KEYS[1] {run}:spec, KEYS[2] {run}:settings; ARGV[1] what the scripts read, then setting, text, ...
+-- Returns what the ledger was made with: by this call, or by an earlier one.
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('HSET', KEYS[1], unpack(ARGV, 2))
+  redis.call('SET', KEYS[2], ARGV[1])
+end
 return redis.call('HGETALL', KEYS[1])
 """
+
+
+def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
+    """Return what every script reads first (common.lua's S): one value, since each call of each script reads it."""
+    return msgspec.msgpack.encode(
+        {
+            "unit": spec.unit,
+            "group_size": spec.group_size,
+            "batch": spec.units_per_update,
+            "eta": spec.eta,
+            "num_prompts": spec.num_prompts,
+            "surplus": credit,
+            "fields": texts["fields"],
+            "signal_filter": spec.signal_filter,
+            "late": spec.late,
+            "lease_s": spec.lease_s,
+            "scoring_deadline_s": spec.scoring_deadline_s,
+            "max_attempts": spec.max_attempts,
+            "max_bytes": spec.max_bytes,
+            "value_training": spec.value_training,
+            "prompt_filter": spec.prompt_filter,
+        }
+    )
+
+
+def _chunks_of(unit: str, lengths: list[str]) -> list[list[str]]:
+    """Return the chunks of a unit by trajectory: its own name, when it is a chunk."""
+    if not lengths:
+        return [[unit]]
+    members = [unit] if unit.startswith("t.") else [f"t.{unit}.{member}" for member in range(len(lengths))]
+    return [
+        [f"{member}.{index}" for index in range(int(length))] for member, length in zip(members, lengths, strict=True)
+    ]
 
 
 def _scored(blob: bytes, scores: list[bytes | None]) -> ScoredChunk:
     read: dict[Field, Score] = {
         field: from_blob(score, SCORE_TYPES[field])
-        for field, score in zip(Field, scores, strict=True)
+        for field, score in zip(_FIELDS, scores, strict=True)
         if score is not None
     }
     return ScoredChunk(from_blob(blob, TrajectoryChunk), read)

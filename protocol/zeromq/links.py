@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-import zmq
-
 from protocol.channel import Delivery, LinkStats
 from protocol.codec import encode
 from protocol.inbound import Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
-from protocol.zeromq.sockets import AsyncSocket
+from protocol.zeromq.sockets import POLLOUT, AsyncSocket
 
 
 class ZmqSender:
@@ -44,9 +42,8 @@ class ZmqSender:
 
         Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that no mailbox would take.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while await self._socket.ready(zmq.POLLOUT, timeout_s=deadline - loop.time()):
+        deadline = time.monotonic() + timeout_s
+        while await self._socket.ready(POLLOUT, timeout_s=deadline - time.monotonic()):
             frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
             num_bytes = sum(map(len, frames))
             check_size(num_bytes, self._max_bytes)

@@ -21,7 +21,7 @@ from protocol.errors import DeadlineExceeded, WireError
 from protocol.inbound import Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
-from protocol.zeromq.sockets import AsyncSocket
+from protocol.zeromq.sockets import POLLOUT, AsyncSocket
 
 _log = structlog.get_logger("headrace.wire")
 
@@ -56,7 +56,7 @@ class ZmqRequester:
         self._sequence += 1
         frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
         while True:
-            if not await self._socket.ready(zmq.POLLOUT, timeout_s=timeout_s):
+            if not await self._socket.ready(POLLOUT, timeout_s=timeout_s):
                 raise TimeoutError
             if self._socket.put(frames):
                 break

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket as os_socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,9 @@ ZERO_COPY_BYTES = 65536
 """Received frames from this size up are looked at in place; smaller ones are cheaper to copy. pyzmq sends by the same rule."""
 TURNS_PER_YIELD = 32
 """A socket that is always ready lets other tasks run this often."""
+POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+"""Plain numbers: a flag of pyzmq's costs a microsecond wherever it is looked at."""
+_LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +146,7 @@ class AsyncSocket:
 
         Between its return and the caller's next await nobody else touches the socket.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline = time.monotonic() + timeout_s
         self._turns += 1
         if self._turns % TURNS_PER_YIELD == 0:
             await asyncio.sleep(0)
@@ -152,19 +155,18 @@ class AsyncSocket:
                 raise ChannelClosed("the channel was closed by its owner")
             if self._socket.getsockopt(zmq.EVENTS) & event:  # pyright: ignore[reportOperatorIssue]
                 return True
-            remaining = deadline - loop.time()
+            remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return False
-            await self._signal(loop, remaining)
+            await self._signal(asyncio.get_running_loop(), remaining)
 
     async def take(self, *, timeout_s: float) -> Received | None:
         """Wait for a message and read it; None after ``timeout_s``. Raises ChannelClosed.
 
         There is no await between reading and returning: a cancelled call has read nothing.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while await self.ready(zmq.POLLIN, timeout_s=deadline - loop.time()):
+        deadline = time.monotonic() + timeout_s
+        while await self.ready(POLLIN, timeout_s=deadline - time.monotonic()):
             try:
                 first = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -193,11 +195,11 @@ class AsyncSocket:
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             try:
-                self._socket.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if index < last else 0), copy=False)
+                self._socket.send(frame, _MORE if index < last else _LAST, copy=False)
             except zmq.Again:
                 if index and index < last:
                     for rest in range(index + 1, last + 1):
-                        self._socket.send(b"", zmq.NOBLOCK | (zmq.SNDMORE if rest < last else 0))
+                        self._socket.send(b"", _MORE if rest < last else _LAST)
                 return False
         self._waiters.wake()
         return True

@@ -1,4 +1,4 @@
-"""The ledger's transitions as Lua, one script each; ``common.lua`` is put before every one.
+"""The ledger's transitions as Lua, one script each; what they share is put before every one.
 
 *Consumes* nothing. *Produces* script texts. *Waits for* nothing. Each script's header names its keys, arguments and answer.
 """
@@ -10,6 +10,12 @@ from functools import cache
 from importlib import resources
 
 _WHOLE = """{common}
+local left
+local function leaving()
+if left then return left end
+{leaving}
+end
+{ready}
 local function transition()
 {script}
 end
@@ -21,10 +27,10 @@ return reply
 
 @cache
 def load(name: str) -> str:
-    """Return the whole text of a script, ``common.lua`` included. What it counted is written when it has returned."""
+    """Return the whole text of a script. What it counted is written when it has returned."""
     folder = resources.files(__name__)
-    common, script = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("common", name))
-    return _WHOLE.format(common=common, script=script)
+    parts = {"common": "common", "leaving": "leaving", "ready": "ready", "script": name}
+    return _WHOLE.format(**{part: folder.joinpath(f"{file}.lua").read_text("utf-8") for part, file in parts.items()})
 
 
 @cache

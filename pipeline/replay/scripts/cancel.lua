@@ -15,10 +15,10 @@ local reason = ARGV[5]
 local function cancel_trajectory(tid)
   local next_index = call('HGET', trajectory_key(tid), 'next')
   if not next_index then return end
-  discard_finished(tid, reason)
+  leaving().discard_finished(tid, reason)
   for index = 0, tonumber(next_index) - 1 do
     local cid = chunk_id(tid, index)
-    if call('EXISTS', chunk_key(cid)) == 1 then end_unit(cid, reason) end
+    if call('EXISTS', chunk_key(cid)) == 1 then leaving().unit(cid, reason) end
   end
   local granted = chunk_id(tid, next_index)
   if call('ZREM', P .. 'running', granted) == 1 then
@@ -28,29 +28,29 @@ local function cancel_trajectory(tid)
   local key = trajectory_key(tid)
   if call('EXISTS', key) == 1 then
     local trained = call('HGET', key, 'trained')
-    if trained then end_bare_trajectory(tid, nil) else end_bare_trajectory(tid, reason) end
+    if trained then leaving().trajectory(tid, nil) else leaving().trajectory(tid, reason) end
   end
 end
 
 local groups = call('ZRANGE', P .. 'groups', 0, -1)
 for _, group in ipairs(groups) do
   if S.unit == 'group' then
-    for member = 0, S.group_size - 1 do discard_finished('t.' .. group .. '.' .. string.format('%d', member), reason) end
-    end_unit(group, reason)
+    for member = 0, S.group_size - 1 do leaving().discard_finished('t.' .. group .. '.' .. string.format('%d', member), reason) end
+    leaving().unit(group, reason)
   else
     for member = 0, S.group_size - 1 do
       local tid = 't.' .. group .. '.' .. string.format('%d', member)
       if S.unit == 'chunk' then
         cancel_trajectory(tid)
       elseif call('EXISTS', trajectory_key(tid)) == 1 then
-        discard_finished(tid, reason)
-        end_unit(tid, reason)
+        leaving().discard_finished(tid, reason)
+        leaving().unit(tid, reason)
       end
     end
   end
 end
 for _, id in ipairs(call('HKEYS', P .. 'claims')) do call('DEL', P .. 'claim:' .. id) end
 call('DEL', P .. 'claims')
-for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, -1)) do discard_finished(tid, reason) end
+for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, -1)) do leaving().discard_finished(tid, reason) end
 remember('cancel', ARGV[4], 'cancel:ended', #groups)
 return #groups

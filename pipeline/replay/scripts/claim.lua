@@ -24,7 +24,7 @@ end
 allow_growth()
 local edge = updates_in(version) - S.eta
 for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
-  end_unit(name, 'stale')
+  leaving().unit(name, 'stale')
 end
 
 local needed, surplus = S.batch / WEIGHT, math.floor(S.surplus / WEIGHT)

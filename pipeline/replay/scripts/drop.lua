@@ -7,5 +7,5 @@
 if not call('ZSCORE', P .. 'claim:' .. ARGV[4], ARGV[5]) then return 0 end
 allow_growth()
 call('ZREM', P .. 'claim:' .. ARGV[4], ARGV[5])
-end_unit(ARGV[5], ARGV[6])
+leaving().unit(ARGV[5], ARGV[6])
 return 1

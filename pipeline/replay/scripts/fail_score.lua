@@ -26,14 +26,14 @@ call('LTRIM', P .. 'dead', 0, 999)
 remember('buried', cid .. ' ' .. ARGV[7])
 if is_evaluation(tid) then
   call('HINCRBY', P .. 'evaluation:' .. string.sub(lane, 2), 'failed', 1)
-  end_evaluation(tid, index)
+  leaving().evaluation(tid, index)
   return 1
 end
 if S.unit == 'group' then
-  end_unit(string.format('%d', group), 'dead_letter')
+  leaving().unit(string.format('%d', group), 'dead_letter')
 elseif S.unit == 'trajectory' then
-  end_unit(tid, 'dead_letter')
+  leaving().unit(tid, 'dead_letter')
 else
-  end_unit(cid, 'dead_letter')
+  leaving().unit(cid, 'dead_letter')
 end
 return 1

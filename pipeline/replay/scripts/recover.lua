@@ -14,7 +14,7 @@ for _, id in ipairs(call('HKEYS', P .. 'claims')) do
   local units = call('ZRANGE', P .. 'claim:' .. id, 0, -1, 'WITHSCORES')
   for i = 1, #units, 2 do
     if applied[id] then
-      end_unit(units[i], nil)
+      leaving().unit(units[i], nil)
     else
       make_ready(units[i], units[i + 1], call('HGET', unit_key(units[i]), 'oldest'))
       returned = returned + 1

@@ -14,7 +14,7 @@ for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
   local names = call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1, 'WITHSCORES')
   for i = 1, #names, 2 do
     if applied[id] then
-      forget_finished(names[i])
+      leaving().forget_finished(names[i])
       count('finished:trained', 1)
     else
       call('ZADD', P .. 'finished', names[i + 1], names[i])

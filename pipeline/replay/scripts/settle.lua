@@ -10,7 +10,7 @@ local settled = 0
 for i = 5, #ARGV do
   local id = ARGV[i]
   if call('HDEL', P .. 'claims', id) == 1 then
-    for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do end_unit(name, nil) end
+    for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do leaving().unit(name, nil) end
     call('DEL', P .. 'claim:' .. id)
     settled = settled + 1
   end

@@ -10,7 +10,7 @@ for i = 4, #ARGV do
   local id = ARGV[i]
   if call('SREM', P .. 'finished_claims', id) == 1 then
     local names = call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1)
-    for _, tid in ipairs(names) do forget_finished(tid) end
+    for _, tid in ipairs(names) do leaving().forget_finished(tid) end
     count('finished:trained', #names)
     call('DEL', P .. 'finished_claim:' .. id)
     settled = settled + 1

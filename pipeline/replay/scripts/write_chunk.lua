@@ -55,7 +55,7 @@ if final then let_go(tid, WHO) end
 if is_evaluation(tid) then
   if index > 0 then
     local before_it = chunk_id(tid, index - 1)
-    forget_chunk(before_it)
+    leaving().chunk(before_it)
     call('DEL', chunk_key(before_it))
   end
   if final then call('ZADD', P .. 'due:reward', now + S.scoring_deadline_s, cid) end

@@ -21,7 +21,7 @@ if is_evaluation(tid) then
   local t = call('HMGET', tkey, 'tokens', 'oldest', 'newest')
   call('HSET', P .. 'evaluation:' .. string.sub(lane, 2) .. ':samples',
     string.format('%d.%d', prompt, sample), table.concat({ accuracy, ARGV[8], t[1], t[2], t[3] }, ' '))
-  end_evaluation(tid, index)
+  leaving().evaluation(tid, index)
   return 'stored'
 end
 
@@ -66,7 +66,7 @@ if S.unit == 'group' then
   missing = call('HINCRBY', gkey, 'missing', -1)
   -- a critic learns from groups without signal, too: then the filter waits until they have all their values
   if field == 'reward' and S.signal_filter and not S.value_training and is_alike(group, S.group_size) then
-    end_unit(string.format('%d', group), 'no_signal')
+    leaving().unit(string.format('%d', group), 'no_signal')
     return 'stored'
   end
 elseif S.unit == 'trajectory' then

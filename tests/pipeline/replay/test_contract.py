@@ -293,6 +293,7 @@ async def test_settling_twice_counts_once_and_leaves_nothing_behind(bench):
         left = {key.decode() for key in await bench.client.keys("*")}
         assert left <= {
             "{test}:spec",
+            "{test}:settings",
             "{test}:counters",
             "{test}:holders",
             "{test}:asked:generator-0#1",

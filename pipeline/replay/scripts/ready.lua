@@ -1,0 +1,53 @@
+-- ready.lua: when a unit may be claimed. Put before every script, as common.lua is.
+
+local function unit_key(name)
+  if S.unit == 'group' then return group_key(name) end
+  if S.unit == 'trajectory' then return trajectory_key(name) end
+  return chunk_key(name)
+end
+
+-- `oldest`: updates in the unit's oldest token.
+local function make_ready(name, order, oldest)
+  call('ZREM', P .. 'running', name)
+  call('ZREM', P .. 'running_age', name)
+  call('ZADD', P .. 'ready', order, name)
+  call('ZADD', P .. 'ready_age', integer(oldest), name)
+  call('HSET', unit_key(name), 'state', 'ready', 'ready_s', string.format('%.17g', now))
+end
+
+-- Whether at least so many members of a group are scored, and all of them equally accurate.
+local function is_alike(group, least)
+  local g = call('HMGET', group_key(group), 'scored', 'mixed')
+  return integer(g[1]) >= least and not g[2]
+end
+
+-- After the chunk or score that was the last to be missed: make the unit of this chunk ready, unless it is filtered away or its
+-- sampling is not over.
+local function ready_if_sampled(tid, index)
+  local _, group = parts(tid)
+  if S.unit == 'group' then
+    local g = call('HMGET', group_key(group), 'finals', 'oldest')
+    if integer(g[1]) < S.group_size then return end
+    local name = string.format('%d', group)
+    if S.signal_filter and is_alike(group, S.group_size) then
+      leaving().unit(name, 'no_signal')
+    else
+      make_ready(name, group, g[2])
+    end
+  elseif S.unit == 'trajectory' then
+    local t = call('HMGET', trajectory_key(tid), 'final', 'oldest')
+    if t[1] then make_ready(tid, trajectory_order(tid), t[2]) end
+  else
+    local cid = chunk_id(tid, index)
+    if S.prompt_filter and is_alike(group, 2) then
+      leaving().unit(cid, 'no_signal')
+    else
+      make_ready(cid, chunk_order(tid, index), call('HGET', chunk_key(cid), 'oldest'))
+    end
+  end
+end
+
+local function is_needed(field, final)
+  if field == 'reward' and not final then return false end
+  return string.find(S.fields, field, 1, true) ~= nil
+end
