@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -70,6 +71,7 @@ def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) ->
         life.ended(ExitCode.CONFIG)
         return ExitCode.CONFIG
     actor_class = load()
+    gc.freeze()  # modules stay: with torch and transformers, looking at them for garbage stops everything for 0.1 s each time
     if "torch" not in sys.modules:
         limit_threads(_threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)

@@ -7,6 +7,7 @@ from the common start to the last part's end, and the parts' processor time; sta
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ class Gate:
 
     def begin(self) -> None:
         """Wait until every part is set up."""
+        gc.freeze()  # as a worker's process does, and for all contenders
         self._begin.wait(_SETUP_S)
         self._mark()
 
