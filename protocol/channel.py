@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol.codec import Encoded
 from protocol.messages import Message
 
 
@@ -49,7 +50,7 @@ class Sender(Protocol):
         """Where the mailbox listens."""
         ...
 
-    async def send(self, message: Message, *, timeout_s: float) -> bool:
+    async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Hand the message to the link; wait at most ``timeout_s`` for room.
 
         Returns False when there was no room in time: the mailbox is full or gone. That wait is the back-pressure.

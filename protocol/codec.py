@@ -11,6 +11,7 @@ blob: a map of the same version, type and checksum, with the body nested in it. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
@@ -92,26 +93,41 @@ _DECODERS: _Decoders = {tag: msgspec.msgpack.Decoder(cls, dec_hook=unpack_array)
 _MESSAGE_DECODERS: _Decoders = {tag: _DECODERS[tag] for tag in _MESSAGE_TAGS.values()}
 
 
-def encode(message: Message, *, sender: str, sequence: int, sent_s: float) -> list[bytes]:
-    """Return the frames of ``message``: envelope and body.
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A message's body, for all the links that it goes to and for the ledger."""
 
-    Raises MalformedMessage when the message contradicts itself or holds something that cannot travel.
-    """
+    tag: str
+    body: bytes
+    checksum: int
+
+
+def encode_once(message: Message) -> Encoded:
+    """Return the body of ``message``, checked. Raises as ``encode`` does."""
     tag = _MESSAGE_TAGS.get(type(message))
     if tag is None:
         raise UnknownMessage(
             f"a {type(message).__name__} is not a message; expected one of {', '.join(_MESSAGE_DECODERS)}"
         )
     body = _encode_body(message)
+    return Encoded(tag, body, xxh3_64_intdigest(body))
+
+
+def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: float) -> list[bytes]:
+    """Return the frames of ``message``: envelope and body.
+
+    Raises MalformedMessage when the message contradicts itself or holds something that cannot travel.
+    """
+    encoded = message if isinstance(message, Encoded) else encode_once(message)
     envelope = Envelope(
         version=SCHEMA_VERSION,
-        type=tag,
+        type=encoded.tag,
         sender=sender,
         sequence=sequence,
-        checksum=xxh3_64_intdigest(body),
+        checksum=encoded.checksum,
         sent_s=sent_s,
     )
-    return [_encode(envelope), body]
+    return [_encode(envelope), encoded.body]
 
 
 def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
@@ -151,16 +167,20 @@ def read_claims(frames: Sequence[Buffer]) -> Claims:
         return Claims()
 
 
-def to_blob(obj: Storable) -> bytes:
+def to_blob(obj: Storable | Encoded) -> bytes:
     """Return ``obj``, a message or a score, as one blob for the ledger.
 
     Raises MalformedMessage when it contradicts itself or holds something that cannot travel.
     """
-    tag = _TAGS.get(type(obj))
-    if tag is None:
-        raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {', '.join(_DECODERS)}")
-    body = _encode_body(obj)
-    return _encode(Blob(version=SCHEMA_VERSION, type=tag, checksum=xxh3_64_intdigest(body), body=msgspec.Raw(body)))
+    if isinstance(obj, Encoded):
+        tag, body, checksum = obj.tag, obj.body, obj.checksum
+    else:
+        tag = _TAGS.get(type(obj), "")
+        if not tag:
+            raise UnknownMessage(f"a {type(obj).__name__} has no blob form; expected one of {', '.join(_DECODERS)}")
+        body = _encode_body(obj)
+        checksum = xxh3_64_intdigest(body)
+    return _encode(Blob(version=SCHEMA_VERSION, type=tag, checksum=checksum, body=msgspec.Raw(body)))
 
 
 def from_blob(data: Buffer, type_: type[T]) -> T:

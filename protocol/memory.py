@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 from protocol.channel import Delivery, LinkStats
-from protocol.codec import decode, encode
+from protocol.codec import Encoded, decode, encode
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded
 from protocol.inbound import Inbound
 from protocol.limits import check_size
@@ -160,7 +160,7 @@ class MemorySender:
         """Where the mailbox listens."""
         return self._endpoint
 
-    async def send(self, message: Message, *, timeout_s: float) -> bool:
+    async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Hand the message over; False when there was no room within ``timeout_s``.
 
         Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that no mailbox would take.
@@ -368,6 +368,6 @@ class MemoryTransport:
         self._open.clear()
 
 
-def _copied(message: Message, sender: str, sequence: int) -> Frames:
+def _copied(message: Message | Encoded, sender: str, sequence: int) -> Frames:
     """Return the frames of ``message`` as bytes of their own."""
     return encode(message, sender=sender, sequence=sequence, sent_s=time.time())

@@ -35,6 +35,7 @@ from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox
 from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.retry import ride_out
+from protocol.codec import Encoded, encode_once
 from protocol.errors import EngineDied, ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
@@ -345,12 +346,13 @@ class Generator(Actor):
             await self._let_go(window.trajectory)
             return
         chunk = self._chunk(held, window)
-        outcome = await self._store(chunk)
+        encoded = encode_once(chunk)
+        outcome = await self._store(chunk, encoded)
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
             # a duplicate is a repeat whose first answer was lost: nobody has sent it yet
             self._add("chunks" if outcome.status is WriteStatus.STORED else "duplicates", 1)
             self._add("written_tokens", chunk.num_tokens)
-            await self._deliver(chunk)
+            await self._deliver(chunk, encoded)
         else:
             self._add("refused_tokens", chunk.num_tokens)
             self.ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
@@ -372,7 +374,7 @@ class Generator(Actor):
         del self._held[trajectory]
         await self.ctx.replay.give_back(self.ctx.who, (trajectory,))
 
-    async def _store(self, chunk: TrajectoryChunk) -> ChunkWrite:
+    async def _store(self, chunk: TrajectoryChunk, encoded: Encoded) -> ChunkWrite:
         """Write the chunk, however long the ledger is away or full: it is held here until then, so nothing is lost."""
 
         def say(error: Exception) -> None:
@@ -381,7 +383,7 @@ class Generator(Actor):
             self._store_trouble = str(error)
 
         written = await ride_out(
-            lambda: self.ctx.replay.write_chunk(self.ctx.who, chunk),
+            lambda: self.ctx.replay.write_chunk(self.ctx.who, chunk, encoded),
             clock=self.ctx.clock,
             timeout_s=self.ctx.config.ledger.outage_timeout_s,
             on_wait=say,
@@ -389,7 +391,7 @@ class Generator(Actor):
         self._store_trouble = ""
         return written
 
-    async def _deliver(self, chunk: TrajectoryChunk) -> None:
+    async def _deliver(self, chunk: TrajectoryChunk, encoded: Encoded) -> None:
         """Send the chunk to the mailboxes that need it; what finds no room in time is left to the overdue index."""
         for outbox in self._outboxes:
             if outbox.role is Role.REWARD and not chunk.finish_reason.is_final:
@@ -397,7 +399,7 @@ class Generator(Actor):
             if outbox.role is not Role.REWARD and chunk.trajectory.is_evaluation:
                 continue
             timeout_s = _DRAIN_SEND_S if self.ctx.draining.is_set() else self.ctx.config.wire.send_timeout_s
-            if not await outbox.send(chunk, timeout_s=timeout_s):
+            if not await outbox.send(encoded, timeout_s=timeout_s):
                 self._add("undelivered", 1)
 
     def _chunk(self, held: _Held, window: Window) -> TrajectoryChunk:

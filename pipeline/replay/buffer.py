@@ -64,6 +64,7 @@ from pipeline.replay.terms import (
     Unit,
     WriteStatus,
 )
+from protocol.codec import Encoded
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, Score, TrajectoryChunk
 
@@ -128,8 +129,8 @@ class ReplayBuffer(Protocol):
         """Open these trajectories (all that ``who`` holds when None) for others at once; return how many."""
         ...
 
-    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk) -> ChunkWrite:
-        """Store a chunk once, under its own key, and index it for its scorers.
+    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
+        """Store a chunk once, under its own key, and index it for its scorers. ``encoded`` is the chunk's, when there is one.
 
         Raises LedgerFull when the server refuses writes; nothing has then changed and the caller may repeat.
         """

@@ -50,7 +50,7 @@ from pipeline.replay.memory_units import cancel_windows, chunks_of, record_sampl
 from pipeline.replay.memory_views import audit_of, queues_of, totals_of
 from pipeline.replay.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
 from pipeline.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
-from protocol.codec import from_blob, to_blob
+from protocol.codec import Encoded, from_blob, to_blob
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
@@ -125,11 +125,11 @@ class MemoryReplay:
             s.reopen(trajectory, str(who), now)
         return len(held)
 
-    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk) -> ChunkWrite:
+    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
         """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored."""
         check_chunk(chunk)
         s, now = self._enter(who)
-        trajectory, index, blob = chunk.trajectory, chunk.id.index, to_blob(chunk)
+        trajectory, index, blob = chunk.trajectory, chunk.id.index, to_blob(encoded or chunk)
         t = s.trajectories.get(trajectory)
         if t is None:
             return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)

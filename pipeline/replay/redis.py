@@ -60,7 +60,7 @@ from pipeline.replay.redis_finished import finished_from
 from pipeline.replay.redis_views import audit_from, queues_from, totals_from
 from pipeline.replay.scripts import digest, load
 from pipeline.staleness import check_spec, surplus
-from protocol.codec import from_blob, to_blob
+from protocol.codec import Encoded, from_blob, to_blob
 from protocol.errors import LedgerFull, LedgerMismatch
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
@@ -137,7 +137,7 @@ class RedisReplay:
         async with self._requests.one_at_a_time() as number:
             return await self._call("give_back", who, number, *which)
 
-    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk) -> ChunkWrite:
+    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
         """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored, LedgerFull when
         the server has no room for it."""
         check_chunk(chunk)
@@ -149,7 +149,7 @@ class RedisReplay:
             int(chunk.finish_reason.is_final),
             chunk.num_tokens,
             " ".join(map(str, chunk.versions)),
-            to_blob(chunk),
+            to_blob(encoded or chunk),
         )
         return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
 

@@ -16,6 +16,7 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.news import LOOK_ANYWAY_S
 from pipeline.runtime.registry import LinkReport, Topic, WaitingFor
 from protocol.channel import Sender
+from protocol.codec import Encoded
 from protocol.errors import ChannelClosed, LedgerFull, LedgerUnavailable
 from protocol.ids import Role
 from protocol.messages import Message
@@ -74,7 +75,7 @@ class Outbox:
                 self._links[worker] = _Link(self._ctx.transport.sender(endpoint, server_key=key), address)
                 self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
 
-    async def send(self, message: Message, *, timeout_s: float) -> bool:
+    async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Send to a link that has room; wait for room at most ``timeout_s``. Returns whether a link took it."""
         if await self._offer(message):
             return True
@@ -104,7 +105,7 @@ class Outbox:
             link.sender.close()
         self._links.clear()
 
-    async def _offer(self, message: Message) -> bool:
+    async def _offer(self, message: Message | Encoded) -> bool:
         """Try every link once, without waiting, beginning one further than the last time."""
         workers = self.workers
         self._turn += 1

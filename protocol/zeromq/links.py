@@ -13,7 +13,7 @@ import asyncio
 import time
 
 from protocol.channel import Delivery, LinkStats
-from protocol.codec import encode
+from protocol.codec import Encoded, encode
 from protocol.inbound import Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
@@ -37,7 +37,7 @@ class ZmqSender:
         """Where the mailbox listens."""
         return self._endpoint
 
-    async def send(self, message: Message, *, timeout_s: float) -> bool:
+    async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Hand the message to the link; False when there was no room within ``timeout_s``.
 
         Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that no mailbox would take.

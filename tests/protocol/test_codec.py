@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from protocol.codec import decode, encode, from_blob, to_blob
+from protocol.codec import decode, encode, encode_once, from_blob, to_blob
 from protocol.errors import (
     ChecksumMismatch,
     MalformedMessage,
@@ -54,6 +54,16 @@ def test_a_chunk_survives_the_wire_and_the_ledger_bit_by_bit(original: Trajector
     assert same(message, original)
     assert (envelope.sender, envelope.sequence, envelope.sent_s, envelope.version) == ("g", 3, 1.5, 1)
     assert same(from_blob(to_blob(original), TrajectoryChunk), original)
+
+
+@given(chunks())
+def test_what_is_encoded_once_is_the_same_on_every_link_and_in_the_ledger(original: TrajectoryChunk) -> None:
+    once = encode_once(original)
+    for sequence in range(2):
+        assert encode(once, sender="g", sequence=sequence, sent_s=1.5) == encode(
+            original, sender="g", sequence=sequence, sent_s=1.5
+        )
+    assert to_blob(once) == to_blob(original)
 
 
 @pytest.mark.parametrize("name", samples())

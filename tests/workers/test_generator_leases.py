@@ -15,8 +15,8 @@ from pipeline.replay.memory import MemoryReplay
 from pipeline.replay.memory_admin import MemoryAdmin
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry_memory import MemoryRegistry
+from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
-from protocol.messages import Message
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
 from tests.pipeline.replay.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
@@ -35,7 +35,7 @@ class _SlowOutbox:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
 
-    async def send(self, message: Message, *, timeout_s: float) -> bool:
+    async def send(self, message: Encoded, *, timeout_s: float) -> bool:
         del message, timeout_s
         ctx = self._generator.ctx
         await ctx.replay.advance(LEARNER, 1)

@@ -17,7 +17,7 @@ from ops.bench.ledger.payload import Payload, reward_of
 from ops.bench.ledger.race import Gate, Part
 from ops.bench.ledger.rivals import Load
 from pipeline.replay.connect import connect
-from protocol.codec import from_blob, to_blob
+from protocol.codec import encode_once, from_blob, to_blob
 from protocol.errors import DataError
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import RewardScore, TrajectoryChunk
@@ -47,12 +47,13 @@ def generate(gate: Gate, load: Load) -> None:
         for start in range(0, load.num_chunks, _WRITTEN_AT_ONCE):
             numbers = range(start, min(start + _WRITTEN_AT_ONCE, load.num_chunks))
             chunks = [payload.chunk(TrajectoryId("t", number, 0), 0) for number in numbers]
+            encoded = [encode_once(chunk) for chunk in chunks]
             async with client.pipeline(transaction=False) as pipe:
-                for chunk in chunks:
-                    pipe.evalsha(keep, 1, f"chunk:{chunk.id}", to_blob(chunk))
+                for chunk, one in zip(chunks, encoded, strict=True):
+                    pipe.evalsha(keep, 1, f"chunk:{chunk.id}", to_blob(one))
                 await pipe.execute()
-            for chunk in chunks:
-                if not await link.send(chunk, timeout_s=_PATIENCE_S):
+            for one in encoded:
+                if not await link.send(one, timeout_s=_PATIENCE_S):
                     raise DataError("the scorer read nothing for a minute")
         gate.end()
         transport.close()

@@ -22,6 +22,7 @@ from pipeline.replay.buffer import Claim, Lease, LedgerSpec, Refusal, Unit
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from protocol.channel import Mailbox
+from protocol.codec import encode_once
 from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
@@ -132,9 +133,10 @@ class _Generator:
         while True:
             lease = await self._leases.get()
             chunk = self._payload.chunk(lease.trajectory, self._version)
-            await self._replay.write_chunk(self._who, chunk)
+            encoded = encode_once(chunk)
+            await self._replay.write_chunk(self._who, chunk, encoded)
             for link in self._links:
-                if not await link.send(chunk, timeout_s=_PATIENCE_S):
+                if not await link.send(encoded, timeout_s=_PATIENCE_S):
                     raise DataError("a scorer read nothing for a minute")
             self._leases.task_done()
 
