@@ -32,7 +32,7 @@ dead letter, a value that is not finite, or cancelling takes it from there, too;
 ``memory``              the contract in this process, with ``memory_state``, ``_units``, ``_finished``, ``_views``,
                         ``records``, ``ordered``
 ``redis``               the contract on a server, with ``redis_views``, ``redis_finished``, ``numbering``, ``faults``,
-                        ``connect``, ``sentinel`` and ``scripts/*.lua``
+                        ``link``, ``connect``, ``sentinel`` and ``scripts/*.lua``
 ``admin``               a person's side: what is waited for, putting work back; with ``memory_admin``, ``redis_admin``
 ``keys``                every key in Redis
 ``checks``              what both refuse, and how they say it

@@ -37,8 +37,8 @@ class OwnConnection(AbstractConnection):
     ``asyncio.timeout`` bounds the same write and lets the cancellation through. And a command on a lost connection would have
     each of its attempts repeat the connecting as often as itself is repeated, and never ask a Sentinel for the new master.
 
-    Commands are packed in C. What shares a trip is written piece by piece: redis-py would first join it, and asyncio would keep
-    a copy of what the socket does not take at once, megabytes of fresh memory for a trip of long chunks.
+    Commands are packed in C. A pipeline is written piece by piece: redis-py would first join it, and asyncio would keep a copy
+    of what the socket does not take at once, megabytes of fresh memory for long values.
     """
 
     __slots__ = ()

@@ -186,7 +186,11 @@ class _Stream(asyncio.Protocol):
             raise exceptions.ConnectionError("the connection was lost")
         room = self._loop.create_future()
         self._rooms.append(room)
-        await room
+        try:
+            await room
+        except asyncio.CancelledError:
+            self._make_room()  # it may have had some already
+            raise
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -207,6 +211,10 @@ class _Stream(asyncio.Protocol):
                     asked.set_result(answer)
         except (exceptions.InvalidResponse, IndexError) as error:
             self.give_up(exceptions.ConnectionError(f"the server's answer is none: {error!r}"))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Let those go on who wait for room, as far as there is any."""
         free = MAX_UNANSWERED - len(self._unanswered)
         while self._rooms and free > 0:
             free -= _wake(self._rooms.popleft())

@@ -244,6 +244,28 @@ async def test_no_more_than_the_limit_is_ever_unanswered(asking):
     assert many.result() == list(range(MAX_UNANSWERED, 2 * MAX_UNANSWERED))
 
 
+async def test_whoever_is_cancelled_with_room_at_last_leaves_it_to_the_next(asking):
+    link, puppet = asking()
+    waiting: list[asyncio.Task[Any]] = []
+
+    async def ask_and_cancel() -> None:
+        await link.ask("ECHO", "first")
+        waiting[0].cancel()  # which the same answer has woken
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask_and_cancel())
+        others = [tasks.create_task(link.ask("ECHO", number)) for number in range(MAX_UNANSWERED - 1)]
+        waiting += [tasks.create_task(link.ask("ECHO", name)) for name in ("given up", "next")]
+        await puppet.until(lambda: bool(puppet.asked) and len(puppet.asked[0]) == MAX_UNANSWERED)
+        puppet.writers[0].write(b"+first\r\n")
+        await puppet.until(lambda: len(puppet.asked[0]) == MAX_UNANSWERED + 1)
+        puppet.writers[0].write(b"+other\r\n" * (MAX_UNANSWERED - 1) + b"+next\r\n")
+    assert puppet.asked[0][-1] == b"next"
+    assert waiting[0].cancelled()
+    assert waiting[1].result() == b"next"
+    assert {other.result() for other in others} == {b"other"}
+
+
 async def test_what_waits_for_room_on_a_lost_connection_is_asked_on_the_next(asking):
     link, puppet = asking()
     count = MAX_UNANSWERED + 5
