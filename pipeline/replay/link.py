@@ -34,6 +34,9 @@ MAX_UNANSWERED: Final = 64
 """Commands of one connection: bounds what waits in the buffers of both sides."""
 _JOINED_BYTES = 1 << 16
 """Pieces are copied together, up to so many bytes, to be written at once; a longer one is not copied."""
+_READ_BYTES = 1 << 18
+_KEPT_BYTES = 1 << 20
+"""Of the parser's memory, which is otherwise given back after every long answer and is new to the process at the next."""
 _NOT_YET = object()
 _pack: Callable[[tuple[str | bytes | float, ...]], bytes] = cast("Any", hiredis).pack_command
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
@@ -103,7 +106,7 @@ class Link:
         return self._stream
 
 
-class _Stream(asyncio.Protocol):
+class _Stream(asyncio.BufferedProtocol):
     """Reads and writes one connection."""
 
     def __init__(
@@ -115,6 +118,7 @@ class _Stream(asyncio.Protocol):
         self._replies: Any = hiredis.Reader(
             protocolError=exceptions.InvalidResponse, replyError=error_of, notEnoughData=_NOT_YET
         )
+        self._replies.setmaxbuf(_KEPT_BYTES)
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._unsent: deque[bytes] = deque()
         self._rooms: deque[asyncio.Future[None]] = deque()
@@ -124,6 +128,7 @@ class _Stream(asyncio.Protocol):
         """Or when the first of the unanswered was asked."""
         self._watch: asyncio.TimerHandle | None = None
         self.is_lost = False
+        self._read = bytearray(_READ_BYTES)
         self._transport.set_protocol(self)
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -194,11 +199,16 @@ class _Stream(asyncio.Protocol):
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Return where to read to: always the same place, not memory that is new to the process at each read."""
+        del sizehint
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Hand every whole answer to whoever waits for it."""
         self._last_answer_s = self._loop.time()
         try:
-            self._replies.feed(data)
+            self._replies.feed(self._read, 0, nbytes)
             while (answer := self._replies.gets()) is not _NOT_YET:
                 if isinstance(answer, hiredis.PushNotification):
                     continue
