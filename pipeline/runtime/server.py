@@ -214,6 +214,10 @@ class EmbeddedServer:
             "set-proc-title": "no",  # so that the command line says whose server it is
             "appendonly": "yes",
             "appendfsync": "everysec",
+            # what passes through is a hundred times what is there: rewriting the file costs more than reading a longer one, 3 s
+            # at worst, and tokens and log-probs hardly compress
+            "auto-aof-rewrite-min-size": "256mb",
+            "rdbcompression": "no",
             "save": '""',
             "maxmemory": f"{self._max_memory_mb}mb",
             "maxmemory-policy": "noeviction",
