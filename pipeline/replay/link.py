@@ -144,15 +144,16 @@ class _Stream(asyncio.BufferedProtocol):
         if not commands:
             return []
         answers: list[asyncio.Future[Any]] = []
-        for command in commands:
-            while len(self._unanswered) >= MAX_UNANSWERED:
-                await self._room()
-            answers.append(self._sent(command))
         try:
+            for command in commands:
+                while len(self._unanswered) >= MAX_UNANSWERED:
+                    await self._room()
+                answers.append(self._sent(command))
             await asyncio.wait(answers)
         finally:
             for answer in answers:
-                answer.cancel()  # which those that are there do not mind
+                if not answer.cancel() and not answer.cancelled():
+                    answer.exception()  # else asyncio complains that nobody looked at it
         if failed := [error for answer in answers if (error := answer.exception()) is not None]:
             raise failed[0]
         return [answer.result() for answer in answers]

@@ -2,7 +2,7 @@
 --
 -- The choice is pipeline.staleness.choose, line by line; pipeline/staleness.md proves what it keeps.
 --
--- Reads    spec counters running running_age parked
+-- Reads    settings counters running running_age parked
 -- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and all that a dropped unit leaves behind
 -- ARGV[4]  the learner's version   ARGV[5] number of this request   ARGV[6] id for the new claim
 -- Returns  { 'claim', version, unit, ... } or { wait, ready units, needed units, oldest running unit or '' }

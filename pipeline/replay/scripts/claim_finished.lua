@@ -1,6 +1,6 @@
 -- claim_finished.lua: lease a batch of finished trajectories to the value worker.
 --
--- Reads    spec epochs
+-- Reads    settings epochs
 -- Writes   finished finished_claims finished_claim:<id> finished:* asked:<who>
 -- ARGV[4]  how many   ARGV[5] number of this request; a repeat gets what is left of the same claim   ARGV[6] id for the new claim
 -- Returns  { 1, trajectory, ... } or, when there are fewer, { 0, how many there are }

@@ -1,6 +1,6 @@
 -- claimed.lua: name what a claim still holds, each unit with the number of chunks of each of its trajectories.
 --
--- Reads    spec claims claim:<id> trajectory:*
+-- Reads    settings claims claim:<id> trajectory:*
 -- ARGV[4]  claim
 -- Returns  nothing when there is no such claim, else 'unit' for each chunk, 'unit chunks' for each trajectory, or
 --          'unit chunks chunks ...' for each group

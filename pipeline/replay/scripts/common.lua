@@ -5,8 +5,9 @@
 -- ARGV[1]  now in seconds, or '' for the server's own time
 -- ARGV[2]  worker, ARGV[3] epoch of the caller; '' and '0' for calls that need no incarnation
 --
--- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT, UNMARKED, LATE. Each is raised before the first write. Under `maxmemory` a server refuses
--- the first write of a script that may need memory, and never a later one, so a script either changes nothing or completes.
+-- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT, UNMARKED, LATE. Each is raised before the first write. Under `maxmemory` a
+-- server refuses the first write of a script that may need memory, and never a later one, so a script either changes nothing or
+-- completes.
 
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -9)

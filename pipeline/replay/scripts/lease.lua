@@ -1,6 +1,6 @@
 -- lease.lua: give an incarnation trajectories to extend: evaluation first, then what nobody holds, then new groups.
 --
--- Reads and writes  spec counters epochs holders held:* asked:<who> open parked again evaluation_open evaluation:<n> groups
+-- Reads and writes  settings counters epochs holders held:* asked:<who> open parked again evaluation_open evaluation:<n> groups
 --                   group:<n> trajectory:* chunk:* running running_age
 -- ARGV[4]  how many at most        ARGV[5]  number of this request
 -- ARGV[6]  version that the caller samples with, '' for the published one; one that is behind is given evaluation only
@@ -33,7 +33,9 @@ if order == 'again' then
   local last = call('HMGET', ASKED, 'lease:refusal', 'lease:trajectories')
   local reply = { last[1] }
   for tid in string.gmatch(last[2], '%S+') do
-    if call('SISMEMBER', P .. 'held:' .. WHO, tid) == 1 then reply[#reply + 1] = row(tid, integer(call('HGET', trajectory_key(tid), 'next'))) end
+    if call('SISMEMBER', P .. 'held:' .. WHO, tid) == 1 then
+      reply[#reply + 1] = row(tid, integer(call('HGET', trajectory_key(tid), 'next')))
+    end
   end
   return reply
 end

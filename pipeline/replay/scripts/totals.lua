@@ -1,6 +1,6 @@
 -- totals.lua: read the counters that bound staleness and describe progress.
 --
--- Reads    spec counters ready running
+-- Reads    settings counters ready running
 -- Returns  { version, used, limit, ready units, running units, groups admitted, tokens generated,
 --            tokens trained, closed, exhausted, { reason, groups dropped, ... } }
 

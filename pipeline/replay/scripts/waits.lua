@@ -1,6 +1,6 @@
 -- waits.lua: what the next update waits for: units that have credit and are not ready, with what they lack and who has them.
 --
--- Reads    spec counters running running_age ready parked claims claim:* holders held:* due:* group:* trajectory:* chunk:*
+-- Reads    settings counters running running_age ready parked claims claim:* holders held:* due:* group:* trajectory:* chunk:*
 -- ARGV[4]  how many units at most
 -- Returns  { { unit, group size, eta, late, version, needed, ready, running, parked, claimed, evaluation open, evaluation
 --              unscored, value training },

@@ -1,6 +1,6 @@
 -- write_chunk.lua: store a chunk once, index it for its scorers, and say whether its writer may go on.
 --
--- Reads    spec counters epochs
+-- Reads    settings counters epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:* running running_age ready ready_age parked held:<who> holders
 -- ARGV[4]  trajectory   ARGV[5] index   ARGV[6] '1' when final   ARGV[7] tokens   ARGV[8] versions, ascending   ARGV[9] blob
 -- Returns  { 'stored' | 'duplicate' | 'fenced', 1 when the writer may extend the trajectory at once else 0 }

@@ -1,6 +1,6 @@
 -- write_score.lua: fill a field of a chunk once; the write that completes a unit makes it ready, or drops it without signal.
 --
--- Reads    spec epochs
+-- Reads    settings epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age counters
 --          finished:<id> finished evaluation:<n>:samples, and all that a dropped unit leaves behind
 -- ARGV[4]  chunk   ARGV[5] field   ARGV[6] blob   ARGV[7], ARGV[8] for a reward: accuracy and reward as text, else ''
