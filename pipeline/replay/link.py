@@ -38,7 +38,6 @@ _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
 """Of the parser's memory, which is otherwise given back after every long answer and is new to the process at the next."""
 _NOT_YET = object()
-_pack: Callable[[tuple[str | bytes | float, ...]], bytes] = cast("Any", hiredis).pack_command
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
 
 
@@ -96,7 +95,7 @@ class Link:
             self._connecting, failure = asyncio.get_running_loop().create_future(), None
             try:
                 self._connection = connection = self._connection or self._pool.get_available_connection()
-                self._stream = _Stream(await connection.take_over(), connection.error_of, self._timeout_s)
+                self._stream = _Stream(connection, await connection.take_over(), self._timeout_s)
             except exceptions.RedisError as error:
                 failure = error
                 raise
@@ -109,14 +108,13 @@ class Link:
 class _Stream(asyncio.BufferedProtocol):
     """Reads and writes one connection."""
 
-    def __init__(
-        self, transport: asyncio.WriteTransport, error_of: Callable[[str], Exception], timeout_s: float
-    ) -> None:
+    def __init__(self, connection: OwnConnection, transport: asyncio.WriteTransport, timeout_s: float) -> None:
+        self._pack = connection.pack_command
         self._transport, self._before = transport, transport.get_protocol()
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._replies: Any = hiredis.Reader(
-            protocolError=exceptions.InvalidResponse, replyError=error_of, notEnoughData=_NOT_YET
+            protocolError=exceptions.InvalidResponse, replyError=connection.error_of, notEnoughData=_NOT_YET
         )
         self._replies.setmaxbuf(_KEPT_BYTES)
         self._unanswered: deque[asyncio.Future[Any]] = deque()
@@ -159,14 +157,10 @@ class _Stream(asyncio.BufferedProtocol):
         return [answer.result() for answer in answers]
 
     def _sent(self, command: Command) -> asyncio.Future[Any]:
-        answer = self._loop.create_future()
         if self.is_lost:
-            answer.set_exception(exceptions.ConnectionError("the connection was lost"))
-            return answer
-        try:
-            self._unsent.append(_pack(tuple(command)))
-        except TypeError as error:
-            raise exceptions.DataError(str(error)) from error
+            raise exceptions.ConnectionError("the connection was lost")
+        self._unsent.extend(self._pack(*command))
+        answer = self._loop.create_future()
         if not self._unanswered:
             self._last_answer_s = self._loop.time()
             if self._watch is None:

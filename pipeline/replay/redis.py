@@ -366,6 +366,8 @@ _OPEN = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('HSET', KEYS[1], unpack(ARGV, 2))
   redis.call('SET', KEYS[2], ARGV[1])
+elseif redis.call('EXISTS', KEYS[2]) == 0 then
+  return redis.error_reply('OLDER an earlier release made this ledger; finish its run with that release, or start another')
 end
 return redis.call('HGETALL', KEYS[1])
 """

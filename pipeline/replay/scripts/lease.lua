@@ -94,12 +94,9 @@ end
 -- Return the open trajectory that comes first, with its order. While the learner makes updates again that it had made before,
 -- what is sampled would be too old when its turn comes: then only one whose unit grows no older by it, lest the learner wait
 -- for that unit; unless it has too little to go on with.
-local function is_catching_up()
-  return counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
-end
-
 local function first_open()
-  if not is_catching_up() then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
+  local is_catching_up = counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
+  if not is_catching_up then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
   local updates = published_updates()
   local open = call('ZRANGE', P .. 'open', 0, -1, 'WITHSCORES')
   for i = 1, #open, 2 do
@@ -127,13 +124,6 @@ local function take()
   end
   has_evaluation = false
   if is_behind then return nil, 'behind' end
-  if S.unit ~= 'chunk' and not is_catching_up() then -- nothing is parked, and any may go on
-    local tid = call('ZPOPMIN', P .. 'open')[1]
-    if tid then return tid end
-    local why = admit_group()
-    if why then return nil, why end
-    return call('ZPOPMIN', P .. 'open')[1]
-  end
   local open = first_open()
   local parked = S.unit == 'chunk' and call('ZRANGE', P .. 'parked', 0, 0, 'WITHSCORES') or {}
   if parked[1] and not (open[1] and tonumber(open[2]) < tonumber(parked[2])) then

@@ -202,6 +202,13 @@ async def test_a_reader_that_never_opened_the_ledger_fetches_and_is_told_when_th
     assert [unit.name for unit in await reader.fetch(claim)] == ["0"]
 
 
+async def test_a_ledger_that_an_earlier_release_made_is_refused_by_name(redis_client):
+    await RedisReplay(redis_client, "test").open(make_spec())
+    await redis_client.delete(keys.settings("test"))
+    with pytest.raises(LedgerError, match="an earlier release made this ledger"):
+        await RedisReplay(redis_client, "test").open(make_spec())
+
+
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(redis_client):
     replay = RedisReplay(redis_client, "test")
     await replay.open(make_spec())
