@@ -23,7 +23,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench soak clean
+.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench fuzz soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -117,6 +117,12 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
 	$(BIN)/python -m ops.ledger_soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
+
+FUZZ_S ?= 600
+fuzz: $(VENV)/.dev ## hostile bytes for the decoder and every mailbox, ten minutes each (FUZZ_S=600); installs atheris into .venv
+	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
+	$(BIN)/python -m ops.fuzz decoder --seconds $(FUZZ_S)
+	$(BIN)/python -m ops.fuzz mailbox --seconds $(FUZZ_S)
 
 clean: ## remove the environments and caches, never runs
 	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

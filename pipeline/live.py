@@ -30,6 +30,7 @@ from pipeline.history import HISTORY_NAME, EvaluationRow, HistoryTail, Row, Upda
 from pipeline.runtime.registry import RunState
 from pipeline.runtime.status import bottleneck, worker_rows
 from pipeline.tables import fleet_table, groups_line, tokens_line
+from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -256,5 +257,5 @@ def _facts(progress: Progress, picture: Picture) -> Table:
     facts.add_row("ledger", groups_line(picture.totals))
     facts.add_row("tokens", tokens_line(picture.totals))
     if picture.status.detail:
-        facts.add_row("state", Text(picture.status.detail))
+        facts.add_row("state", Text(printable_line(picture.status.detail)))
     return facts

@@ -15,6 +15,7 @@ from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.replay.buffer import Audit, Totals
 from pipeline.runtime.status import Health, QueueRow, WorkerRow
 from protocol.ids import Role
+from protocol.printable import printable_line
 
 _HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
 
@@ -92,11 +93,11 @@ def queue_table(rows: Sequence[QueueRow]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            row.name,
+            Text(printable_line(row.name)),  # a link's name is what its peer says of itself
             _amount(row.name, row.depth),
             _amount(row.name, row.limit) if row.limit is not None else "–",
             f"{row.oldest_age_s:.1f} s" if row.oldest_age_s is not None else "–",
-            row.waiting_for,
+            Text(printable_line(row.waiting_for)),
             str(row.num_refused),
             str(row.num_gaps),
         )

@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from protocol.arrays import Buffer, pack_array, pack_large_array, unpack_array
 from protocol.errors import ChecksumMismatch, MalformedMessage, UnknownMessage, UnknownVersion
-from protocol.limits import MAX_ENVELOPE_BYTES, NUM_FRAMES, check_size
+from protocol.limits import FREE_BODY_BYTES, MAX_ENVELOPE_BYTES, NUM_FRAMES, check_num_values, check_size
 from protocol.messages import SCHEMA_VERSION, Message, WeightsPart
 from protocol.trajectory import Score
 from protocol.validate import check_consistency, check_vectors
@@ -228,6 +228,8 @@ def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, chec
         raise UnknownMessage(
             f"message type {tag!r:.60} is not one of {', '.join(decoders)}; is a peer of another release?"
         )
+    if len(body) > FREE_BODY_BYTES:
+        check_num_values(memoryview(body))
     try:
         obj: Any = decode_body(body)
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -8,16 +8,25 @@ Ids are short, sortable by eye and the same everywhere: in messages, in ledger k
 
 A group's number is its place in the order of admission; also in the stream of prompts, until a dead letter's prompt is
 admitted again (``Lease.prompt``).
+
+Ids become parts of ledger keys and of file names. So whoever reads one, from a message or from a person, checks its form first:
+a lane is ``t`` or ``e`` and a number, and every number fits the ledger's arithmetic.
 """
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Self
 
 import msgspec
 
 TRAIN_LANE = "t"
+MAX_NUMBER = 2**53 - 1
+"""The ledger counts in double precision."""
+_LANE = re.compile(r"t|e[0-9]{1,15}")
+_TRAJECTORY = re.compile(r"(t|e[0-9]{1,15})\.([0-9]{1,15})\.([0-9]{1,15})")
+_WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Role(StrEnum):
@@ -64,8 +73,10 @@ class TrajectoryId(msgspec.Struct, frozen=True, order=True):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``t.12.3``. Raises ValueError when the text is not a trajectory id."""
-        lane, group, member = text.split(".")
-        return cls(lane, int(group), int(member))
+        found = _TRAJECTORY.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is not a trajectory id; expected LANE.GROUP.MEMBER, as t.12.3")
+        return cls(found[1], int(found[2]), int(found[3]))
 
 
 class ChunkId(msgspec.Struct, frozen=True, order=True):
@@ -81,4 +92,23 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
     def parse(cls, text: str) -> Self:
         """Read ``t.12.3.0``. Raises ValueError when the text is not a chunk id."""
         trajectory, _, index = text.rpartition(".")
+        if not (index.isascii() and index.isdecimal() and len(index) <= 15):
+            raise ValueError(f"{text!r} is not a chunk id; expected LANE.GROUP.MEMBER.CHUNK, as t.12.3.0")
         return cls(TrajectoryId.parse(trajectory), int(index))
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether this id, which anybody may have written, is one that the ledger can have given."""
+        trajectory = self.trajectory
+        lane = trajectory.lane
+        return (
+            0 <= self.index <= MAX_NUMBER
+            and 0 <= trajectory.member <= MAX_NUMBER
+            and 0 <= trajectory.group <= MAX_NUMBER
+            and (lane == TRAIN_LANE or _LANE.fullmatch(lane) is not None)
+        )
+
+
+def is_worker_name(name: str) -> bool:
+    """Whether ``name`` may name a worker: it becomes part of file names, ledger keys and log lines."""
+    return _WORKER.fullmatch(name) is not None

@@ -17,12 +17,15 @@ import structlog
 from protocol.arrays import Buffer
 from protocol.channel import Delivery, LinkStats
 from protocol.codec import Envelope, decode, read_claims
+from protocol.complaints import Complaints
 from protocol.errors import WireError
 from protocol.messages import Message
 
-LOG_EVERY_S = 60.0
-MAX_PEERS = 4096
+MAX_PEERS = 1024
 """Peers counted by name; later ones are counted together, so that invented names fill no memory."""
+MAX_NAME_CHARS = 80
+MAX_GAPS = 2**53
+"""The count stops there: a peer may claim any sequence number, and counters travel as JSON."""
 OTHERS = "(others)"
 UNNAMED = "(unnamed)"
 
@@ -39,21 +42,14 @@ class _Peer:
     """Next sequence number; None before the first."""
 
 
-@dataclass(slots=True)
-class _Complaint:
-    logged_at_s: float
-    num_silent: int = 0
-
-
 class Inbound:
     """Reads frames and keeps the counters of one receiver."""
 
     def __init__(self, endpoint: str, *, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._endpoint = endpoint
         self._max_bytes = max_bytes
-        self._clock = clock
         self._peers: dict[str, _Peer] = {}
-        self._complaints: dict[tuple[str, str], _Complaint] = {}
+        self._complaints = Complaints(clock)
 
     def read(self, frames: Sequence[Buffer], *, address: Callable[[], str] = lambda: "") -> Delivery | None:
         """Return the message, or None when it was refused. ``address`` names a peer that does not name itself."""
@@ -79,26 +75,22 @@ class Inbound:
 
     def refuse(self, name: str, error: WireError, *, sequence: int = -1) -> None:
         """Count a message that cannot be read, and log it unless this peer did the same a moment ago."""
+        name = name[:MAX_NAME_CHARS]
         peer = self._peer(name)
         peer.num_refused += 1
         if sequence >= 0:
             _follow(peer, sequence)
         kind = type(error).__name__
-        now = self._clock()
-        complaint = self._complaints.get((name, kind))
-        if complaint is not None and now - complaint.logged_at_s < LOG_EVERY_S:
-            complaint.num_silent += 1
+        num_silent = self._complaints.due(name, kind)
+        if num_silent is None:
             return
-        if complaint is None and len(self._complaints) >= MAX_PEERS:
-            return
-        self._complaints[name, kind] = _Complaint(now)
         _log.warning(
             "message refused",
             peer=name,
             endpoint=self._endpoint,
             kind=kind,
             reason=str(error),
-            num_not_logged=complaint.num_silent if complaint else 0,
+            num_not_logged=num_silent,
         )
 
     def stats(self) -> list[LinkStats]:
@@ -109,6 +101,7 @@ class Inbound:
         ]
 
     def _peer(self, name: str) -> _Peer:
+        name = name[:MAX_NAME_CHARS]
         peer = self._peers.get(name)
         if peer is None:
             if len(self._peers) >= MAX_PEERS:
@@ -120,5 +113,5 @@ class Inbound:
 def _follow(peer: _Peer, sequence: int) -> None:
     """Count the numbers between the one expected and this one. A smaller one means that the sender began anew."""
     if peer.expected is not None and sequence > peer.expected:
-        peer.num_gaps += sequence - peer.expected
+        peer.num_gaps = min(peer.num_gaps + sequence - peer.expected, MAX_GAPS)
     peer.expected = sequence + 1

@@ -15,6 +15,8 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs] -- it ships none
 from xxhash import xxh3_64_intdigest
 
 from protocol.arrays import Buffer
+from protocol.limits import check_num_values
+from protocol.printable import json_safe
 
 _unpackb: Callable[..., Any] = msgpack.unpackb  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
 MAX_SHOWN = 8
@@ -44,7 +46,7 @@ def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
 
 def render(frames: Sequence[Buffer]) -> str:
     """Return ``peek`` as indented text."""
-    return json.dumps(peek(frames), indent=2, ensure_ascii=False, default=repr)
+    return json_safe(json.dumps(peek(frames), indent=2, ensure_ascii=False, default=repr))
 
 
 def _peek_blob(blob: bytes) -> dict[str, Any]:
@@ -58,14 +60,23 @@ def _peek_blob(blob: bytes) -> dict[str, Any]:
 
 def _unpack(data: bytes) -> Any:
     try:
+        check_num_values(memoryview(data))
         return _unpackb(data, strict_map_key=False, unicode_errors="replace", object_pairs_hook=_pairs, timestamp=0)
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
         return {"unreadable": f"{type(error).__name__}: {error}", "hex": data[:32].hex(" ")}
 
 
 def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """Make a map whose keys are text, whatever they were."""
-    return {key if isinstance(key, str) else repr(key): value for key, value in pairs}
+    """Make a map whose keys are text, whatever they were.
+
+    A key that is a map or list is named by its kind: the ``repr`` of one within another doubles its backslashes at each level,
+    and a thousand bytes of it take gigabytes.
+    """
+    return {key if isinstance(key, str) else _key(key): value for key, value in pairs}
+
+
+def _key(key: object) -> str:
+    return repr(key)[:80] if isinstance(key, int | float | bytes | None) else f"({type(key).__name__})"
 
 
 def _plain(value: Any, key: str = "", depth: int = 0) -> Any:

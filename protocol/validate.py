@@ -80,10 +80,10 @@ def _check_chunk(chunk: TrajectoryChunk) -> None:
         total += length
     if total != num_tokens:
         raise MalformedMessage(f"segments sum to {total} tokens, but the chunk has {num_tokens}")
-    chunk_id = chunk.id
-    trajectory = chunk_id.trajectory
-    if chunk_id.index < 0 or trajectory.group < 0 or trajectory.member < 0:
-        raise MalformedMessage(f"chunk id {chunk_id} has a negative part")
+    if not chunk.id.is_well_formed:
+        raise MalformedMessage(
+            f"chunk id {str(chunk.id)[:60]!r} is none that a ledger gives; expected one like t.12.3.0"
+        )
     extra = chunk.prompt.extra
     if extra:
         _check_plain("prompt.extra", extra)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import click
 
 from protocol.errors import HeadraceError
+from protocol.printable import printable
 
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("pipeline.cli.up", "Start a run and stay with it until it ends."),
@@ -88,6 +89,6 @@ def main(arguments: list[str] | None = None) -> None:
     except HeadraceError as error:
         from pipeline.runtime.exit_codes import exit_code_of
 
-        click.echo(f"headrace: {error}", err=True)
+        click.echo(f"headrace: {printable(str(error))}", err=True)
         sys.exit(exit_code_of(error))
     sys.exit(code if isinstance(code, int) else 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli.common import echo_json, json_option
+from protocol.printable import printable
 
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 _SET = click.option(
@@ -35,7 +36,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
         echo_json({"ok": True, "findings": findings})
         return
     for line in findings:
-        click.echo(line)
+        click.echo(printable(line))
     click.echo("ok")
 
 

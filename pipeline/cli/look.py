@@ -13,6 +13,7 @@ import click
 
 from pipeline.cli.common import attach, echo_json, json_option, run_argument
 from protocol.errors import ConfigError
+from protocol.printable import printable_line
 
 _RUN_OPTION = click.option(
     "--run", type=click.Path(path_type=Path), help="The run's folder; the newest under ./runs if absent."
@@ -46,7 +47,7 @@ def status(run: Path | None, as_json: bool) -> None:
 
             console = Console()
             alive = f"supervisor {pid}" if pid is not None else "no supervisor"
-            detail = f", {state.detail}" if state.detail else ""
+            detail = f", {printable_line(state.detail)}" if state.detail else ""
             console.print(f"{at.run_dir}: {state.state}{detail} ({alive})", highlight=False, markup=False)
             if workers:
                 console.print(fleet_table(workers))

@@ -21,6 +21,7 @@ import click
 
 from pipeline.cli.common import echo_json, json_option
 from protocol.errors import ConfigError, DataError
+from protocol.printable import printable
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -60,7 +61,7 @@ def pretrain_value(
     is_live = not (plain or as_json) and sys.stderr.isatty()
     outcome = carry_out(config, lambda: prepare_run_dir(config, resume=False), is_live=is_live)
     if outcome.exit_code != 0:
-        click.echo(f"{outcome.status.state}: {outcome.status.detail}; no value model was exported", err=True)
+        click.echo(f"{outcome.status.state}: {printable(outcome.status.detail)}; no value model was exported", err=True)
         return outcome.exit_code
     figures = export_value_model(config.run_dir, out)
     if as_json:

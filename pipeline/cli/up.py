@@ -17,6 +17,7 @@ import click
 
 from pipeline.cli.common import echo_json, find_run, json_option
 from protocol.errors import ConfigError
+from protocol.printable import printable
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -115,7 +116,7 @@ def carry_out(
 
     checked = preflight(config)
     for finding in checked.findings:
-        click.echo(finding, err=True)
+        click.echo(printable(finding), err=True)
     run_dir = prepare()
     with run_lock(run_dir):
         if begin is not None:
@@ -159,10 +160,10 @@ def _tell(run_dir: Path, outcome: Outcome, *, as_json: bool) -> int:
             }
         )
     else:
-        click.echo(f"\n{outcome.status.state}: {outcome.status.detail}")
+        click.echo(f"\n{outcome.status.state}: {printable(outcome.status.detail)}")
         _tell_places(run_dir, summary)
     if failure is not None:
-        click.echo(f"\nlast lines of {failure.worker}:\n{outcome.last_lines}", err=True)
+        click.echo(f"\nlast lines of {failure.worker}:\n{printable(outcome.last_lines)}", err=True)
         click.echo(f"its log: {run_dir / 'logs' / f'{failure.worker}.jsonl'}", err=True)
     return outcome.exit_code
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protocol.printable import printable, printable_line
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -77,10 +79,10 @@ def _show(report: ScoreReport) -> None:
         groups = Table("value", "responses", "no verdict", "accuracy", box=None, pad_edge=False)
         for group in report.groups:
             accuracy = "-" if group.accuracy is None else f"{group.accuracy:.1%}"
-            groups.add_row(group.value, str(group.num_responses), str(group.num_failed), accuracy)
+            groups.add_row(printable_line(group.value), str(group.num_responses), str(group.num_failed), accuracy)
         console.print(groups)
     for example in (*report.failure_examples, *report.bad_lines):
-        console.print(example, soft_wrap=True)
+        console.print(printable(example), soft_wrap=True)
 
 
 def _add(table: Table, name: str, values: Quantiles | None, form: str) -> None:

@@ -43,7 +43,8 @@ from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.retry import ride_out
 from pipeline.runtime.threads import limit_threads
 from protocol.errors import ConfigError, Fenced, LedgerError
-from protocol.ids import Incarnation, Role
+from protocol.ids import Incarnation, Role, is_worker_name
+from protocol.printable import printable
 from protocol.zeromq import CurveKeys, ZmqTransport
 
 if TYPE_CHECKING:
@@ -64,10 +65,15 @@ def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) ->
     limit_threads(1)  # before anything below loads a numeric library
     life = _LifeRecord(run_dir, worker)
     try:
+        if not is_worker_name(worker):
+            raise ConfigError(
+                f"--name {worker!r:.80} cannot name a worker; expected letters, digits, '.', '_' and '-', such as "
+                "generator-2"
+            )
         config = read_resolved(run_dir)
         url = read_ledger_url(run_dir)
     except ConfigError as error:
-        sys.stderr.write(f"{worker}: {error}\n")
+        sys.stderr.write(f"{printable(worker)}: {error}\n")
         life.ended(ExitCode.CONFIG)
         return ExitCode.CONFIG
     actor_class = load()

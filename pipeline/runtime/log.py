@@ -23,6 +23,8 @@ from typing import TextIO, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from protocol.printable import json_safe, printable, printable_line
+
 MAX_FILE_BYTES = 32 << 20
 NUM_OLD_FILES = 3
 
@@ -143,9 +145,13 @@ def _log_warning(
 
 
 def _to_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    return json.dumps(event, ensure_ascii=False, default=repr)
+    return json_safe(json.dumps(event, ensure_ascii=False, default=repr))
 
 
 def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """On a terminal the worker's name says its role and run too."""
-    return {name: value for name, value in event.items() if name not in ("role", "run")}
+    """On a terminal the worker's name says its role and run too. Text from data and peers must not act on the terminal."""
+    return {
+        printable_line(name): printable(value) if isinstance(value, str) else value
+        for name, value in event.items()
+        if name not in ("role", "run")
+    }

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pipeline.replay.buffer import QueueStat
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from protocol.ids import Role
+from protocol.printable import printable_line
 
 SILENT_AFTER_S = 5.0
 """Heartbeats come every second; this many missed ones are worth a word."""
@@ -107,14 +108,14 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float) -> WorkerRo
         if is_still or (has_work and since_progress_s > stuck_after_s):
             health = Health.STUCK
     return WorkerRow(
-        worker=beat.who.worker,
+        worker=printable_line(beat.who.worker),
         role=beat.who.role,
         epoch=beat.who.epoch,
         pid=beat.pid,
-        host=beat.host,
+        host=printable_line(beat.host),
         health=health,
         waiting_for=beat.waiting_for,
-        detail=beat.detail,
+        detail=printable_line(beat.detail),
         policy_version=beat.policy_version,
         progress=beat.progress,
         since_progress_s=since_progress_s,

@@ -8,6 +8,7 @@ unblocked by the peer.
     requests    DEALER and ROUTER: ask and answer
     sockets     options, binding, and waiting on a socket in asyncio
     curve       keys, and who may connect
+    door        counting who was refused
 
 ZeroMQ loses data silently when a peer dies, so nothing here is the only copy of anything: the ledger is.
 """

@@ -23,6 +23,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
+from protocol.complaints import Complaints
 from protocol.endpoints import ensure_private_folder
 from protocol.errors import ConfigError
 
@@ -104,17 +105,25 @@ class KeyAuthenticator(ThreadAuthenticator):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
         super().__init__(context)  # pyright: ignore[reportUnknownMemberType]
         self._keys = keys
+        self._complaints = Complaints()
         self.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
         self.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Give the verdict on one client's public key (Z85)."""
-        allowed = key.decode("ascii") in self._keys.allowed()
-        if not allowed:
+        name = key.decode("ascii")
+        if name in self._keys.allowed():
+            return True
+        num_silent = self._complaints.due("", name)
+        if num_silent is not None:
             _log.warning(
-                "connection refused: unknown key", key=key.decode("ascii"), folder=str(self._keys.folder), domain=domain
+                "connection refused: unknown key",
+                key=name,
+                folder=str(self._keys.folder),
+                domain=domain,
+                num_not_logged=num_silent,
             )
-        return allowed
+        return False
 
     def curve_user_id(self, client_public_key: bytes) -> str:
         """Return the name of the file that lets this client in."""

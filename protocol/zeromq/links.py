@@ -17,6 +17,7 @@ from protocol.codec import Encoded, encode
 from protocol.inbound import Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
+from protocol.zeromq.door import Door
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
 
 
@@ -66,8 +67,9 @@ class ZmqSender:
 class ZmqMailbox:
     """The receiving end. Made by ``ZmqTransport.mailbox``."""
 
-    def __init__(self, socket: AsyncSocket, *, endpoint: str, max_message_bytes: int) -> None:
+    def __init__(self, socket: AsyncSocket, *, endpoint: str, max_message_bytes: int, door: Door | None = None) -> None:
         self._socket = socket
+        self._door = door
         self._endpoint = endpoint
         self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
 
@@ -87,8 +89,8 @@ class ZmqMailbox:
         return None
 
     def stats(self) -> list[LinkStats]:
-        """Return counters by sender."""
-        return self._inbound.stats()
+        """Return counters by sender; connections that were refused are a sender of their own."""
+        return self._inbound.stats() + (self._door.stats() if self._door else [])
 
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""

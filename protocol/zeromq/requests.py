@@ -21,6 +21,7 @@ from protocol.errors import DeadlineExceeded, WireError
 from protocol.inbound import Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
+from protocol.zeromq.door import Door
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
 
 _log = structlog.get_logger("headrace.wire")
@@ -79,8 +80,11 @@ class ZmqRequester:
 class ZmqResponder:
     """Answers requesters. Made by ``ZmqTransport.responder``."""
 
-    def __init__(self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int) -> None:
+    def __init__(
+        self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int, door: Door | None = None
+    ) -> None:
         self._socket = socket
+        self._door = door
         self._endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
@@ -117,8 +121,8 @@ class ZmqResponder:
         return False
 
     def stats(self) -> list[LinkStats]:
-        """Return counters by requester."""
-        return self._inbound.stats()
+        """Return counters by requester; connections that were refused are a requester of their own."""
+        return self._inbound.stats() + (self._door.stats() if self._door else [])
 
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""

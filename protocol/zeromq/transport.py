@@ -13,6 +13,7 @@ import zmq
 from protocol.endpoints import Endpoint
 from protocol.errors import ChannelClosed, ConfigError
 from protocol.zeromq.curve import CurveKeys, KeyAuthenticator
+from protocol.zeromq.door import Door
 from protocol.zeromq.links import ZmqMailbox, ZmqSender
 from protocol.zeromq.requests import ZmqRequester, ZmqResponder
 from protocol.zeromq.sockets import AsyncSocket, SocketLimits
@@ -35,6 +36,7 @@ class ZmqTransport:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: KeyAuthenticator | None = None
         self._sockets: list[AsyncSocket] = []
+        self._doors: list[Door] = []
 
     @property
     def public_key(self) -> str:
@@ -43,8 +45,8 @@ class ZmqTransport:
 
     def mailbox(self, endpoint: str) -> ZmqMailbox:
         """Bind a mailbox. Raises ConfigError when the endpoint is malformed, in use, or tcp beyond loopback without keys."""
-        socket, bound = self._bind(zmq.PULL, endpoint)
-        return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes)
+        socket, bound, door = self._bind(zmq.PULL, endpoint)
+        return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes, door=door)
 
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
         """Connect a link; ``server_key`` is the mailbox owner's public key, for tcp. Raises ConfigError."""
@@ -57,9 +59,9 @@ class ZmqTransport:
 
     def responder(self, endpoint: str) -> ZmqResponder:
         """Bind a responder. Raises ConfigError as ``mailbox`` does."""
-        socket, bound = self._bind(zmq.ROUTER, endpoint)
+        socket, bound, door = self._bind(zmq.ROUTER, endpoint)
         limit = self._limits.max_message_bytes
-        return ZmqResponder(socket, endpoint=bound, sender=self.sender_name, max_message_bytes=limit)
+        return ZmqResponder(socket, endpoint=bound, sender=self.sender_name, max_message_bytes=limit, door=door)
 
     def requester(self, endpoint: str, *, server_key: str = "") -> ZmqRequester:
         """Connect to a responder. Raises ConfigError as ``sender`` does."""
@@ -75,6 +77,9 @@ class ZmqTransport:
         for socket in self._sockets:
             socket.close()
         self._sockets.clear()
+        for door in self._doors:
+            door.join()
+        self._doors.clear()
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
@@ -88,15 +93,18 @@ class ZmqTransport:
         self._sockets = [*(other for other in self._sockets if not other.closed), socket]
         return socket
 
-    def _bind(self, kind: int, text: str) -> tuple[AsyncSocket, str]:
+    def _bind(self, kind: int, text: str) -> tuple[AsyncSocket, str, Door | None]:
         endpoint = Endpoint.parse(text)
         secure = self._is_secure(endpoint)
         socket = self._socket(kind, endpoint)
+        door = None
         if secure and self._keys is not None:
             if self._authenticator is None:
                 self._authenticator = KeyAuthenticator(self._context, self._keys)
             self._keys.serve(socket.raw)
-        return socket, str(socket.bind(endpoint))
+            door = Door(self._context, socket.raw)
+            self._doors.append(door)
+        return socket, str(socket.bind(endpoint)), door
 
     def _connect(self, kind: int, text: str, server_key: str) -> AsyncSocket:
         endpoint = Endpoint.parse(text)

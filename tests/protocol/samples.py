@@ -77,6 +77,7 @@ def same(one: object, other: object) -> bool:
 
 
 TEXT = st.text(max_size=40)
+LANES = st.just("t") | st.integers(0, 10**6).map("e{}".format)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
@@ -91,7 +92,7 @@ def chunks(draw: st.DrawFn) -> TrajectoryChunk:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     return TrajectoryChunk(
         id=ChunkId(
-            TrajectoryId(draw(TEXT), draw(st.integers(0, 2**40)), draw(st.integers(0, 512))), draw(st.integers(0, 99))
+            TrajectoryId(draw(LANES), draw(st.integers(0, 2**40)), draw(st.integers(0, 512))), draw(st.integers(0, 99))
         ),
         prompt=Prompt(
             prompt_id=draw(TEXT),

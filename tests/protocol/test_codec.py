@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle  # noqa: TID251 -- to show that it is refused
 import struct
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -24,6 +25,7 @@ from protocol.errors import (
     UnknownVersion,
     WireError,
 )
+from protocol.limits import FREE_BODY_BYTES, MAX_VALUES, check_num_values
 from protocol.messages import Message, WeightsPart
 from protocol.trajectory import Prompt, ReferenceScore, RewardScore, Score, Segment, TrajectoryChunk, ValueScore
 from tests.protocol.samples import chunk, chunks, request, same, samples
@@ -41,6 +43,13 @@ def forged(body: object, *, type_: str = "chunk", **changes: Any) -> list[bytes]
     checksum = xxh3_64_intdigest(data)
     head = {"version": 1, "type": type_, "sender": "mallory", "sequence": 0, "checksum": checksum, "sent_s": 0.0}
     return [msgpack.packb(head | changes), data]
+
+
+def to_blob_of(body: bytes) -> bytes:
+    head = {"version": 1, "type": "chunk", "checksum": xxh3_64_intdigest(body)}
+    return (
+        b"\x84" + b"".join(msgpack.packb(part) for pair in head.items() for part in pair) + msgpack.packb("body") + body
+    )
 
 
 def body_of(message: Message) -> dict[str, Any]:
@@ -200,7 +209,7 @@ def test_an_array_under_another_dtype_is_not_taken_for_ours() -> None:
 @pytest.mark.parametrize("opener", [b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\xdf\x00\x00\x00\x01\x01"])
 @pytest.mark.parametrize("before", [b"", b"\x81\xa3new", b"\x81\xa6prompt\x81\xa5extra\x81\xa1x"])
 def test_a_hundred_thousand_levels_are_refused(opener: bytes, before: bytes) -> None:
-    with pytest.raises(MalformedMessage):
+    with pytest.raises((MalformedMessage, MessageTooLarge)):
         decode(forged(before + opener * 100_000 + b"\xc0"), max_bytes=LIMIT)
 
 
@@ -237,6 +246,60 @@ def test_claims_of_a_thousand_million_elements_are_refused_without_allocating() 
     for bomb in (b"\xdd\x3f\xff\xff\xff", b"\xdf\x3f\xff\xff\xff", b"\xc6\x3f\xff\xff\xff"):
         with pytest.raises(MalformedMessage):
             decode(forged(b"\x81\xa7context" + bomb), max_bytes=LIMIT)
+
+
+BOMBS = {
+    "empty maps": b"\x81\xa6prompt\x81\xa5extra\x81\xa1x\xdd\x00\x3f\xff\xff" + b"\x80" * 0x3FFFFF,
+    "empty lists": b"\x81\xa6prompt\x81\xa5extra\x81\xa1x\xdd\x00\x3f\xff\xff" + b"\x90" * 0x3FFFFF,
+    "numbers": b"\x81\xa6prompt\x81\xa5extra\x81\xa1x\xdd\x00\x3f\xff\xff" + b"\x01" * 0x3FFFFF,
+    "empty maps, of a prompt that a second one replaces": b"\x82\xa6prompt\x81\xa5extra\x81\xa1x\xdd\x00\x3f\xff\xff"
+    + b"\x80" * 0x3FFFFF
+    + b"\xa6prompt\x80",
+    "half a million claimed, none there": b"\x81\xa6prompt\x81\xa5extra\x81\xa1x\xdd\x00\x07\xff\xff",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_message_that_would_grow_a_hundredfold_is_refused_before_it_grows(name: str) -> None:
+    frames, blob = forged(BOMBS[name]), to_blob_of(BOMBS[name])
+    for read in (lambda: decode(frames, max_bytes=1 << 23), lambda: from_blob(blob, TrajectoryChunk)):
+        tracemalloc.start()
+        try:
+            with pytest.raises((MessageTooLarge, MalformedMessage)):
+                read()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from([b"\x80", b"\x90", b"\x01", b"\xc0", b"\xa1a", b"\xc4\x00", b"\xcb" + bytes(8)]),
+    st.integers(1, 1 << 19),
+)
+def test_decoding_takes_no_more_memory_than_the_limits_say(item: bytes, count: int) -> None:
+    extra = b"\x81\xa1x\xdd" + count.to_bytes(4, "big") + item * count
+    body = b"\x81\xa6prompt\x81\xa5extra" + extra
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(WireError):
+            decode(forged(body), max_bytes=1 << 24)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body) + 128 * max(FREE_BODY_BYTES, MAX_VALUES)
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_extra_columns_of_few_values_pass() -> None:
+    extra = {"tests": ["1 2 3\n" * 50_000, b"x" * 300_000, *range(60_000)], "map": {str(n): n for n in range(20_000)}}
+    prompt = Prompt(prompt_id="p", tokens=np.zeros(1, np.int32), text="", answer="", verifier="", extra=extra)
+    assert same(decode(wire(chunk(1, prompt=prompt)), max_bytes=LIMIT)[0], chunk(1, prompt=prompt))
+
+
+@settings(deadline=None)
+@given(chunks())
+def test_the_count_of_values_reads_every_message_that_can_be_written(original: TrajectoryChunk) -> None:
+    body = memoryview(wire(original)[1] + bytes(FREE_BODY_BYTES))  # long enough to be counted; what follows is not
+    check_num_values(body)
 
 
 INCONSISTENT = {

@@ -57,3 +57,20 @@ def test_every_common_dtype_is_shown_and_a_part_of_an_element_is_named(dtype: st
 def test_whatever_the_bytes_peek_shows_something(frames: list[bytes]) -> None:
     assert json.loads(render(frames))
     assert render([b"\x91" * 3000, b"\x91" * 3000])
+
+
+def test_maps_as_keys_of_maps_do_not_grow_with_their_depth() -> None:
+    shown = render([b"\x88" * 300 + b"\x01" * 5000])
+    assert len(shown) < 1000
+    nested = peek([b"\x81" * 60 + b"\xa1k" + b"\x01" * 60])
+    assert nested["body"] == {"(dict)": 1}
+
+
+def test_a_message_that_would_grow_a_hundredfold_is_not_unpacked() -> None:
+    assert "unreadable" in peek([b"\xdd\x00\x3f\xff\xff" + b"\x80" * 0x3FFFFF])["body"]
+
+
+def test_what_is_shown_moves_no_cursor() -> None:
+    shown = render([msgpack.packb({"a\x9b": "\x1b[2J\u202e"})])
+    assert not set(shown) & set("\x1b\x9b\u202e")
+    assert json.loads(shown)["body"] == {"a\x9b": "\x1b[2J\u202e"}

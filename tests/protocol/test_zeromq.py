@@ -13,8 +13,11 @@ import structlog
 import zmq
 
 from protocol.endpoints import ipc_endpoint
-from protocol.errors import ChannelClosed, ConfigError
+from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded
 from protocol.zeromq import CurveKeys, ZmqTransport
+from protocol.zeromq.door import STRANGERS
+from protocol.zeromq.links import ZmqMailbox
+from protocol.zeromq.requests import ZmqResponder
 from tests.protocol.samples import request
 
 ANY_PORT = "tcp://127.0.0.1:0"
@@ -47,6 +50,7 @@ async def test_an_unknown_key_gets_nothing_through_until_its_file_is_there(
             assert not await sender.send(request(), timeout_s=0.5)
         assert stranger_keys.public in {entry.get("key") for entry in logs}
         assert await mailbox.receive(timeout_s=0.1) is None
+        assert await refused(mailbox) >= 1
         (keys.folder / "friend.pub").write_text(stranger_keys.public)
         # libzmq does not try again after a refusal: the link is opened anew
         reopened = stranger.sender(mailbox.endpoint, server_key=keys.public)
@@ -59,12 +63,39 @@ async def test_a_client_that_speaks_no_curve_is_not_heard(server: ZmqTransport) 
     with closing(transport("plain")) as plain:
         assert not await plain.sender(mailbox.endpoint).send(request(), timeout_s=0.5)
     assert await mailbox.receive(timeout_s=0.1) is None
+    assert await refused(mailbox) >= 1
 
 
 async def test_a_sender_talks_to_nobody_but_the_owner_of_the_server_key(server: ZmqTransport, tmp_path: Path) -> None:
     mailbox = server.mailbox(ANY_PORT)
     other = CurveKeys.load_or_create(tmp_path / "other")
     assert not await server.sender(mailbox.endpoint, server_key=other.public).send(request(), timeout_s=0.5)
+    assert await mailbox.receive(timeout_s=0.1) is None
+    assert await refused(mailbox) >= 1
+
+
+async def test_a_refused_connection_is_logged_once_and_counted_each_time(server: ZmqTransport, tmp_path: Path) -> None:
+    responder = server.responder(ANY_PORT)
+    with structlog.testing.capture_logs() as logs:
+        for number in range(3):
+            stranger_keys = CurveKeys.load_or_create(tmp_path / "stranger")
+            with closing(transport("stranger", stranger_keys)) as stranger, pytest.raises(DeadlineExceeded):
+                asking = stranger.requester(responder.endpoint, server_key=server.public_key)
+                await asking.request(request(), timeout_s=0.3)
+            assert await refused(responder) > number
+    assert [entry["reason"] for entry in logs if entry["event"] == "connection refused"] == [
+        "its key is not in the folder of keys"
+    ]
+    assert len([entry for entry in logs if entry.get("key") == stranger_keys.public]) == 1
+
+
+async def refused(owner: ZmqMailbox | ZmqResponder) -> int:
+    """Return how many connections were refused, once libzmq has told of one more than none."""
+    for _ in range(500):
+        if counted := [link.num_refused for link in owner.stats() if link.peer == STRANGERS]:
+            return counted[0]
+        await asyncio.sleep(0.01)
+    return 0
 
 
 async def test_an_unnamed_peer_is_counted_under_the_name_of_its_key(server: ZmqTransport, keys: CurveKeys) -> None:

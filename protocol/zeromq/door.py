@@ -1,0 +1,74 @@
+"""Who was turned away at a tcp endpoint: peers without CURVE, with an unknown key, or that hold us for somebody else.
+
+*Consumes* libzmq's own events of one listening socket. *Produces* a count by reason, and a warning, at most one a minute and
+reason. *Waits for* events, on a thread of its own that ends with the socket.
+
+libzmq turns such peers away during the handshake: nothing that they send is ever a message, and no mailbox would know of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol.channel import LinkStats
+from protocol.complaints import Complaints
+
+STRANGERS = "(refused keys)"
+"""The peer under which refused connections are counted."""
+
+_REASONS = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not in the folder of keys",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it holds no key, or takes this worker for the owner of another key",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "it speaks no CURVE, or ended the handshake",
+}
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_MONITOR_STOPPED
+)
+_JOIN_S = 5.0
+_numbers = itertools.count()
+_log = structlog.get_logger("headrace.wire")
+
+
+class Door:
+    """Counts refused connections of one socket, from before it is bound until it is closed."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], raw: zmq.Socket[bytes]) -> None:
+        address = f"inproc://headrace-door-{next(_numbers)}"
+        self.num_refused = 0
+        raw.monitor(address, _EVENTS)
+        events = context.socket(zmq.PAIR)
+        events.setsockopt(zmq.LINGER, 0)
+        events.connect(address)
+        self._thread = threading.Thread(target=self._watch, args=(events,), name="door", daemon=True)
+        self._thread.start()
+
+    def stats(self) -> list[LinkStats]:
+        """Return the refused connections as counters of one more peer; nothing when there are none."""
+        return [LinkStats(STRANGERS, 0, 0, self.num_refused)] if self.num_refused else []
+
+    def join(self) -> None:
+        """Wait until the watch has ended. The socket must be closed before."""
+        self._thread.join(_JOIN_S)
+
+    def _watch(self, events: zmq.Socket[bytes]) -> None:
+        complaints = Complaints()
+        with events:
+            while True:
+                event = recv_monitor_message(events)
+                kind = int(event["event"])
+                reason = _REASONS.get(kind)
+                if reason is None:
+                    return  # the socket is closed
+                self.num_refused += 1
+                num_silent = complaints.due("", reason)
+                if num_silent is not None:
+                    endpoint = event["endpoint"].decode(errors="replace")
+                    _log.warning("connection refused", endpoint=endpoint, reason=reason, num_not_logged=num_silent)
