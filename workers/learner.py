@@ -46,6 +46,7 @@ from workers.critic import CriticWatch
 from workers.engines.build import build_training_backend
 from workers.engines.training import StepResult, TrainingBackend
 from workers.evaluation import Evaluations
+from workers.hopeless import HopelessData
 from workers.patience import Forecast
 from workers.publishing import Publisher
 from workers.recording import SEGMENT_KEY, Recorder
@@ -56,8 +57,6 @@ _LONGEST_POLL_S = 0.1
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
 """A learner that has waited this long, and this many times what its last checkpoint took, writes one: see ``_settle_idle``."""
-
-_UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER, DropReason.NON_FINITE)
 
 
 class Learner(Actor):
@@ -101,7 +100,8 @@ class Learner(Actor):
         has_critic = declaration(config).has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
         self._is_resumed = self._has_checkpoint = checkpoint is not None
-        self._unusable_at_update = await self._unusable()
+        algorithm = config.algorithm
+        self._hopeless = HopelessData(algorithm.max_generation_batches * algorithm.groups_per_update)
         self.ctx.log.info(
             "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
         )
@@ -166,7 +166,7 @@ class Learner(Actor):
             await self._publisher.mend(self._version, self._backend)
             refused = await critic.drop_batch(self._version)
             if refused is None:
-                self._unusable_at_update = await self._unusable()
+                self._hopeless.claimed()
                 continue
             if ending := await self._is_over(refused):
                 return ending
@@ -179,6 +179,7 @@ class Learner(Actor):
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
+        self._hopeless.claimed()
         self.ctx.held = len(claim.units)
         if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
             raise LedgerError(
@@ -200,7 +201,6 @@ class Learner(Actor):
         started = time.monotonic()
         await self._publish()
         publish_s = time.monotonic() - started
-        self._unusable_at_update = await self._unusable()
         if samples:
             row = _row(self._num_updates, self._version, samples, stepped.results, self._lineage)
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
@@ -283,11 +283,10 @@ class Learner(Actor):
                 f"the prompts are exhausted after {self._num_updates} updates: {refused.num_ready} of {refused.num_needed} "
                 f"units are ready and nothing is on the way; set data.epochs higher or add prompts ({audit_hint})"
             )
-        limit = self.ctx.config.algorithm.max_generation_batches * self.ctx.config.algorithm.groups_per_update
-        unusable = await self._unusable() - self._unusable_at_update
-        if not limit or unusable.total() < limit:
+        unusable = self._hopeless.look(refused, await self.ctx.replay.totals())
+        if unusable is None:
             return None
-        after = f"after {self._num_updates} updates"
+        after = f"after {self._num_updates} updates, while {refused.num_ready} of {refused.num_needed} units were ready"
         if num_failed := unusable[DropReason.DEAD_LETTER]:
             return (
                 f"{unusable.total()} groups in a row could not be trained on {after}, {num_failed} of them because a response "
@@ -297,11 +296,6 @@ class Learner(Actor):
             f"{unusable.total()} groups in a row were all right or all wrong, so none had anything to learn from, {after}: the "
             f"data is too easy or too hard for this policy; change the data or algorithm.max_generation_batches ({audit_hint})"
         )
-
-    async def _unusable(self) -> Counter[str]:
-        """Count the groups that were dropped so far because nothing could be learned from them."""
-        dropped = (await self.ctx.replay.totals()).num_groups_dropped
-        return Counter({reason: dropped.get(reason, 0) for reason in _UNUSABLE})
 
     async def _finish(self, ending: str | None) -> None:
         """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the run is finished."""

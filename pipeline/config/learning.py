@@ -102,7 +102,8 @@ class AlgorithmSection(Section):
     max_generation_batches: int = Field(
         default=10,
         ge=0,
-        description="Batches without signal in a row before the run ends as hopeless; 0: never. DAPO recipe 10.",
+        description="Batches without signal in a row, since the last group with some, before the run ends as hopeless, if the "
+        "learner lacks groups; 0: never. DAPO recipe 10.",
     )
     # With a critic (ppo, vapo, tppo):
     gamma: Fraction = Field(default=1.0, description="Discount. VAPO, T-PPO: 1.")

@@ -1,0 +1,67 @@
+"""Whether the data is hopeless: nothing can be learned from any of it, however long the learner waits.
+
+*Consumes* the ledger's refusals of a claim, and its totals. *Produces* a verdict. *Waits for* nothing; a pure state machine.
+
+Data is hopeless when so many groups in a row were dropped because nothing could be learned from them, and the learner really
+lacks units:
+
+    counted     since the last unit that became ready: one good group begins the count anew
+    judged      only while fewer units are ready than a batch needs; never while late work is waited for
+    certain     only when all that was in flight as the limit was reached came to nothing, too
+
+So a generator that was cut off, and whose groups are late, ends no run: its groups are sampled by others first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pipeline.replay.buffer import ClaimRefused, ClaimWait, DropReason, Totals
+
+UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER)
+"""Drops after which nothing is left to learn from a group; any other reason blames the run, not the data."""
+
+
+class HopelessData:
+    """Judges refusal after refusal.
+
+    Args:
+        max_groups: Unusable groups in a row that are borne; 0 bears any number.
+    """
+
+    def __init__(self, max_groups: int) -> None:
+        self._max_groups = max_groups
+        self._begin: Counter[str] | None = None
+        self._num_ready = 0
+        self._admitted: int | None = None
+        """Groups that were admitted when the limit was reached."""
+
+    def claimed(self) -> None:
+        """Take note that a batch was claimed: there was something to learn from."""
+        self._begin = None
+
+    def look(self, refused: ClaimRefused, totals: Totals) -> Counter[str] | None:
+        """Return the unusable groups of the row by reason when the data is hopeless; None while it is not.
+
+        Args:
+            refused: The ledger's answer to the last claim.
+            totals: Its counters, read after that answer.
+        """
+        dropped = totals.num_groups_dropped
+        unusable = Counter({reason.value: dropped.get(reason, 0) for reason in UNUSABLE})
+        if self._begin is None or totals.num_ready_units != self._num_ready:
+            self._begin, self._num_ready, self._admitted = unusable, totals.num_ready_units, None
+        row = unusable - self._begin
+        lacks_units = refused.wait is ClaimWait.NOT_ENOUGH and totals.num_ready_units < refused.num_needed
+        if not self._max_groups or row.total() < self._max_groups or not lacks_units:
+            return None
+        if self._admitted is None:
+            self._admitted = totals.num_groups_admitted
+            return None
+        oldest = refused.oldest_running
+        return None if oldest is not None and _group(oldest) < self._admitted else row
+
+
+def _group(unit: str) -> int:
+    """Return the number of a unit's group: ``12`` of ``12``, of ``t.12.3`` and of ``t.12.3.0``."""
+    return int(unit.split(".")[1] if "." in unit else unit)
