@@ -14,6 +14,9 @@ day is restarted for ever, one that dies at once is not. There are two: infrastr
 them; data failures count for its role, because the work that caused one goes to another worker of the role. An exit that
 another start cannot mend (a wrong setting) fails the fleet at the first time.
 
+Starts are spread over the supervisor's turns, a few each, the first worker of every role before the second of any. What is not
+started yet is only a wish, and a newer wish replaces it at once.
+
 A supervisor that takes over from one that died *adopts* the processes that it finds; from then on they are like its own.
 """
 
@@ -28,6 +31,8 @@ from enum import StrEnum
 from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
 from protocol.ids import Role
 
+MAX_STARTS_A_TURN = 4
+"""Between two of them the supervisor hears signals, exits and newer wishes: at most 20 starts a second."""
 _MAX_BACKOFF_FACTOR = 16
 _ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 _HOPELESS = frozenset(code for code in ExitCode if code.is_hopeless)
@@ -179,16 +184,20 @@ class FleetPlan:
         return [action for worker in list(self._workers.values()) for action in self._retire(worker, now_s)]
 
     def due(self, now_s: float) -> list[Action]:
-        """Return what is to be done now: starts whose time has come, kills of drains past their deadline."""
+        """Return what is to be done in this turn: kills of drains past their deadline, and a few of the starts that are due."""
         actions: list[Action] = []
+        startable: list[Worker] = []
         for worker in self._workers.values():
             if worker.phase is Phase.DRAINING and now_s >= worker.kill_at_s:
                 worker.kill_at_s = now_s + self._policy.drain_timeout_s
                 actions.append(Action(Verb.KILL, worker.name, worker.role))
-            startable = worker.phase is Phase.ABSENT or (worker.phase is Phase.BACKOFF and now_s >= worker.start_at_s)
-            if startable and not self.is_stopping and self.failure is None:
-                worker.phase = Phase.RUNNING
-                actions.append(Action(Verb.START, worker.name, worker.role))
+            if worker.phase is Phase.ABSENT or (worker.phase is Phase.BACKOFF and now_s >= worker.start_at_s):
+                startable.append(worker)
+        if self.is_stopping or self.failure is not None:
+            return actions
+        for worker in sorted(startable, key=lambda worker: _number(worker.name))[:MAX_STARTS_A_TURN]:
+            worker.phase = Phase.RUNNING
+            actions.append(Action(Verb.START, worker.name, worker.role))
         return actions
 
     def exited(self, name: str, exit_code: int, now_s: float) -> None:

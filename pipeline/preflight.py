@@ -20,7 +20,9 @@ from pipeline.config.schema import RunConfig
 from pipeline.config.secrets import hide_password
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.fleet_size import check_fleet_size, desired_counts
 from pipeline.lora_check import check_lora
+from pipeline.machine import this_machine
 from pipeline.model_folder import read_model_config
 from pipeline.ranks_check import check_ranks
 from pipeline.replay.buffer import LedgerSpec
@@ -57,6 +59,7 @@ def preflight(config: RunConfig) -> Preflight:
         ConfigError, DataError: the first thing that would make the run fail, and what to do about it.
         LedgerUnavailable: the configured ledger server does not answer.
     """
+    check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine())
     model = read_model_config(config.model.path)
     if config.model.reference_path is not None:
         read_model_config(config.model.reference_path)

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline.algorithms.catalogue import declaration
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
+from pipeline.fleet_size import check_fleet_size, desired_counts
+from pipeline.machine import this_machine
 from pipeline.processes import Command, Exit, Processes, worker_command
 from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.connect import connect
@@ -71,16 +72,6 @@ class Outcome:
     """Of the worker that the fleet failed by."""
 
 
-def desired_counts(config: RunConfig) -> dict[Role, int]:
-    """Return how many workers of each role the configuration asks for."""
-    counts = {Role.LEARNER: 1, Role.GENERATOR: config.fleet.generator, Role.REWARD: config.fleet.reward}
-    if config.needs_reference:
-        counts[Role.REFERENCE] = config.fleet.reference
-    if declaration(config).has_critic:
-        counts[Role.VALUE] = 1
-    return counts
-
-
 class Supervisor:
     """Runs one fleet from start to end.
 
@@ -111,6 +102,7 @@ class Supervisor:
         self._num_signals = 0
         self._next_look_s = 0.0
         self._is_starved = False
+        self._refused: Fleet | None = None
         self._learner_drain_code = int(ExitCode.OK)
 
     async def run(self, watch: Callable[[Picture], None] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
@@ -281,9 +273,22 @@ class Supervisor:
             )
         if status.state is RunState.RUNNING:
             fleet = await registry.fleet()
-            if fleet is not None:
+            if fleet is not None and self._is_bearable(fleet):
                 self._carry_out(self._plan.want(fleet.counts, now))
         return status
+
+    def _is_bearable(self, fleet: Fleet) -> bool:
+        """Whether this machine bears so many workers. ``scale`` refuses what it does not; another client may not ask."""
+        if fleet == self._refused:
+            return False
+        try:
+            check_fleet_size(fleet.counts, self._config.fleet.max_workers, this_machine())
+        except ConfigError as error:
+            log.error("fleet_refused", reason=str(error), action="the fleet stays as it is")
+            self._refused = fleet
+            return False
+        self._refused = None
+        return True
 
     async def _bury(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
         """Take the heartbeats of dead processes out of the registry, so that nobody is shown or sent to a ghost."""

@@ -38,6 +38,8 @@ _HEARD_S = 2.0
 @json_option
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers of a role a run has, while it runs."""
+    from pipeline.fleet_size import check_fleet_size
+    from pipeline.machine import this_machine
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.registry import Fleet, RunState
 
@@ -62,6 +64,7 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
                         "algorithm.kl_coefficient above 0 or reference.always"
                     )
             fleet = Fleet({**counts, **wanted})
+            check_fleet_size(fleet.counts, attached.config.fleet.max_workers, this_machine())
             await attached.registry.set_fleet(fleet)
             return fleet
 

@@ -253,3 +253,8 @@ class FleetSection(Section):
     reward: Positive = 1
     reference: int = Field(default=1, ge=0, description="Started only when the algorithm needs it.")
     value: int = Field(default=1, ge=0, le=1, description="One process; started only when the algorithm has a critic.")
+    max_workers: Positive | None = Field(
+        default=None,
+        description="One supervisor starts no more, learner and value included; a larger fleet is refused. Absent: 16 a core "
+        "or one for each 256 MiB of memory, whichever is less, at least 8.",
+    )

@@ -27,11 +27,15 @@ class RunningFleet:
 
     def command(self, *arguments: str) -> Any:
         """Run a ``headrace`` command with ``--json`` and return what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "pipeline.cli", *arguments, "--json"], capture_output=True, text=True, timeout=60
-        )
+        done = _headrace(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def refused(self, *arguments: str) -> str:
+        """Run a ``headrace`` command that is to be refused, and return what it said."""
+        done = _headrace(*arguments)
+        assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+        return done.stderr
 
     def status(self) -> Any:
         return self.command("status", str(self.run_dir))
@@ -60,6 +64,12 @@ class RunningFleet:
     def finish(self, timeout_s: float = 180.0) -> int:
         """Wait for the run's own end and return the exit code."""
         return self.process.wait(timeout_s)
+
+
+def _headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *arguments], capture_output=True, text=True, timeout=60
+    )
 
 
 @contextmanager

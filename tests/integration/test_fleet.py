@@ -84,8 +84,11 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_scaling_changes_the_fleet_while_it_runs(tmp_path: Path) -> None:
-    with fleet(tmp_path, *SMALL, "run.num_updates=1000") as run:
+    with fleet(tmp_path, *SMALL, "run.num_updates=1000", "fleet.max_workers=6") as run:
         run.wait_until(lambda: run.num_updates() >= 1, "the first update")
+        assert "expected at most 6 on this machine: fleet.max_workers is that" in run.refused(
+            "scale", "generator=5", "--run", str(run.run_dir)
+        )
         run.command("scale", "generator=3", "--run", str(run.run_dir))
         run.wait_until(lambda: "generator-2" in run.workers(), "the third generator")
         run.command("scale", "generator=1", "--run", str(run.run_dir))

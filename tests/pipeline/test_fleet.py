@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.fleet import Action, FleetPlan, Intensity, Phase, RestartPolicy, Verb, worker_name
+from pipeline.fleet import MAX_STARTS_A_TURN, Action, FleetPlan, Intensity, Phase, RestartPolicy, Verb, worker_name
 from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
 from pipeline.takeover import may_adopt
 from protocol.ids import Role
@@ -77,7 +77,34 @@ def test_many_workers_that_are_killed_once_each_exhaust_nothing() -> None:
     for number in range(20):
         plan.exited(f"generator-{number}", -9, 1.0)
     assert plan.failure is None
-    assert len(plan.due(2.0)) == 20
+    assert sum(len(plan.due(2.0)) for _ in range(20)) == 20
+
+
+def test_a_large_wish_is_carried_out_a_few_starts_a_turn_and_every_role_gets_its_first_worker_first() -> None:
+    plan = _plan(learner=1, generator=5000, reward=2)
+    first = _names(plan.due(0.0), Verb.START)
+    assert first[:3] == ["learner", "generator-0", "reward-0"]
+    assert len(first) == MAX_STARTS_A_TURN
+    for _ in range(50):
+        assert len(plan.due(0.2)) == MAX_STARTS_A_TURN
+    assert len({w.name for w in plan.workers if w.phase is Phase.RUNNING}) == 51 * MAX_STARTS_A_TURN
+
+
+def test_a_newer_wish_replaces_what_was_not_started_of_the_older_at_once() -> None:
+    plan = _plan(generator=5000)
+    plan.due(0.0)
+    drained = _names(plan.want({Role.GENERATOR: 2}, 0.1), Verb.DRAIN)
+    assert drained == [f"generator-{number}" for number in range(2, MAX_STARTS_A_TURN)]
+    assert plan.absent == []
+    assert plan.due(0.2) == []
+
+
+def test_a_stop_in_the_middle_of_a_large_wish_starts_nothing_more() -> None:
+    plan = _plan(generator=5000)
+    plan.due(0.0)
+    assert len(plan.stop(0.1)) == MAX_STARTS_A_TURN
+    assert plan.due(0.2) == []
+    assert len(list(plan.workers)) == MAX_STARTS_A_TURN, "what was only wished is forgotten"
 
 
 def test_data_failures_count_for_the_whole_role_because_their_work_moves_on() -> None:
