@@ -88,11 +88,12 @@ $(LORA)/.run: pyproject.toml
 test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora
 	$(LORA)/bin/python -m pytest -q tests/workers/engines/test_lora.py tests/pipeline/test_lora_check.py tests/integration/test_lora.py
 
-check: $(VENV)/.dev ## format, lint, types, floors, fast tests: before every commit
+check: $(VENV)/.dev ## format, lint, types, floors, nothing undone unsaid, fast tests: before every commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m ops.undone
 	$(BIN)/python -m pytest -q -m "not integration"
 
 format: $(VENV)/.dev ## rewrite the code in the project's format

@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from protocol.arrays import Buffer, pack_array, pack_large_array, unpack_array
 from protocol.errors import ChecksumMismatch, MalformedMessage, UnknownMessage, UnknownVersion
-from protocol.limits import FREE_BODY_BYTES, MAX_ENVELOPE_BYTES, NUM_FRAMES, check_num_values, check_size
+from protocol.limits import FREE_BODY_BYTES, MAX_ENVELOPE_BYTES, NUM_FRAMES, check_size, check_values
 from protocol.messages import SCHEMA_VERSION, Message, WeightsPart
 from protocol.trajectory import Score
 from protocol.validate import check_consistency, check_vectors
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 MAX_BLOB_BYTES = 512 * 1024 * 1024
 """Redis stores no longer value."""
+MAX_TOLD_CHARS = 300
+"""Of the decoder's own error, which quotes what it did not expect."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +153,9 @@ def read_envelope(frame: Buffer) -> Envelope:
         envelope = _decode_envelope(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         _refuse_other_version(frame)
-        raise MalformedMessage(f"the envelope cannot be read: {error}; is the peer a Headrace worker?") from error
+        raise MalformedMessage(
+            f"the envelope cannot be read: {_told(error)}; is the peer a Headrace worker?"
+        ) from error
     if envelope.version != SCHEMA_VERSION:
         _refuse_other_version(frame)
     return envelope
@@ -193,7 +197,7 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
         blob = _decode_blob(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         _refuse_other_version(data)
-        raise MalformedMessage(f"the blob cannot be read: {error}; was it written by to_blob?") from error
+        raise MalformedMessage(f"the blob cannot be read: {_told(error)}; was it written by to_blob?") from error
     if blob.version != SCHEMA_VERSION:
         _refuse_other_version(data)
     return _decode_body(blob.type, _decoders_of(type_), blob.body, blob.checksum)
@@ -211,9 +215,12 @@ def _encode_body(obj: Storable) -> bytes:
     check_vectors(obj)
     check_consistency(obj)
     try:
-        return _encode_large(obj) if obj.__class__ is WeightsPart else _encode(obj)
+        body = _encode_large(obj) if obj.__class__ is WeightsPart else _encode(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {error}") from error
+        raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {_told(error)}") from error
+    if len(body) > FREE_BODY_BYTES:
+        check_values(memoryview(body))  # else every receiver would refuse it
+    return body
 
 
 def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, checksum: int) -> Any:
@@ -229,13 +236,18 @@ def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, chec
             f"message type {tag!r:.60} is not one of {', '.join(decoders)}; is a peer of another release?"
         )
     if len(body) > FREE_BODY_BYTES:
-        check_num_values(memoryview(body))
+        check_values(memoryview(body))
     try:
         obj: Any = decode_body(body)
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise MalformedMessage(f"the body of a {tag} cannot be read: {error}") from error
+        raise MalformedMessage(f"the body of a {tag} cannot be read: {_told(error)}") from error
     check_consistency(obj)
     return obj
+
+
+def _told(error: Exception) -> str:
+    """Return what an error says, cut: it may quote a text of the message, of any length."""
+    return str(error)[:MAX_TOLD_CHARS]
 
 
 def _refuse_other_version(data: Buffer) -> None:

@@ -3,10 +3,10 @@
 *Consumes* sizes, and bodies before they are decoded. *Produces* nothing, or the WireError that says what is over which limit.
 *Waits for* nothing.
 
-What decoding may cost follows from these limits. Text may take four bytes for one of the message, an empty map takes some
-ninety for its one byte, and arrays take none, for they are views. So a body of at most ``FREE_BODY_BYTES`` may do as it
-likes, and a larger one may hold ``MAX_VALUES`` values: decoding then takes at most four times the message's bytes and a few
-ten megabytes, whoever wrote it.
+What decoding may take follows from these limits. An empty map takes some seventy bytes for its one, a map within a map a
+hundred, text up to four times its own, and arrays take none, for they are views. So the values of a body over
+``FREE_BODY_BYTES`` are counted first, each with the memory that it may take. Decoding then takes at most four times the
+message's bytes and ten million, and a second for 64 MB.
 
 The decoder keeps two more limits by itself: a list that claims more elements than there are bytes is refused before it is
 allocated, and nesting, also within fields that nobody reads, ends at the interpreter's recursion limit with an error.
@@ -21,20 +21,28 @@ NUM_FRAMES = 2
 MAX_DEPTH = 64
 """Nesting of ``Prompt.extra``, the only field whose depth its type does not fix."""
 MAX_ENVELOPE_BYTES = 1024
-FREE_BODY_BYTES = 1 << 18
+FREE_BODY_BYTES = 1 << 15
 """A body up to this size is decoded without its values being counted first."""
-MAX_VALUES = 1 << 17
-"""Numbers, texts, arrays, lists, maps and their keys that a larger body may hold. A chunk without extra columns has some 60."""
+MAX_VALUES_BYTES = 7_500_000
+"""Memory that the values of a body may take, text and arrays aside: 180,000 numbers in a list, or 30,000 named in a map."""
+MAX_TEXT_BYTES = 1 << 21
+"""One text. It is held twice for a moment when a wide character is met, and may end up at four times its bytes."""
+
+# What a value takes in CPython 3.11, at most, its place in a list aside; a map's share of its table is counted by entry.
+_LIST_BYTES, _MAP_BYTES, _CHECKED_BYTES = 64, 64, 90
+_FIRST_ENTRY_BYTES, _ENTRY_BYTES, _PLACE_BYTES = 170, 120, 8
+_NUMBER_BYTES, _TEXT_BYTES, _BINARY_BYTES, _EXTENSION_BYTES = 32, 80, 48, 170
 
 _FIXED_NUMBERS = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _FIXED_EXTENSIONS = {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
-_SIMPLE = _FIXED_NUMBERS | _FIXED_EXTENSIONS
 """First byte of a value -> how many bytes follow it: numbers, and extensions of fixed length with their type."""
 _BINARY = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _COUNTED = _BINARY | {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 """First byte of bytes, extensions and text -> bytes of the length that follows, and of what comes besides."""
-_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""First byte of a list or map -> bytes of the count that follows, and values for each counted one."""
+_TEXTS = (0xD9, 0xDA, 0xDB)
+_LISTS = {0xDC: 2, 0xDD: 4}
+_MAPS = {0xDE: 2, 0xDF: 4}
+"""First byte of a list or map -> bytes of the count that follows."""
 
 
 def check_size(num_bytes: int, max_bytes: int) -> None:
@@ -46,40 +54,74 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
         )
 
 
-def check_num_values(body: memoryview) -> None:
-    """Raise MessageTooLarge when a large body of MessagePack holds more than MAX_VALUES values.
+def check_values(body: memoryview) -> None:
+    """Raise MessageTooLarge when a large body of MessagePack holds a text over MAX_TEXT_BYTES, or values that would take more
+    than MAX_VALUES_BYTES.
 
-    Nothing is allocated, and no more than MAX_VALUES values are looked at. A body that is cut off or is no MessagePack passes:
-    the decoder says what is wrong with it, and has allocated no more by then than what passed here.
+    Nothing is allocated, and the count ends at the limit. A body that is cut off or is no MessagePack passes: the decoder says
+    what is wrong with it, and has allocated no more by then than what passed here.
     """
     size = len(body)
     if size <= FREE_BODY_BYTES:
         return
-    at, num_open, num_values = 0, 1, 0
+    at, num_open, taken = 0, 1, 0
     while num_open and at < size:
         first = body[at]
         at += 1
         num_open -= 1
-        num_values += 1
-        if num_values > MAX_VALUES:
+        if taken > MAX_VALUES_BYTES:
             raise MessageTooLarge(
-                f"message of {size} bytes holds more than {MAX_VALUES} values, which would take far more memory than it has "
-                "bytes; send extra columns as one text each"
+                f"message of {size} bytes holds values that would take more than {MAX_VALUES_BYTES} bytes of memory, text and "
+                "arrays aside; send extra columns as one text each"
             )
         if first <= 0x7F or first >= 0xE0:  # a small number
             continue
         if first <= 0x8F:
-            num_open += 2 * (first & 0x0F)
+            count = first & 0x0F
+            taken += _map_bytes(count)
+            num_open += 2 * count
         elif first <= 0x9F:
-            num_open += first & 0x0F
+            count = first & 0x0F
+            taken += _list_bytes(count)
+            num_open += count
         elif first <= 0xBF:
+            taken += _TEXT_BYTES
             at += first & 0x1F
-        elif first in _SIMPLE:
-            at += _SIMPLE[first]
+        elif first in _FIXED_NUMBERS:
+            taken += _NUMBER_BYTES
+            at += _FIXED_NUMBERS[first]
+        elif first in _FIXED_EXTENSIONS:
+            taken += _EXTENSION_BYTES
+            at += _FIXED_EXTENSIONS[first]
         elif first in _COUNTED:
             width, besides = _COUNTED[first]
-            at += width + besides + int.from_bytes(body[at : at + width], "big")
-        elif first in _CONTAINERS:
-            width, per_item = _CONTAINERS[first]
-            num_open += per_item * int.from_bytes(body[at : at + width], "big")
+            length = int.from_bytes(body[at : at + width], "big")
+            at += width + besides + length
+            if first not in _TEXTS:
+                taken += _EXTENSION_BYTES if besides else _BINARY_BYTES
+                continue
+            taken += _TEXT_BYTES
+            if MAX_TEXT_BYTES < length <= size:
+                raise MessageTooLarge(
+                    f"message holds a text of {length} bytes, at most {MAX_TEXT_BYTES} are read; shorten it"
+                )
+        elif first in _LISTS:
+            width = _LISTS[first]
+            count = int.from_bytes(body[at : at + width], "big")
+            taken += _list_bytes(count)
+            num_open += count
             at += width
+        elif first in _MAPS:
+            width = _MAPS[first]
+            count = int.from_bytes(body[at : at + width], "big")
+            taken += _map_bytes(count)
+            num_open += 2 * count
+            at += width
+
+
+def _list_bytes(count: int) -> int:
+    return _LIST_BYTES + (_CHECKED_BYTES + _PLACE_BYTES * count if count else 0)
+
+
+def _map_bytes(count: int) -> int:
+    return _MAP_BYTES + (_CHECKED_BYTES + _FIRST_ENTRY_BYTES + _ENTRY_BYTES * (count - 1) if count else 0)

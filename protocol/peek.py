@@ -15,12 +15,14 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs] -- it ships none
 from xxhash import xxh3_64_intdigest
 
 from protocol.arrays import Buffer
-from protocol.limits import check_num_values
+from protocol.limits import check_values
 from protocol.printable import json_safe
 
 _unpackb: Callable[..., Any] = msgpack.unpackb  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
 MAX_SHOWN = 8
 """Elements of an array that are shown from its start."""
+MAX_SHOWN_CHARS = 100_000
+"""Of a text."""
 _DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 _FORMATS: dict[str, str] = {dtype: code for dtype, code in zip(_DTYPES, "?bBhHiIqQefd", strict=True)}  # noqa: C416
 """Wire dtype -> format of the ``struct`` module."""
@@ -38,7 +40,7 @@ def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
         return _peek_blob(bytes(frames[0]))
     parts = [bytes(frame) for frame in frames]
     envelope = _unpack(parts[0])
-    shown: dict[str, Any] = {"envelope": envelope, "body": _plain(_unpack(parts[1]))}
+    shown: dict[str, Any] = {"envelope": _plain(envelope), "body": _plain(_unpack(parts[1]))}
     if isinstance(envelope, dict) and "checksum" in envelope:
         shown["checksum_ok"] = xxh3_64_intdigest(parts[1]) == envelope["checksum"]
     return shown
@@ -55,12 +57,12 @@ def _peek_blob(blob: bytes) -> dict[str, Any]:
         return {"body": _plain(whole)}
     head = cast("dict[str, Any]", whole)
     body: object = head.pop("body")
-    return {"envelope": head, "body": _plain(body)}
+    return {"envelope": _plain(head), "body": _plain(body)}
 
 
 def _unpack(data: bytes) -> Any:
     try:
-        check_num_values(memoryview(data))
+        check_values(memoryview(data))
         return _unpackb(data, strict_map_key=False, unicode_errors="replace", object_pairs_hook=_pairs, timestamp=0)
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
         return {"unreadable": f"{type(error).__name__}: {error}", "hex": data[:32].hex(" ")}
@@ -76,6 +78,8 @@ def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _key(key: object) -> str:
+    if isinstance(key, bytes):
+        key = key[:80]
     return repr(key)[:80] if isinstance(key, int | float | bytes | None) else f"({type(key).__name__})"
 
 
@@ -84,13 +88,20 @@ def _plain(value: Any, key: str = "", depth: int = 0) -> Any:
     if depth > 64:
         return "..."
     if isinstance(value, dict):
-        return {name: _plain(item, name, depth + 1) for name, item in cast("dict[str, Any]", value).items()}
+        return {
+            name[:MAX_SHOWN_CHARS]: _plain(item, name, depth + 1)
+            for name, item in cast("dict[str, Any]", value).items()
+        }
     if isinstance(value, list):
         return [_plain(item, "", depth + 1) for item in cast("list[Any]", value)]
     if isinstance(value, bytes):
         dtype = key.rpartition(":")[2]
         return _array(dtype, value) if dtype in _FORMATS else {"num_bytes": len(value), "hex": value[:32].hex(" ")}
-    if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
+    if isinstance(value, str) and len(value) > MAX_SHOWN_CHARS:
+        return f"{value[:MAX_SHOWN_CHARS]}... ({len(value)} characters)"
+    if isinstance(value, msgpack.ExtType):
+        return {"extension": value.code, "num_bytes": len(value.data), "hex": value.data[:32].hex(" ")}
+    if isinstance(value, msgpack.Timestamp):
         return repr(value)
     return value
 

@@ -98,7 +98,8 @@ def _check_plain(name: str, value: dict[str, Any]) -> None:
             items = cast("dict[Any, Any]", container).values() if isinstance(container, dict) else container
             for item in cast("Iterable[Any]", items):
                 if isinstance(item, dict | list | tuple):
-                    inner[id(cast("object", item))] = item
+                    if item:
+                        inner[id(cast("object", item))] = item
                 elif isinstance(item, np.ndarray):
                     raise MalformedMessage(f"{name} holds an array, which cannot be encoded there; use a list")
         if not inner:

@@ -20,6 +20,8 @@ import msgspec
 
 from pipeline.data.report import SkipReason
 from pipeline.rewards.registry import BY_MODEL
+from protocol.errors import MessageTooLarge
+from protocol.limits import check_values
 
 _OWN_COLUMNS = frozenset({"prompt", "messages", "answer", "verifier", "id"})
 
@@ -70,7 +72,9 @@ def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> Prompt
         return _wrong("id", present, "text or a number")
     extra = {name: value for name, value in present.items() if name not in _OWN_COLUMNS}
     try:  # what the wire cannot carry must not come to light in the middle of a run
-        msgspec.msgpack.encode([prompt, answer, extra])
+        check_values(memoryview(msgspec.msgpack.encode([prompt, answer, extra])))
+    except MessageTooLarge as error:
+        return Unusable(SkipReason.TOO_LARGE, str(error))
     except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as error:
         return Unusable(SkipReason.WRONG_TYPE, f"a column cannot be sent to the verifier ({error}); write it as text")
     return PromptLine(prompt, answer, verifier, identity, extra)

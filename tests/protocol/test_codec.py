@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle  # noqa: TID251 -- to show that it is refused
 import struct
+import time
 import tracemalloc
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from protocol import limits
 from protocol.codec import decode, encode, encode_once, from_blob, to_blob
 from protocol.errors import (
     ChecksumMismatch,
@@ -25,7 +27,7 @@ from protocol.errors import (
     UnknownVersion,
     WireError,
 )
-from protocol.limits import FREE_BODY_BYTES, MAX_VALUES, check_num_values
+from protocol.limits import FREE_BODY_BYTES, MAX_TEXT_BYTES, check_values
 from protocol.messages import Message, WeightsPart
 from protocol.trajectory import Prompt, ReferenceScore, RewardScore, Score, Segment, TrajectoryChunk, ValueScore
 from tests.protocol.samples import chunk, chunks, request, same, samples
@@ -272,21 +274,125 @@ def test_a_message_that_would_grow_a_hundredfold_is_refused_before_it_grows(name
             tracemalloc.stop()
 
 
-@settings(max_examples=10, deadline=None)
-@given(
-    st.sampled_from([b"\x80", b"\x90", b"\x01", b"\xc0", b"\xa1a", b"\xc4\x00", b"\xcb" + bytes(8)]),
-    st.integers(1, 1 << 19),
-)
-def test_decoding_takes_no_more_memory_than_the_limits_say(item: bytes, count: int) -> None:
-    extra = b"\x81\xa1x\xdd" + count.to_bytes(4, "big") + item * count
-    body = b"\x81\xa6prompt\x81\xa5extra" + extra
+def extra_of(value: bytes) -> bytes:
+    """Return the body of a chunk with one extra column, which is MessagePack already."""
+    return msgspec.msgpack.encode(
+        body_of(chunk()) | {"prompt": body_of(chunk())["prompt"] | {"extra": {"x": msgspec.Raw(value)}}}
+    )
+
+
+def many(item: bytes, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+def padded(item: bytes, count: int) -> bytes:
+    """So many items beside so many bytes that the values of the body are counted."""
+    return b"\x92" + many(item, count) + b"\xc6" + FREE_BODY_BYTES.to_bytes(4, "big") + bytes(FREE_BODY_BYTES)
+
+
+GREEDY = {
+    "empty maps": b"\x80",
+    "empty lists": b"\x90",
+    "lists of one": b"\x91\x01",
+    "lists in lists": b"\x91\x91\x91\x91\x80",
+    "maps of one": b"\x81\x00\x01",
+    "maps in maps": b"\x81\x00" * 50 + b"\x80",
+    "maps in maps, by text": b"\x81\xa0" * 50 + b"\x80",
+    "maps of six": b"\x86" + b"".join(bytes([n, 0x80]) for n in range(6)),
+    "maps of a hundred": b"\xde\x00\x64" + b"".join(b"\xce\xff\xff\xff" + bytes([n, 0x80]) for n in range(100)),
+    "small numbers": b"\x01",
+    "numbers": b"\xcf" + b"\x7f" * 8,
+    "wide characters": "😀".encode().join([b"\xa4", b""]),
+    "narrow characters": b"\xa2\xc3\xa9",
+    "extensions": b"\xd4\x05\x00",
+    "times": b"\xd6\xff\x01\x02\x03\x04",
+    "bytes": b"\xc4\x01a",
+}
+"""Values that take far more memory than they have bytes."""
+
+
+def taken_by_decoding(body: bytes) -> int:
+    """Return the memory that decoding a chunk's body takes at its highest."""
+    frames = forged(body)
     tracemalloc.start()
     try:
         with contextlib.suppress(WireError):
-            decode(forged(body), max_bytes=1 << 24)
-        assert tracemalloc.get_traced_memory()[1] < 4 * len(body) + 128 * max(FREE_BODY_BYTES, MAX_VALUES)
+            decode(frames, max_bytes=1 << 27)
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def most_accepted(item: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many items are accepted, found at a hundredth of the limit."""
+    low, high = 1, 1 << 14
+    with monkeypatch.context() as patched:
+        patched.setattr(limits, "MAX_VALUES_BYTES", limits.MAX_VALUES_BYTES // 100)
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                check_values(memoryview(padded(item, middle)))
+                low = middle
+            except MessageTooLarge:
+                high = middle
+    return 98 * low
+
+
+@pytest.mark.parametrize("kind", GREEDY)
+def test_decoding_takes_at_most_four_times_the_bytes_and_ten_megabytes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = GREEDY[kind]
+    few = many(item, (FREE_BODY_BYTES - 1000) // len(item))  # as many as nobody counts
+    most = padded(item, most_accepted(item, monkeypatch))
+    check_values(memoryview(most))
+    for body in (extra_of(few), extra_of(most)):
+        assert taken_by_decoding(body) < 4 * len(body) + 10_000_000
+
+
+def test_text_with_one_wide_character_stays_within_the_same_bound() -> None:
+    text = b"a" * (MAX_TEXT_BYTES - 4) + "😀".encode()
+    texts = many(b"\xdb" + len(text).to_bytes(4, "big") + text, 31)
+    body = extra_of(texts)
+    assert len(body) > 60 << 20
+    assert 2 * len(body) < taken_by_decoding(body) < 4 * len(body) + 10_000_000
+    longer = text + b"a"
+    with pytest.raises(MessageTooLarge, match="a text of"):
+        decode(forged(extra_of(b"\xdb" + len(longer).to_bytes(4, "big") + longer)), max_bytes=LIMIT)
+
+
+def test_sixteen_megabytes_of_empty_maps_take_no_time_and_no_memory() -> None:
+    body = extra_of(many(b"\x80", 1 << 24))
+    frames = forged(body)
+    before = time.process_time()
+    with pytest.raises(MessageTooLarge):
+        decode(frames, max_bytes=1 << 26)
+    assert time.process_time() - before < 0.5  # it took 12 s and more; a digest of 16 MB takes 5 ms
+    assert taken_by_decoding(body) < 1 << 20
+
+
+def test_sixty_four_megabytes_are_decoded_within_a_second_of_processor_time() -> None:
+    text = b"a" * (MAX_TEXT_BYTES - 4) + "😀".encode()
+    body = extra_of(many(b"\xdb" + len(text).to_bytes(4, "big") + text, 31))
+    frames = forged(body)
+    before = time.process_time()
+    decode(frames, max_bytes=1 << 26)
+    assert time.process_time() - before < 1.0
+
+
+def test_no_message_is_sent_that_every_receiver_would_refuse() -> None:
+    prompt = Prompt(
+        prompt_id="p", tokens=np.zeros(1, np.int32), text="", answer="", verifier="", extra={"x": [{}] * 200_000}
+    )
+    with pytest.raises(MessageTooLarge, match="extra columns"):
+        wire(chunk(1, prompt=prompt))
+
+
+def test_what_is_told_of_a_body_quotes_little_of_it() -> None:
+    body = body_of(chunk()) | {"finish_reason": "x" * 1_000_000}
+    with pytest.raises(MalformedMessage) as told:
+        decode(forged(body), max_bytes=LIMIT)
+    assert len(str(told.value)) < 500
 
 
 def test_large_extra_columns_of_few_values_pass() -> None:
@@ -299,7 +405,7 @@ def test_large_extra_columns_of_few_values_pass() -> None:
 @given(chunks())
 def test_the_count_of_values_reads_every_message_that_can_be_written(original: TrajectoryChunk) -> None:
     body = memoryview(wire(original)[1] + bytes(FREE_BODY_BYTES))  # long enough to be counted; what follows is not
-    check_num_values(body)
+    check_values(body)
 
 
 INCONSISTENT = {

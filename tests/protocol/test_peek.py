@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import msgpack
 import numpy as np
@@ -74,3 +75,22 @@ def test_what_is_shown_moves_no_cursor() -> None:
     shown = render([msgpack.packb({"a\x9b": "\x1b[2J\u202e"})])
     assert not set(shown) & set("\x1b\x9b\u202e")
     assert json.loads(shown)["body"] == {"a\x9b": "\x1b[2J\u202e"}
+
+
+def test_peek_takes_little_memory_whatever_the_bytes() -> None:
+    doubling = b"\x81" * 26 + b"\x00" * 32  # 58 bytes: maps as keys of maps; their repr doubled at each level
+    text = b"\xdb\x00\x1f\xff\xff" + b"a" * 0x1FFFFB + "😀".encode()
+    for data, allowed in ((doubling, 1 << 20), (b"\x9f" + text * 15, 4 * 15 * len(text) + (20 << 20))):
+        tracemalloc.start()
+        try:
+            shown = render([data])
+            assert tracemalloc.get_traced_memory()[1] < allowed
+        finally:
+            tracemalloc.stop()
+        assert len(shown) < 4_000_000
+
+
+def test_a_long_text_is_cut_and_its_length_told() -> None:
+    shown = peek([msgpack.packb({"head": "h" * 200_000, "body": {"text": "t" * 200_000}})])
+    assert shown["body"]["text"] == "t" * 100_000 + "... (200000 characters)"
+    assert len(shown["envelope"]["head"]) < 101_000
