@@ -100,7 +100,8 @@ def _plain(value: Any, key: str = "", depth: int = 0) -> Any:
     if isinstance(value, str) and len(value) > MAX_SHOWN_CHARS:
         return f"{value[:MAX_SHOWN_CHARS]}... ({len(value)} characters)"
     if isinstance(value, msgpack.ExtType):
-        return {"extension": value.code, "num_bytes": len(value.data), "hex": value.data[:32].hex(" ")}
+        code, data = cast("tuple[int, bytes]", value)
+        return {"extension": code, "num_bytes": len(data), "hex": data[:32].hex(" ")}
     if isinstance(value, msgpack.Timestamp):
         return repr(value)
     return value
