@@ -23,6 +23,7 @@ from pathlib import Path
 from ops.drill.fleet import ROOT
 from ops.drill.one import PATIENCE_S, Outcome, drill
 from ops.drill.schedule import FaultKind, plan
+from ops.drill.truth import NAMING_S, TRUTHS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with options.json.open("a") as file:
                 file.write(json.dumps(asdict(outcome), default=str) + "\n")
     print("\n" + table(outcomes))
+    print("\n" + naming_table(outcomes))
     return int(any(outcome.violations for outcome in outcomes))
 
 
@@ -91,6 +93,9 @@ def line(outcome: Outcome) -> str:
     for cost in outcome.costs:
         text += f"; {cost.worker} took {cost.num_lost} tokens of {cost.num_in_flight} trajectories with it"
         text += f" ({cost.num_sampled_again} sampled again)"
+    for naming in outcome.namings:
+        named = f"after {naming.seconds:.1f} s" if naming.seconds is not None else "NOT in time"
+        text += f"\n    why: {naming.kind}: named {named}: {naming.answer}"
     for note in outcome.notes:
         text += f"\n    note: {note}"
     for violation in outcome.violations:
@@ -119,6 +124,31 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 str(again),
             )
         )
+    return _aligned(rows)
+
+
+def naming_table(outcomes: Sequence[Outcome]) -> str:
+    """Summarise by kind of fault how soon ``headrace why`` named its true cause."""
+    rows = [("headrace why", "asked", f"named within {NAMING_S:g} s", "median s", "longest s", "what counts as named")]
+    for kind, truth in TRUTHS.items():
+        found = [naming.seconds for one in outcomes for naming in one.namings if naming.kind == kind]
+        if not found:
+            continue
+        took = [seconds for seconds in found if seconds is not None]
+        rows.append(
+            (
+                str(kind),
+                str(len(found)),
+                str(len(took)),
+                f"{statistics.median(took):.1f}" if took else "-",
+                f"{max(took):.1f}" if took else "-",
+                truth.cause,
+            )
+        )
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 

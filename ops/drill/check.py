@@ -18,16 +18,25 @@ from ops.drill.events import (
     Claimed,
     Crashed,
     Ended,
+    Ending,
     Epoch,
     Event,
+    Faulted,
     Finished,
     Held,
     Killed,
+    Left,
     Published,
+    Replaced,
     Sampled,
+    ServerLogged,
+    Serving,
     Stalled,
+    Status,
     Stored,
+    SupervisorEnded,
     Tally,
+    Told,
     Updated,
 )
 from pipeline.replay.buffer import DropReason
@@ -35,6 +44,12 @@ from pipeline.replay.buffer import DropReason
 _FATES = {"trained"} | {f"dropped:{reason}" for reason in DropReason}
 _UNTRAINED_IN_CLAIM = {f"dropped:{DropReason.NON_FINITE}", f"dropped:{DropReason.VALUE_WARMUP}"}
 _MOST_SHOWN = 5
+_RUNNING, _STOPPING, _FINISHED = "running", "stopping", "finished"
+_EXIT_CODES = {Ending.KILL: -9, Ending.HANGUP: 0}
+_WORDS = {Ending.HANGUP: "signal", Ending.DOWN: "down"}
+"""What the run's last state must say after such an end."""
+_AFTERWARDS_S = 3.0
+"""A worker that was let go on is found silent by what was read before: so much later at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,8 @@ class Limits:
     group_size: int
     num_slots: int
     window_tokens: int
+    num_updates: int = 0
+    """That the run was to take."""
     max_rss_bytes: int = 1 << 30
 
 
@@ -263,6 +280,75 @@ def kills_are_cheap(events: Sequence[Event], limits: Limits) -> Found:
             yield f"{worker} ({pid}) lost {num_lost} tokens of {trajectory}; a window has {limits.window_tokens}"
 
 
+def one_server(events: Sequence[Event], limits: Limits) -> Found:
+    """Never do two servers work on one file: not at one moment, and none goes on once another has begun."""
+    del limits
+    logged: list[int] = []
+    for event in events:
+        match event:
+            case Serving(pids) if len(pids) > 1:
+                yield f"processes {', '.join(map(str, pids))} served one file at one time"
+            case ServerLogged(pid):
+                if pid in logged:
+                    yield f"server {pid} went on after server {logged[-1]} had begun"
+                logged.append(pid)
+            case _:
+                pass
+
+
+def true_ends(events: Sequence[Event], limits: Limits) -> Found:
+    """A run fails never, stops when it is told to and says so, and finishes with all its updates."""
+    told = [event.how for event in events if isinstance(event, Told)]
+    ended = [event.exit_code for event in events if isinstance(event, SupervisorEnded)]
+    expected = [_EXIT_CODES[how] for how in told if how in _EXIT_CODES]
+    if ended != expected:
+        yield f"supervisors ended with {ended}; after {[str(how) for how in told]} {expected} was to be expected"
+    states = [event for event in events if isinstance(event, Status)]
+    reasons = [_WORDS[how] for how in told if how in _WORDS]
+    stops = [
+        one for one, before in zip(states, [None, *states], strict=False) if one.state == _STOPPING != _state(before)
+    ]
+    for status in states:
+        if status.state not in (_RUNNING, _STOPPING, _FINISHED):
+            yield f"the run was declared {status.state}: {status.detail}"
+    if len(stops) != len(reasons):
+        yield f"the run was stopped {len(stops)} times ({'; '.join(one.detail for one in stops)}), told to {len(reasons)} times"
+    for stop, reason in zip(stops, reasons, strict=False):
+        if reason not in stop.detail:
+            yield f"the run stopped with {stop.detail!r}, expected something about {reason!r}"
+    if not any(isinstance(event, Finished) for event in events):
+        return  # told by another invariant
+    if not states or states[-1].state != _FINISHED:
+        yield f"the run's last state is {f'{states[-1].state}: {states[-1].detail}' if states else 'not known'}"
+    newest = max((event.version for event in events if isinstance(event, Updated)), default=0)
+    if newest < limits.num_updates:
+        yield f"the run ended at version {newest} of {limits.num_updates}: {states[-1].detail if states else ''}"
+
+
+def _state(status: Status | None) -> str:
+    return "" if status is None else status.state
+
+
+def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
+    """The supervisor replaces no worker but those that the drill has struck, while they are or just afterwards."""
+    del limits
+    faults = [event for event in events if isinstance(event, Faulted)]
+    for event in events:
+        if isinstance(event, Replaced) and not any(
+            fault.worker == event.worker and fault.begin_s <= event.at_s <= fault.end_s + _AFTERWARDS_S
+            for fault in faults
+        ):
+            yield f"{event.worker} was replaced, nothing had been done to it: {event.reason}"
+
+
+def nothing_is_left(events: Sequence[Event], limits: Limits) -> Found:
+    """After an end no process, shared memory, socket, held lock or temporary folder of the run is there."""
+    del limits
+    for event in events:
+        if isinstance(event, Left):
+            yield f"after {event.after}: {event.what}"
+
+
 INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
     "one end": one_end,
     "one commit": one_commit,
@@ -274,6 +360,10 @@ INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
     "buffers are bounded": buffers_are_bounded,
     "it balances": it_balances,
     "kills are cheap": kills_are_cheap,
+    "one server": one_server,
+    "true ends": true_ends,
+    "healthy are kept": healthy_are_kept,
+    "nothing is left": nothing_is_left,
 }
 
 

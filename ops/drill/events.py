@@ -6,6 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Ending(StrEnum):
+    """How the drill ends a supervisor, or a run."""
+
+    KILL = "SIGKILL of the supervisor"
+    HANGUP = "SIGHUP of the supervisor"
+    DOWN = "headrace down"
+
 
 # -- from the ledger's own file -------------------------------------------------------------------------------------------
 
@@ -108,6 +118,14 @@ class Tally:
     """Groups admitted, less trained, dropped and present ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The run's state was set."""
+
+    state: str
+    detail: str
+
+
 # -- from elsewhere -------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +194,61 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """These processes work in the ledger's folder, from now on."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLogged:
+    """A server process wrote into its log; several lines in a row are told once."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """A fault of the drill's was on one worker, by the drill's own monotonic clock."""
+
+    worker: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The supervisor took a worker for dead, by the drill's own monotonic clock."""
+
+    worker: str
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The drill told the run to end, or killed its supervisor."""
+
+    how: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorEnded:
+    """A supervisor's process is over, before the run's end."""
+
+    exit_code: int
+    """Negative: the number of the signal that killed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something was there still when the run had ended."""
+
+    what: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The run is over."""
 
@@ -183,6 +256,7 @@ class Finished:
 
 
 Event = (
-    Admitted | Stored | Held | Ended | Claimed | Settled | Epoch | Beat | Published | Tally
-    | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Finished
+    Admitted | Stored | Held | Ended | Claimed | Settled | Epoch | Beat | Published | Tally | Status
+    | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Serving | ServerLogged | Faulted | Replaced
+    | Told | SupervisorEnded | Left | Finished
 )  # fmt: skip

@@ -3,7 +3,8 @@
 *Consumes* a planned fault and the fleet. *Produces* the fault. *Waits for* the state in which it is to strike, at most a few
 seconds; then it strikes anyway, and says so.
 
-A few need what only root has. Without it they are imitated: a full disk by a limit on the size of the learner's files.
+A few need what only root has. Without it a full disk under checkpoints is imitated by a limit on the size of the learner's
+files; a full disk under the ledger and a host of one's own are left out, with a note.
 """
 
 from __future__ import annotations
@@ -21,20 +22,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from ops.drill.events import Event, Killed
+from ops.drill.events import Ending, Event, Faulted, Killed, Left, SupervisorEnded, Told
 from ops.drill.fleet import RUN, DrillFleet, until
+from ops.drill.leftovers import leftovers
+from ops.drill.network import HostName, TwoHosts
+from ops.drill.nowhere import Nowhere
 from ops.drill.relay import Relays
-from ops.drill.schedule import WIRE, FaultKind, PlannedFault
+from ops.drill.schedule import ASKED, WIRE, FaultKind, PlannedFault
+from ops.drill.truth import Asking, Naming, Struck, ask_until_named
+from ops.drill.witness import servers_of
 from pipeline.replay import keys
 from pipeline.runtime.registry import Heartbeat
 from protocol.ids import Role
 
 _STATE_S = 3.0
 _TIGHT_S = 0.001
-_DISK_BYTES = 8 << 20
+_DISK_BYTES = {"checkpoints": 8 << 20, "ledger": 96 << 20}
+"""By the folder under the run's that it lies at."""
+_GUEST_S = 30.0
+_END_S = 60.0
+_TIDY_S = 3.0
+"""Workers that the drill started by hand end by themselves when their run has; so much later nothing may be left."""
+_LONGEST_FROZEN_S = 60.0
+_PULSE_S = (1.0, 4.0)
+_GLIMPSE_S = (0.001, 0.06)
 _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
 _LEARNER_STATES = {
     FaultKind.KILL_LEARNER_CLAIMED,
@@ -50,8 +65,12 @@ class Site:
 
     fleet: DrillFleet
     relays: Relays | None = None
-    has_disk: bool = False
-    """Whether the checkpoints lie on a small disk of their own."""
+    hosts: TwoHosts | None = None
+    disks: set[str] = field(default_factory=set[str])
+    """Folders of the run that lie on a small disk of their own."""
+    nowhere: dict[str, str] = field(default_factory=dict[str, str])
+    """Workers that are registered under an address that leads nowhere."""
+    namings: list[Naming] = field(default_factory=list[Naming])
     events: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -59,8 +78,9 @@ class Site:
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
     """Mount a small disk at ``folder`` for a while, where that is allowed; what was written there is there afterwards too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    is_mounted = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    options = f"size={_DISK_BYTES[folder.name]},mode=0700"
+    is_mounted = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
     try:
         yield is_mounted
     finally:
@@ -87,15 +107,42 @@ class Striking:
         """Begin the fault."""
         self.fault = fault
         self.target = ""
+        self.folder = ""
         self._site = site
         self._rng = random.Random(fault.seed)
         self._undo: list[Callable[[], object]] = []
+        self._faulted: dict[str, float] = {}
+        self._asking: Asking | None = None
+        self._lasts: Callable[[], bool] = lambda: False
         self._begin()
+        self._begun_s = time.monotonic()
+        if fault.kind in ASKED and self._undo:
+            self._asking = Asking(fault.kind, Struck(self.target, self.folder), self._why)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has lasted as long as it should: as planned, until it was named, and until it has had its effect."""
+        lasted_s = time.monotonic() - self._begun_s
+        if lasted_s < self.fault.duration_s or (self._asking is not None and not self._asking.is_over):
+            return False
+        return lasted_s > _LONGEST_FROZEN_S or not self._lasts()
 
     def end(self) -> None:
         """End the fault."""
+        if self._asking is not None:
+            self._site.namings.append(self._asking.result())
         for undo in reversed(self._undo):
             undo()
+        now = time.monotonic()
+        self._site.events += [Faulted(worker, begin_s, now) for worker, begin_s in self._faulted.items()]
+
+    def _why(self, timeout_s: float) -> Any:
+        fleet = self._site.fleet
+        return fleet.command("why", str(fleet.run_dir), timeout_s=timeout_s)
+
+    def _mark(self, worker: str) -> None:
+        """Note that something is done to a worker from now on."""
+        self._faulted.setdefault(worker, time.monotonic())
 
     def _begin(self) -> None:
         kind = self.fault.kind
@@ -108,12 +155,23 @@ class Striking:
             case kind if kind in _LEARNER_STATES:
                 self._kill(Role.LEARNER, self._learner_state(kind))
             case FaultKind.KILL_SUPERVISOR:
-                self._site.fleet.supervisor.kill()
-                self._site.fleet.supervisor.wait()
+                self._kill_supervisor()
                 self._site.fleet.resume()
             case FaultKind.POWER_CUT:
                 killed = self._site.fleet.kill_everything()
                 self._site.events += [Killed(worker, pid) for worker, pid in killed]
+                self._has_ended(Ending.KILL)
+                self._site.fleet.resume()
+            case FaultKind.HANGUP:
+                self._hang_up()
+                self._site.fleet.resume()
+            case FaultKind.ORPHANS_DOWN:
+                self._kill_supervisor()
+                self._ask()
+                self._site.events.append(Told(Ending.DOWN))
+                if self._site.fleet.command("down", str(self._site.fleet.run_dir), timeout_s=_END_S) is None:
+                    self._site.events.append(Left("`headrace down` itself, which gave no answer", str(Ending.DOWN)))
+                look_for_leftovers(self._site, str(Ending.DOWN))
                 self._site.fleet.resume()
             case FaultKind.FREEZE_GENERATOR | FaultKind.LONG_FREEZE:
                 self._freeze(Role.GENERATOR)
@@ -129,10 +187,26 @@ class Striking:
             case FaultKind.FREEZE_SERVER:
                 if (pid := self._site.fleet.server_pid()) is not None:
                     self._stop(pid)
+            case FaultKind.FLICKERING_SERVER:
+                self._flicker()
+            case FaultKind.DEAD_FROZEN_SERVER:
+                if (pid := self._site.fleet.server_pid()) is not None:
+                    self._stop(pid)
+                    self._lasts = lambda: pid in servers_of(self._site.fleet.run_dir / "ledger")
+            case FaultKind.MUTE_SERVER:
+                self._mute()
             case FaultKind.DISK_FULL:
-                self._fill_disk()
+                self._fill_disk("checkpoints")
+            case FaultKind.DISK_FULL_LEDGER:
+                self._fill_disk("ledger")
+            case FaultKind.LINK_CUT:
+                self._cut_link()
+            case FaultKind.UNREACHABLE_NAME:
+                self._lead_nowhere()
             case FaultKind.REWARD_ERRORS:
                 self.target = self._rng.choice(["raise", "raise", "hang", "exit"])
+                for beat in self._site.fleet.workers(Role.REWARD):
+                    self._mark(beat.who.worker)
                 self._site.fleet.switch.write_text(self.target)
                 self._undo.append(lambda: self._site.fleet.switch.unlink(missing_ok=True))
             case FaultKind.CLOCK_JUMP:
@@ -164,6 +238,7 @@ class Striking:
             return
         if not until(lambda: state(beat), _STATE_S, poll_s=_TIGHT_S):
             self._site.notes.append(f"{self.fault.kind}: {self.target} was not in that state within {_STATE_S:g} s")
+        self._mark(beat.who.worker)
         if self._site.fleet.kill(beat.pid):
             self._site.events.append(Killed(beat.who.worker, beat.pid))
 
@@ -195,6 +270,7 @@ class Striking:
     def _freeze(self, role: Role) -> None:
         beat = self._pick(role)
         if beat is not None:
+            self._mark(beat.who.worker)
             self._stop(beat.pid)
 
     def _stop(self, pid: int) -> None:
@@ -205,6 +281,7 @@ class Striking:
         beat = self._pick(role)
         if beat is None:
             return
+        self._mark(beat.who.worker)
         fleet, pid, ended = self._site.fleet, beat.pid, threading.Event()
 
         def drag() -> None:
@@ -217,11 +294,69 @@ class Striking:
         thread.start()
         self._undo += [thread.join, ended.set]
 
+    # -- supervisors ---------------------------------------------------------------------------------------------------
+
+    def _has_ended(self, how: Ending) -> None:
+        """Say that the supervisor was made to end, and how it did."""
+        self._site.events += [Told(how), SupervisorEnded(self._site.fleet.supervisor.returncode)]
+
+    def _kill_supervisor(self) -> None:
+        self._site.fleet.supervisor.kill()
+        self._site.fleet.supervisor.wait()
+        self._has_ended(Ending.KILL)
+
+    def _hang_up(self) -> None:
+        supervisor = self._site.fleet.supervisor
+        supervisor.send_signal(signal.SIGHUP)
+        if until(lambda: supervisor.poll() is not None, _END_S) is False:
+            self._site.events.append(Left(f"the supervisor, {_END_S:g} s later", str(Ending.HANGUP)))
+            supervisor.kill()
+            supervisor.wait()
+        self._has_ended(Ending.HANGUP)
+        look_for_leftovers(self._site, str(Ending.HANGUP))
+        self._ask()
+        look_for_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
+
+    def _ask(self) -> None:
+        self._site.namings.append(ask_until_named(self.fault.kind, Struck(), self._why))
+
+    # -- the ledger's server -------------------------------------------------------------------------------------------
+
+    def _flicker(self) -> None:
+        """Freeze the server, let it go on for an instant while somebody waits for its answer, freeze it again."""
+        fleet, ended = self._site.fleet, threading.Event()
+        pid = fleet.server_pid()
+        if pid is None:
+            return
+        rng = random.Random(self._rng.random())
+
+        def flicker() -> None:
+            while not ended.is_set():
+                fleet.kill(pid, signal.SIGSTOP)
+                ended.wait(rng.uniform(*_PULSE_S))
+                fleet.kill(pid, signal.SIGCONT)
+                ended.wait(rng.uniform(*_GLIMPSE_S))
+
+        thread = threading.Thread(target=flicker, name="flicker", daemon=True)
+        thread.start()
+        self._undo += [lambda: fleet.kill(pid, signal.SIGCONT), thread.join, ended.set]
+
+    def _mute(self) -> None:
+        """Let the server take connections and commands, and answer none: it cannot be told otherwise before its time."""
+        pause_s = self.fault.duration_s
+        if self._site.fleet.ledger("CLIENT", "PAUSE", str(round(pause_s * 1000)), "ALL") is None:
+            self._site.notes.append(f"{self.fault.kind}: the server did not take the command")
+            return
+        self._undo.append(lambda: None)
+
     # -- the rest ------------------------------------------------------------------------------------------------------
 
-    def _fill_disk(self) -> None:
-        folder = self._site.fleet.run_dir / "checkpoints"
-        if self._site.has_disk:
+    def _fill_disk(self, name: str) -> None:
+        folder = self._site.fleet.run_dir / name
+        self.folder = str(folder)
+        if name == "checkpoints":
+            self._mark(Role.LEARNER)
+        if name in self._site.disks:
             ballast = folder / ".ballast"
             with suppress(OSError), ballast.open("wb") as file:
                 while True:
@@ -229,10 +364,13 @@ class Striking:
                     file.flush()
             self._undo.append(lambda: ballast.unlink(missing_ok=True))
             return
+        if name == "ledger":
+            self._site.notes.append(f"{self.fault.kind}: left out (no right to mount)")
+            return
         beat = self._pick(Role.LEARNER)
         if beat is None:
             return
-        self._site.notes.append("disk full: imitated by a limit on the size of the learner's files (no right to mount)")
+        self._site.notes.append(f"{self.fault.kind}: imitated by a limit on the size of files (no right to mount)")
         before = resource.prlimit(beat.pid, resource.RLIMIT_FSIZE)
         with suppress(OSError, ProcessLookupError):
             resource.prlimit(beat.pid, resource.RLIMIT_FSIZE, (16, before[1]))
@@ -242,6 +380,42 @@ class Striking:
                 resource.prlimit(beat.pid, resource.RLIMIT_FSIZE, before)
 
         self._undo.append(lift)
+
+    def _cut_link(self) -> None:
+        """Let a generator work on the other host, and pull the cable."""
+        fleet, hosts = self._site.fleet, self._site.hosts
+        if hosts is None:
+            self._site.notes.append(f"{self.fault.kind}: left out (no right to make network namespaces)")
+            return
+        self.target = "guest-generator"
+        guest = fleet.start_worker(Role.GENERATOR, self.target, host=hosts.on(HostName.GUEST))
+        self._undo.append(guest.terminate)
+        if not until(lambda: self._sends(self.target), _GUEST_S):
+            self._site.notes.append(f"{self.fault.kind}: {self.target} sent nothing within {_GUEST_S:g} s")
+        self._mark(self.target)
+        hosts.cut()
+        self._undo.append(hosts.mend)
+
+    def _sends(self, worker: str) -> bool:
+        beat = self._site.fleet.beats().get(worker)
+        return beat is not None and any(link.sent > 0 for link in beat.links)
+
+    def _lead_nowhere(self) -> None:
+        """Register a scorer under an address at which it is not."""
+        beat = self._pick(self._rng.choice([Role.REWARD, Role.REWARD, Role.REFERENCE]))
+        if beat is None:
+            return
+        site, worker = self._site, beat.who.worker
+        nowhere = Nowhere(self._rng)
+        self._site.nowhere[worker] = nowhere.endpoint
+        before = _register(site.fleet, worker, nowhere.endpoint)
+
+        def back() -> None:
+            site.nowhere.pop(worker)
+            if before is not None and _endpoint(site.fleet, worker) == nowhere.endpoint:
+                _register(site.fleet, worker, before)
+
+        self._undo += [nowhere.close, back]
 
     def _move_clock(self, seconds: float) -> None:
         self.target = self.target or f"{seconds:+g} s"
@@ -271,6 +445,29 @@ def _throw_bytes(path: str, rng: random.Random) -> None:
             time.sleep(0.01)
 
 
+def look_for_leftovers(site: Site, after: str) -> None:
+    """Say what is there still of a run that has ended."""
+    if until(lambda: not leftovers(site.fleet.run_dir), _TIDY_S, poll_s=0.2):
+        return
+    told = {event.what for event in site.events if isinstance(event, Left)}
+    site.events += [Left(what, after) for what in leftovers(site.fleet.run_dir) if what not in told]
+
+
+def _endpoint(fleet: DrillFleet, worker: str) -> str | None:
+    blob = fleet.ledger("HGET", keys.endpoints(RUN), worker)
+    return msgspec.json.decode(blob)["endpoint"] if blob else None
+
+
+def _register(fleet: DrillFleet, worker: str, endpoint: str) -> str | None:
+    """Put an address in the place of a worker's; return what was there."""
+    blob = fleet.ledger("HGET", keys.endpoints(RUN), worker)
+    if not blob:
+        return None
+    entry = msgspec.json.decode(blob)
+    fleet.ledger("HSET", keys.endpoints(RUN), worker, msgspec.json.encode(entry | {"endpoint": endpoint}))
+    return entry["endpoint"]
+
+
 def interpose(site: Site) -> None:
     """Put a relay in the place of every mailbox that has none yet."""
     relays, fleet = site.relays, site.fleet
@@ -279,5 +476,7 @@ def interpose(site: Site) -> None:
     endpoints = fleet.ledger("HGETALL", keys.endpoints(RUN))
     for name, blob in (endpoints or {}).items():
         entry = msgspec.json.decode(blob)
+        if name.decode() in site.nowhere:
+            continue
         if entry["role"] in _SCORERS and (address := relays.stand_before(name.decode(), entry["endpoint"])):
             fleet.ledger("HSET", keys.endpoints(RUN), name, msgspec.json.encode(entry | {"endpoint": address}))

@@ -42,8 +42,12 @@ _COMMAND_S = 300.0
 class DrillFleet:
     """One run, in a folder of its own."""
 
-    def __init__(self, folder: Path, settings: Sequence[str]) -> None:
-        """Write the prompts, the switch of the verifier and the clock; start nothing."""
+    def __init__(self, folder: Path, settings: Sequence[str], *, host: Sequence[str] = ()) -> None:
+        """Write the prompts, the switch of the verifier and the clock; start nothing.
+
+        ``host``: the words that run a command on the fleet's host, when that is not this one.
+        """
+        self._host = list(host)
         self.folder = folder
         self.run_dir = folder / RUN
         self.switch = folder / "verifier-switch"
@@ -54,6 +58,7 @@ class DrillFleet:
         self._pids: dict[int, str] = {}
         self._client: redis.Redis | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._guests: list[subprocess.Popen[bytes]] = []
         self._environment = os.environ | {
             "PYTHONPATH": f"{ROOT / 'ops' / 'drill' / 'clock'}{os.pathsep}{ROOT}",
             "HEADRACE_DRILL_CLOCK": str(self.clock),
@@ -100,29 +105,30 @@ class DrillFleet:
         with self.output.open("ab") as file:
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "pipeline.cli", "up", *arguments],
+                    [*self._host, sys.executable, "-m", "pipeline.cli", "up", *arguments],
                     cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment,
                     start_new_session=True,
                 )
             )  # fmt: skip
 
-    def start_worker(self, role: Role, name: str) -> subprocess.Popen[bytes]:
-        """Start a worker by hand, as a person may."""
-        command = [sys.executable, "-P", "-m", "workers", str(role), "--run-dir", str(self.run_dir), "--name", name]
+    def start_worker(self, role: Role, name: str, *, host: Sequence[str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a worker by hand, as a person may; on the fleet's host, or on another."""
+        command = [*(self._host if host is None else host), sys.executable, "-P", "-m", "workers", str(role)]
+        command += ["--run-dir", str(self.run_dir), "--name", name]
         with (self.folder / f"{name}.out").open("ab") as file:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment,
                 start_new_session=True,
             )  # fmt: skip
-        self._processes.insert(0, process)
+        self._guests.append(process)
         return process
 
-    def command(self, *arguments: str) -> Any:
+    def command(self, *arguments: str, timeout_s: float = _COMMAND_S) -> Any:
         """Run a ``headrace`` command with ``--json``; return what it printed, or None when it failed."""
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
-                cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=_COMMAND_S,
+                [*self._host, sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
+                cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=timeout_s,
             )  # fmt: skip
             return json.loads(done.stdout)
         except (subprocess.TimeoutExpired, json.JSONDecodeError):
@@ -146,13 +152,13 @@ class DrillFleet:
 
     def kill_everything(self) -> list[tuple[str, int]]:
         """SIGKILL supervisors, workers and the server, as a power cut does; return the workers."""
-        for process in self._processes:
+        for process in (*self._processes, *self._guests):
             if process.poll() is None:
                 process.kill()
         killed = [(worker, pid) for pid, worker in self._all_pids().items() if self.kill(pid)]
         if (pid := self.server_pid()) is not None:
             self.kill(pid)
-        for process in self._processes:
+        for process in (*self._processes, *self._guests):
             process.wait()
         return killed
 

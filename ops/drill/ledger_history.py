@@ -13,7 +13,20 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ops.drill.append_only import Command
-from ops.drill.events import Admitted, Beat, Claimed, Ended, Epoch, Event, Held, Published, Settled, Stored, Tally
+from ops.drill.events import (
+    Admitted,
+    Beat,
+    Claimed,
+    Ended,
+    Epoch,
+    Event,
+    Held,
+    Published,
+    Settled,
+    Status,
+    Stored,
+    Tally,
+)
 from pipeline.lineage import Lineage
 from pipeline.replay.buffer import Restart
 from pipeline.runtime.registry import Heartbeat, WeightsAnnouncement
@@ -111,6 +124,9 @@ class LedgerHistory:
                 yield Beat(str(beat.who), beat.pid, int(beat.counters.get("live", 0)), beat.rss_bytes)
             case "SET", "weights":
                 yield Published(msgspec.json.decode(arguments[0], type=WeightsAnnouncement).policy_version)
+            case "SET", "run_status":
+                told = msgspec.json.decode(arguments[0])
+                yield Status(told["state"], told.get("detail", ""))
             case "ZADD", "lineage":
                 state.lineage = state.lineage.after(Restart(*map(int, arguments[1].decode().split(":"))))
             case "ZADD", "groups":

@@ -7,6 +7,7 @@ updates after each round of faults, the end.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,16 +15,22 @@ from pathlib import Path
 
 from ops.drill.check import KillCost, Limits, Violation, check, kill_costs
 from ops.drill.events import Audited, Event, Finished, Stalled
-from ops.drill.faults import Site, Striking, interpose, small_disk
+from ops.drill.faults import Site, Striking, interpose, look_for_leftovers, small_disk
 from ops.drill.fleet import DrillFleet, each_turn
+from ops.drill.network import ADDRESS, HostName, two_hosts
 from ops.drill.record import read_events
 from ops.drill.relay import Relays
 from ops.drill.schedule import WIRE, FaultKind, Plan
+from ops.drill.truth import Naming
+from ops.drill.witness import Witness
 from pipeline.config.load import RESOLVED_NAME, load_config, read_resolved
 
 PATIENCE_S = 60.0
 """Without an update for so long, a run is stuck; on a machine with two cores of its own one comes every 0.2 s."""
 _LAST_UPDATES = 2
+_LONGEST_S = 120.0
+"""No fault lasts longer."""
+_DISKS = {FaultKind.DISK_FULL: "checkpoints", FaultKind.DISK_FULL_LEDGER: "ledger"}
 _LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend=torch", "value.backend=torch")
 
 
@@ -37,6 +44,8 @@ class Outcome:
     violations: list[Violation] = field(default_factory=list)
     resume_s: list[float] = field(default_factory=list)
     """From the end of each round's faults to the second update after it."""
+    namings: list[Naming] = field(default_factory=list)
+    """How long ``headrace why`` took to name each cause that it was asked for."""
     costs: list[KillCost] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
@@ -108,23 +117,34 @@ def drill(
         f"algorithm.dynamic_sampling={'true' if plan.algorithm == 'dapo' else 'false'}",
         *(_LOCAL if engine == "local" else ()),
     ]
-    fleet = DrillFleet(folder, settings)
-    site = Site(fleet)
-    if plan.kinds & WIRE:
-        site.relays = Relays(folder / "relays", plan.seed)
     with contextlib.ExitStack() as stack:
-        if FaultKind.DISK_FULL in plan.kinds:
-            site.has_disk = stack.enter_context(small_disk(fleet.run_dir / "checkpoints"))
+        hosts = None
+        if FaultKind.LINK_CUT in plan.kinds:
+            hosts = stack.enter_context(two_hosts(f"drill{os.getpid()}-{plan.seed}"))
+        if hosts is not None:
+            settings += ["wire.transport=tcp", f"wire.host={ADDRESS[HostName.FLEET]}"]
+        fleet = DrillFleet(folder, settings, host=hosts.on(HostName.FLEET) if hosts else ())
+        site = Site(fleet, hosts=hosts)
+        if plan.kinds & WIRE:
+            site.relays = Relays(folder / "relays", plan.seed)
+        for kind, name in _DISKS.items():
+            if kind in plan.kinds and stack.enter_context(small_disk(fleet.run_dir / name)):
+                site.disks.add(name)
+        witness = Witness(fleet.run_dir)
         try:
             _carry_out(plan, site, outcome, patience_s)
             if fleet.is_over():
+                look_for_leftovers(site, "the run's end")
                 site.events.append(_audit(fleet))
+                look_for_leftovers(site, "the run's end and `headrace audit`")
                 site.events.append(Finished(fleet.supervisor.returncode))
         finally:
             fleet.close()
+            site.events += witness.close()
             if site.relays is not None:
                 outcome.num_relayed, outcome.num_damaged = site.relays.num_passed, site.relays.num_damaged
                 site.relays.close()
+    outcome.namings = site.namings
     outcome.notes, outcome.wall_s = site.notes, time.monotonic() - started
     if not (fleet.run_dir / RESOLVED_NAME).is_file():
         outcome.violations = [Violation("everything moves", f"the run was not started: see {fleet.output}")]
@@ -136,6 +156,7 @@ def drill(
         group_size=config.algorithm.group_size,
         num_slots=config.generation.num_slots,
         window_tokens=config.generation.window_tokens,
+        num_updates=config.run.num_updates,
     )
     events: list[Event] = [*read_events(fleet), *site.events]
     outcome.violations = check(events, limits)
@@ -160,10 +181,11 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> N
             site.notes.append(f"the run was over before round {number} of the faults")
             return
         striking = [Striking(fault, site) for fault in faults]
-        began = time.monotonic()
         for one in sorted(striking, key=lambda one: one.fault.duration_s):
-            for _ in each_turn(max(0.0, one.fault.duration_s - (time.monotonic() - began))):
+            for _ in each_turn(_LONGEST_S):
                 watch.look()
+                if one.is_over:
+                    break
             one.end()
         outcome.targets += [
             f"{one.fault.kind} ({one.target})" if one.target else str(one.fault.kind) for one in striking

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ops.drill.append_only import read_transactions
-from ops.drill.events import Checkpointed, Crashed, Event, Sampled, Updated
+from ops.drill.events import Checkpointed, Crashed, Event, Sampled, ServerLogged, Updated
 from ops.drill.fleet import RUN, DrillFleet
 from ops.drill.ledger_history import LedgerHistory
 from pipeline.checkpoints import read_checkpoint
@@ -30,6 +30,8 @@ _CRASH = "worker_failed"
 _TRACEBACK = re.compile("^Traceback", re.MULTILINE)
 """At the start of a line: those of a user's verifier are told within a warning."""
 _ERROR_CHARS = 600
+_SERVER_LINE = re.compile(r"(\d+):M ")
+"""Of the server itself: its children are C, replicas S, Sentinels X (https://valkey.io/topics/debugging)."""
 
 
 def read_events(fleet: DrillFleet) -> Iterator[Event]:
@@ -44,6 +46,7 @@ def read_events(fleet: DrillFleet) -> Iterator[Event]:
         for trajectory, begin, end in read_journal(path):
             yield Sampled(int(path.stem), str(trajectory), begin, end)
     yield from crashes(fleet.run_dir / "logs")
+    yield from servers(fleet.run_dir / "ledger" / "server.log")
 
 
 def _truth(run_dir: Path) -> Callable[[TrajectoryChunk], bool]:
@@ -90,3 +93,12 @@ def crashes(logs: Path) -> Iterator[Event]:
         text = path.read_text(errors="replace")
         if _TRACEBACK.search(text):
             yield Crashed(path.stem, text[-_ERROR_CHARS:])
+
+
+def servers(log: Path) -> Iterator[Event]:
+    """Find which server processes wrote into a server's log, in order."""
+    last = 0
+    for line in log.read_text(errors="replace").splitlines() if log.is_file() else ():
+        if (match := _SERVER_LINE.match(line)) and int(match[1]) != last:
+            last = int(match[1])
+            yield ServerLogged(last)

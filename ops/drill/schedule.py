@@ -46,6 +46,12 @@ class FaultKind(StrEnum):
     """stopped four fifths of the time"""
     KILL_SERVER = "kill ledger server"
     FREEZE_SERVER = "freeze ledger server"
+    FLICKERING_SERVER = "ledger server frozen between probes"
+    """frozen for longer than a probe waits, let go for milliseconds, frozen again: one answer, and none to the next question"""
+    DEAD_FROZEN_SERVER = "ledger server frozen for good"
+    """never let go on: it must be ended for certain before another is started"""
+    MUTE_SERVER = "mute ledger server"
+    """it takes connections and commands, and answers none"""
     CORRUPT = "corrupt"
     """bytes changed in passing"""
     TRUNCATE = "truncate"
@@ -61,14 +67,22 @@ class FaultKind(StrEnum):
     """everything is taken, nothing arrives"""
     STALL = "stalled link"
     """nothing is taken: back-pressure"""
-    DISK_FULL = "disk full"
-    """for checkpoints"""
+    LINK_CUT = "link cut to one host"
+    """a generator on a host of its own, by tcp; nothing passes, and nothing is refused"""
+    UNREACHABLE_NAME = "unreachable advertised name"
+    """a scorer is registered under an address that leads nowhere"""
+    DISK_FULL = "disk full under checkpoints"
+    DISK_FULL_LEDGER = "disk full under the ledger"
     REWARD_ERRORS = "reward errors"
     """the verifier raises, hangs or ends its process"""
     CLOCK_JUMP = "clock jump"
     """the wall clock of the run's processes jumps by up to a day, and back"""
     JOIN_AND_LEAVE = "join and leave"
     """a generator that nobody's configuration names comes, and is told to go"""
+    HANGUP = "hangup"
+    """SIGHUP of the supervisor, as when its terminal is closed; then ``--resume``"""
+    ORPHANS_DOWN = "supervisor gone, then down"
+    """SIGKILL of the supervisor, ``headrace down``, then ``--resume``"""
 
 
 WIRE = frozenset(
@@ -86,12 +100,53 @@ WIRE = frozenset(
 )
 """Faults on a link, which need a relay on it."""
 
-_AT_ONCE = frozenset(kind for kind in FaultKind if kind.value.startswith("kill") or kind is FaultKind.POWER_CUT)
+ASKED = frozenset(
+    {
+        FaultKind.FLICKERING_SERVER,
+        FaultKind.DEAD_FROZEN_SERVER,
+        FaultKind.MUTE_SERVER,
+        FaultKind.LINK_CUT,
+        FaultKind.UNREACHABLE_NAME,
+        FaultKind.DISK_FULL,
+        FaultKind.DISK_FULL_LEDGER,
+        FaultKind.HANGUP,
+        FaultKind.ORPHANS_DOWN,
+    }
+)
+"""Faults that ``headrace why`` is asked about while they last; what it must say is in ``ops.drill.truth``."""
+STANDSTILL = frozenset(
+    {
+        FaultKind.FLICKERING_SERVER,
+        FaultKind.DEAD_FROZEN_SERVER,
+        FaultKind.MUTE_SERVER,
+        FaultKind.DISK_FULL_LEDGER,
+        FaultKind.HANGUP,
+    }
+)
+"""Faults during which no update is taken."""
+_AT_ONCE = frozenset(
+    {kind for kind in FaultKind if kind.value.startswith("kill")}
+    | {FaultKind.POWER_CUT, FaultKind.HANGUP, FaultKind.ORPHANS_DOWN}
+)
 """Faults without duration."""
-_ALONE = frozenset({FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE})
-"""Faults that nothing is combined with: they would end the other one, or last longer than it makes sense."""
+_ALONE = ASKED | {FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE}
+"""Faults that nothing is combined with: they would end the other one, hide its cause, or last longer than it makes sense."""
+_BY_TCP = frozenset({FaultKind.LINK_CUT})
+"""Faults for which the fleet speaks tcp with keys, between which no relay can stand."""
+_RARE = frozenset({FaultKind.LONG_FREEZE, FaultKind.DEAD_FROZEN_SERVER}) | _BY_TCP
+"""Faults that only a seed of their own has: they last long, or need a fleet of another kind."""
+_LASTING = {
+    FaultKind.LONG_FREEZE: (8.0, 8.0),
+    FaultKind.FLICKERING_SERVER: (4.0, 9.0),
+    FaultKind.MUTE_SERVER: (3.0, 9.0),
+    FaultKind.DISK_FULL_LEDGER: (1.0, 5.0),
+    FaultKind.LINK_CUT: (3.0, 6.0),
+    FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
+}
+"""Seconds, at least and at most, of faults that do not last as long as most. What is asked about lasts until it is named."""
 _SHORTEST_S, _LONGEST_S = 0.5, 2.5
-_LONG_FREEZE_S = 8.0
+_NAMING_S = 3.0
+"""What naming a cause takes, more or less."""
 _UPDATES_A_ROUND = 5
 _UPDATES_AROUND = 5
 
@@ -123,7 +178,7 @@ class Plan:
 
     def num_updates(self, step_s: float) -> int:
         """Return how many updates the run must take, so that it is not over before the faults are."""
-        lasting = sum(max((fault.duration_s for fault in faults), default=0.0) for faults in self.rounds)
+        lasting = sum(max(map(_moving_s, faults), default=0.0) for faults in self.rounds)
         return _UPDATES_AROUND + _UPDATES_A_ROUND * len(self.rounds) + math.ceil(lasting / step_s)
 
 
@@ -131,7 +186,7 @@ def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
     """Return the plan of a seed. Seeds in a row go through ``kinds`` in turn, so that len(kinds) of them have every kind."""
     rng = random.Random(seed)
     first = kinds[seed % len(kinds)]
-    common = [kind for kind in kinds if kind is not FaultKind.LONG_FREEZE] or list(kinds)
+    common = [kind for kind in kinds if kind not in _RARE and not (first in _BY_TCP and kind in WIRE)] or list(kinds)
     rounds: list[tuple[PlannedFault, ...]] = []
     for number in range(rng.randint(1, 3)):
         chosen = [first if number == 0 else rng.choice(common)]
@@ -141,14 +196,19 @@ def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
                 chosen.append(other)
         rounds.append(tuple(_fault(kind, rng) for kind in chosen))
     needs_critic = any(fault.kind is FaultKind.KILL_VALUE for faults in rounds for fault in faults)
-    algorithms = ["tppo", "vapo"] if needs_critic else ["dapo", "dapo", "tppo"]
+    algorithms = ["tppo", "vapo"] if needs_critic else ["dapo", "dapo", "tppo", "vapo"]
     return Plan(seed, rng.choice(algorithms), rng.choice([1, 1, 2]), tuple(rounds))
 
 
 def _fault(kind: FaultKind, rng: random.Random) -> PlannedFault:
-    duration_s = rng.uniform(_SHORTEST_S, _LONGEST_S)
+    duration_s = rng.uniform(*_LASTING.get(kind, (_SHORTEST_S, _LONGEST_S)))
     if kind in _AT_ONCE:
         duration_s = 0.0
-    if kind is FaultKind.LONG_FREEZE:
-        duration_s = _LONG_FREEZE_S
     return PlannedFault(kind, round(duration_s, 2), rng.randrange(1 << 32))
+
+
+def _moving_s(fault: PlannedFault) -> float:
+    """Return for how long the run takes updates while a fault is on."""
+    if fault.kind in STANDSTILL:
+        return 0.0
+    return fault.duration_s + (_NAMING_S if fault.kind in ASKED else 0.0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import random
+import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -18,16 +22,36 @@ import redis
 import zmq
 
 from ops.drill.append_only import read_transactions
-from ops.drill.events import Admitted, Claimed, Ended, Epoch, Held, Published, Stored, Tally
+from ops.drill.events import (
+    Admitted,
+    Claimed,
+    Ended,
+    Epoch,
+    Held,
+    Published,
+    Replaced,
+    ServerLogged,
+    Serving,
+    Status,
+    Stored,
+    Tally,
+)
 from ops.drill.ledger_history import LedgerHistory
-from ops.drill.record import crashes
+from ops.drill.leftovers import leftovers
+from ops.drill.network import ADDRESS, HostName, two_hosts
+from ops.drill.nowhere import Nowhere, Way
+from ops.drill.record import crashes, servers
 from ops.drill.relay import Relays, damage
-from ops.drill.schedule import WIRE, FaultKind, plan
+from ops.drill.schedule import ASKED, STANDSTILL, WIRE, FaultKind, plan
+from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.verifier import judge
+from ops.drill.witness import Witness, servers_of
 from pipeline.replay.redis import RedisReplay
 from pipeline.rewards.verifier import Response
-from pipeline.runtime.registry import WeightsAnnouncement
+from pipeline.runtime.registry import RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.weights.store import weights_folder
+from protocol.endpoints import ipc_endpoint
 from protocol.errors import DataError
 from protocol.ids import Role, TrajectoryId
 from tests.pipeline.replay.builders import make_chunk, make_spec, reward
@@ -54,9 +78,22 @@ def test_seeds_in_a_row_go_through_every_kind_of_fault_and_every_algorithm() -> 
 def test_a_run_is_longer_than_its_faults() -> None:
     for seed in range(100):
         each = plan(seed)
-        lasting = sum(max(fault.duration_s for fault in faults) for faults in each.rounds)
+        moving = [[fault for fault in faults if fault.kind not in STANDSTILL] for faults in each.rounds]
+        lasting = sum(max((fault.duration_s for fault in faults), default=0.0) for faults in moving)
         assert each.num_updates(0.1) * 0.1 > lasting
         assert plan(seed, [FaultKind.CORRUPT]).kinds == {FaultKind.CORRUPT}
+
+
+def test_what_is_asked_about_is_alone_in_its_round_and_every_such_kind_has_a_true_cause() -> None:
+    assert set(TRUTHS) == ASKED
+    for faults in (faults for seed in range(300) for faults in plan(seed).rounds):
+        assert len(faults) == 1 or not ASKED & {fault.kind for fault in faults}
+
+
+def test_a_fleet_that_speaks_tcp_has_no_fault_that_needs_a_relay() -> None:
+    plans = [plan(seed) for seed in range(300)]
+    assert any(FaultKind.LINK_CUT in each.kinds for each in plans)
+    assert not any(FaultKind.LINK_CUT in each.kinds and each.kinds & WIRE for each in plans)
 
 
 # -- damage --------------------------------------------------------------------------------------------------------------
@@ -199,10 +236,11 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
     await replay.write_score(generator, chunk.id, reward())
     claim = await replay.claim(learner, policy_version=0)
     await replay.settle(learner, (claim.claim_id,))
+    await registry.set_run_status(RunStatus(RunState.FINISHED, "1 updates done"))
     events = list(LedgerHistory(run, truth=lambda c: c.num_tokens > 0).read(read_transactions(folder)))
     kinds = [event for event in events if not isinstance(event, Tally)]
     assert Epoch("generator-0", 1) in kinds and Published(3) in kinds and Admitted(0) in kinds
-    assert Held("t.0.0", "generator-0#1") in kinds
+    assert Held("t.0.0", "generator-0#1") in kinds and Status("finished", "1 updates done") in kinds
     (stored,) = [event for event in kinds if isinstance(event, Stored)]
     assert (stored.chunk, stored.who, stored.end, stored.is_true) == (
         "t.0.0.0",
@@ -269,3 +307,172 @@ def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_erro
         ("learner", "KeyError: 7"),
         ("value", "rtError: y"),
     ]
+
+
+# -- what is seen of a run while it runs ---------------------------------------------------------------------------------
+
+
+def idler(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that works in a folder, and has begun to."""
+    words = "print(flush=True); import time; time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", words, str(folder)], cwd=folder, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.read(1)
+    return process
+
+
+def test_servers_are_known_by_the_folder_that_they_work_in_and_their_children_are_none(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "logs").mkdir()
+    fork = "import os, time; os.fork(); print(flush=True); time.sleep(60)"
+    witness = Witness(tmp_path)
+    first = subprocess.Popen([sys.executable, "-c", fork], cwd=tmp_path / "ledger", stdout=subprocess.PIPE)
+    assert first.stdout is not None and first.stdout.read(1)
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    try:
+        assert servers_of(tmp_path / "ledger") == {first.pid}
+        second = idler(tmp_path / "ledger")
+        assert servers_of(tmp_path / "ledger") == {first.pid, second.pid}
+        (tmp_path / "logs" / "supervisor.jsonl").write_text(
+            json.dumps({"event": "worker_exited", "worker": "learner"}) + "\n"
+            + json.dumps({"event": "worker_replaced", "worker": "reward-0", "reason": "silent"}) + "\n{torn"
+        )  # fmt: skip
+        seen = witness.close()
+        second.kill()
+        second.communicate()
+    finally:
+        for pid in (first.pid, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        first.communicate()
+    assert seen[-2] == Serving(tuple(sorted((first.pid, second.pid))))
+    assert isinstance(seen[-1], Replaced) and (seen[-1].worker, seen[-1].reason) == ("reward-0", "silent")
+    assert servers_of(tmp_path / "ledger") == set()
+
+
+def test_a_servers_log_tells_which_process_wrote_it_children_aside(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    assert list(servers(log)) == []
+    lines = [
+        "7:M 22 Nov 2026 08:21:39.272 * Ready",
+        "7:M 22 Nov 2026 08:21:40.0 * x",
+        "8:C 22 Nov 2026 08:22:0.0 * RDB",
+    ]
+    log.write_text("\n".join([*lines, "9:M 22 Nov 2026 08:23:0.0 * Ready", "7:M 22 Nov 2026 08:24:0.0 # again"]))
+    assert list(servers(log)) == [ServerLogged(7), ServerLogged(9), ServerLogged(7)]
+
+
+def test_everything_that_a_run_may_leave_is_found_and_its_files_are_not_called_that(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "sockets").mkdir(parents=True)
+    (run / "supervisor.lock").write_text("1")
+    (run / "history.jsonl").write_text("")
+    assert leftovers(run) == []
+    shared = weights_folder(run, shared_memory=True)
+    temporary = Path(ipc_endpoint(run / ("long" * 30), "any").removeprefix("ipc://")).parent
+    assert temporary.is_dir() and leftovers(run) == [], "the folder of another run is not ours"
+    temporary.rmdir()
+    temporary = temporary.with_name(f"headrace-{os.getuid()}-{hashlib.sha256(os.fsencode(run)).hexdigest()[:16]}")
+    process = idler(run)
+    try:
+        shared.mkdir()
+        temporary.mkdir()
+        with socket.socket(socket.AF_UNIX) as unix, (run / "supervisor.lock").open() as lock:
+            unix.bind(str(run / "sockets" / "x"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            words = [line.split()[0] for line in leftovers(run)]
+        assert words == ["process", "shared", "temporary", "socket", "held"]
+    finally:
+        process.kill()
+        process.communicate()
+        shared.rmdir()
+        temporary.rmdir()
+    assert [line.split()[0] for line in leftovers(run)] == ["socket"]
+
+
+# -- hosts and addresses -------------------------------------------------------------------------------------------------
+
+
+def test_a_cable_between_two_hosts_is_pulled_and_put_in_again() -> None:
+    with two_hosts(f"t{os.getpid()}") as hosts:
+        if hosts is None:
+            assert os.geteuid() != 0, "root may make network namespaces here"
+            return
+        talk = (
+            "import socket, sys; s = socket.socket(); s.settimeout(1.0); "
+            "print(s.connect_ex((sys.argv[1], 9)) in (0, 111), end='')"
+        )
+
+        def reached() -> str:
+            command = [*hosts.on(HostName.GUEST), sys.executable, "-c", talk, ADDRESS[HostName.FLEET]]
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+        assert reached() == "True"  # refused by the other host, so it is there
+        hosts.cut()
+        assert reached() == "False"
+        hosts.mend()
+        assert reached() == "True"
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_an_address_that_leads_nowhere_takes_no_message(way: Way) -> None:
+    nowhere = Nowhere(random.Random(0), way)
+    context = zmq.Context()
+    try:
+        sender = context.socket(zmq.PUSH)
+        sender.setsockopt(zmq.IMMEDIATE, 1)
+        sender.setsockopt(zmq.SNDTIMEO, 300)
+        sender.connect(nowhere.endpoint)
+        with pytest.raises(zmq.Again):
+            sender.send(b"x")
+    finally:
+        nowhere.close()
+        context.destroy(linger=0)
+
+
+# -- what must be named --------------------------------------------------------------------------------------------------
+
+STRUCK = Struck(target="reward-1", folder="/run/checkpoints")
+
+
+def answer(cause: str, who: str = "", *links: str, state: str = "running") -> dict[str, object]:
+    chain = {"links": list(links), "cause": cause, "who": who, "outlook": "mends", "next": "wait"}
+    return {"state": state, "headline": cause, "chains": [chain]}
+
+
+NAMED = {
+    FaultKind.FLICKERING_SERVER: answer("ledger", "ledger"),
+    FaultKind.DEAD_FROZEN_SERVER: answer("ledger", "ledger"),
+    FaultKind.MUTE_SERVER: answer("ledger", "ledger"),
+    FaultKind.LINK_CUT: answer("unreachable", "reward-1"),
+    FaultKind.UNREACHABLE_NAME: answer("unreachable", "", "generator-0 does not reach reward-1 at all"),
+    FaultKind.DISK_FULL: answer("disk", "learner", "no room in /run/checkpoints"),
+    FaultKind.DISK_FULL_LEDGER: answer("disk", "ledger", "no room in /run/checkpoints"),
+    FaultKind.HANGUP: answer("nobody", state="stopping"),
+    FaultKind.ORPHANS_DOWN: answer("supervisor"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ASKED))
+def test_only_the_true_cause_counts_as_named(kind: FaultKind) -> None:
+    assert TRUTHS[kind].is_named(NAMED[kind], STRUCK)
+    assert not TRUTHS[kind].is_named(answer("working", "learner", "learner is at update 3"), STRUCK)
+    assert not TRUTHS[kind].is_named({"state": "running", "chains": []}, STRUCK)
+    if kind in (FaultKind.LINK_CUT, FaultKind.UNREACHABLE_NAME):
+        assert not TRUTHS[kind].is_named(answer("unreachable", "reward-0", "to reward-10"), STRUCK)
+    if kind in (FaultKind.DISK_FULL, FaultKind.DISK_FULL_LEDGER):
+        assert not TRUTHS[kind].is_named(answer("disk", "learner", "no room in /elsewhere"), STRUCK)
+    if kind is FaultKind.HANGUP:
+        assert not TRUTHS[kind].is_named(answer("nobody", state="running"), STRUCK)
+
+
+def test_a_cause_is_asked_for_until_it_is_named_and_not_for_longer_than_the_time_it_has() -> None:
+    answers = iter([None, answer("working"), answer("ledger", "ledger")])
+    found = ask_until_named(FaultKind.MUTE_SERVER, STRUCK, lambda _: next(answers))
+    assert found.seconds is not None and 0.3 < found.seconds < 5.0 and found.answer == "ledger"
+    late = ask_until_named(FaultKind.MUTE_SERVER, STRUCK, lambda _: answer("working"), within_s=0.3)
+    assert (late.seconds, late.answer) == (None, "working")
+
+    def slow(_: float) -> dict[str, object]:
+        time.sleep(0.4)
+        return answer("ledger", "ledger")
+
+    assert ask_until_named(FaultKind.MUTE_SERVER, STRUCK, slow, within_s=0.3).seconds is None, "too late is not in time"

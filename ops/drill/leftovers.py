@@ -1,0 +1,65 @@
+"""What a run that has ended has left on the machine.
+
+*Consumes* a run's folder. *Produces* a line for each process, shared memory, socket, held lock and temporary folder that is
+still there. *Waits for* nothing. Files in the run's folder are meant to stay: they are the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.runtime.ledger_file import read_address
+from pipeline.weights.store import fetched_folder, weights_folder
+
+
+def leftovers(run_dir: Path) -> list[str]:
+    """Return what is left of a run, a line each."""
+    return [*_processes(run_dir), *_shared_memory(run_dir), *_sockets(run_dir), *_locks(run_dir)]
+
+
+def _processes(run_dir: Path) -> Iterator[str]:
+    name = os.fsencode(run_dir)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        pid = int(path.parent.name)
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        if name in words and pid != os.getpid():
+            yield f"process {pid}: {words.replace(bytes(1), b' ').decode(errors='replace').strip()}"
+
+
+def _shared_memory(run_dir: Path) -> Iterator[str]:
+    for folder in (weights_folder(run_dir, shared_memory=True), fetched_folder(run_dir, shared_memory=True)):
+        if folder.exists() and not folder.is_relative_to(run_dir):
+            yield f"shared memory {folder}: {sorted(path.name for path in folder.iterdir())}"
+
+
+def _sockets(run_dir: Path) -> Iterator[str]:
+    tag = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
+    folders = [Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{tag}"]  # as protocol.endpoints names it
+    address = read_address(run_dir)
+    if address is not None and address.socket:
+        folders.append(Path(address.socket).parent)
+    for folder in folders:
+        if not folder.is_relative_to(run_dir) and folder.exists():
+            yield f"temporary folder {folder}: {sorted(path.name for path in folder.iterdir())}"
+    for path in run_dir.rglob("*"):
+        if path.is_socket():
+            yield f"socket {path}"
+
+
+def _locks(run_dir: Path) -> Iterator[str]:
+    for path in run_dir.rglob("*lock"):
+        if not path.is_file():
+            continue
+        with path.open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield f"held lock {path}"

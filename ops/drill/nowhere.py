@@ -1,0 +1,49 @@
+"""An address that leads nowhere: refused, swallowed, or taken by what does not speak ZeroMQ.
+
+*Consumes* a choice. *Produces* an endpoint on the loopback. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import suppress
+from enum import StrEnum
+
+
+class Way(StrEnum):
+    """What becomes of who connects."""
+
+    REFUSED = "refused"
+    """nothing listens there"""
+    SWALLOWED = "swallowed"
+    """a firewall drops what comes: here a listener whose queue is full"""
+    DUMB = "dumb"
+    """something takes the connection and says nothing"""
+
+
+class Nowhere:
+    """One such address."""
+
+    def __init__(self, rng: random.Random, way: Way | None = None) -> None:
+        """Take a port."""
+        self.way = way or rng.choice(list(Way))
+        self._sockets = [socket.socket()]
+        listener = self._sockets[0]
+        listener.bind(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        if self.way is Way.DUMB:
+            listener.listen(64)
+        elif self.way is Way.SWALLOWED:
+            listener.listen(0)
+            for _ in range(4):
+                filler = socket.socket()
+                filler.setblocking(False)
+                with suppress(BlockingIOError):
+                    filler.connect(listener.getsockname())
+                self._sockets.append(filler)
+
+    def close(self) -> None:
+        """Give the port back."""
+        for each in self._sockets:
+            each.close()

@@ -1,0 +1,144 @@
+"""What ``headrace why`` must say while a fault is on, by kind; and the asking, until it says so or its time is over.
+
+*Consumes* the command's JSON. *Produces* how long it took to name the true cause. *Waits for* the command, ``NAMING_S`` in all.
+
+A cause counts as named by fields of the answer: the ``cause`` and the ``who`` of a chain, and the folder or worker that the
+fault has struck. Words around them are free.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ops.drill.schedule import ASKED, FaultKind
+
+NAMING_S = 10.0
+_PAUSE_S = 0.2
+_LEAST_S = 0.5
+
+Answer = dict[str, Any]
+Ask = Callable[[float], Answer | None]
+"""Seconds to wait -> what the command printed; None when it printed nothing by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """What a fault has hit."""
+
+    target: str = ""
+    """A worker, where it is one."""
+    folder: str = ""
+    """A folder, where it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The true cause of what a fault does."""
+
+    cause: str
+    """In words, for people."""
+    is_named: Callable[[Answer, Struck], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How the true cause of one fault was found."""
+
+    kind: str
+    seconds: float | None
+    """From the fault's begin; None when it was not named in time."""
+    answer: str
+    """The last answer's headline."""
+
+
+def _chains(answer: Answer) -> list[Answer]:
+    return [chain for chain in answer.get("chains", []) if isinstance(chain, dict)]
+
+
+def _words(chain: Answer) -> str:
+    return " ".join([*chain["links"], chain["next"]])
+
+
+def _leads(*causes: str) -> Callable[[Answer, Struck], bool]:
+    """The chain that is told first has one of these causes."""
+    return lambda answer, _: bool(_chains(answer)) and _chains(answer)[0]["cause"] in causes
+
+
+def _any(*causes: str) -> Callable[[Answer, Struck], bool]:
+    return lambda answer, _: any(chain["cause"] in causes for chain in _chains(answer))
+
+
+def _names_worker(*causes: str) -> Callable[[Answer, Struck], bool]:
+    """A chain with one of these causes is about the worker that was struck."""
+    return lambda answer, struck: any(
+        chain["cause"] in causes and (chain["who"] == struck.target or struck.target in _words(chain).split())
+        for chain in _chains(answer)
+    )
+
+
+def _names_folder(*causes: str) -> Callable[[Answer, Struck], bool]:
+    """A chain with one of these causes names the folder that has no room."""
+    return lambda answer, struck: any(
+        chain["cause"] in causes and struck.folder in _words(chain) for chain in _chains(answer)
+    )
+
+
+def _is_down(answer: Answer, _: Struck) -> bool:
+    return answer.get("state") == "stopping" and _leads("nobody", "draining")(answer, _)
+
+
+TRUTHS: dict[FaultKind, Truth] = {
+    FaultKind.FLICKERING_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
+    FaultKind.DEAD_FROZEN_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
+    FaultKind.MUTE_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
+    FaultKind.LINK_CUT: Truth("the link to the cut worker, by its name", _names_worker("link", "unreachable")),
+    FaultKind.UNREACHABLE_NAME: Truth("the worker that is not reached", _names_worker("link", "unreachable")),
+    FaultKind.DISK_FULL: Truth("no room in the checkpoints' folder, by its path", _names_folder("disk")),
+    FaultKind.DISK_FULL_LEDGER: Truth("no room in the ledger's folder, by its path", _names_folder("disk", "ledger")),
+    FaultKind.HANGUP: Truth("the run was stopped, and no process of it is there", _is_down),
+    FaultKind.ORPHANS_DOWN: Truth("no supervisor runs", _any("supervisor")),
+}
+assert set(TRUTHS) == ASKED
+
+
+def ask_until_named(kind: FaultKind, struck: Struck, ask: Ask, *, within_s: float = NAMING_S) -> Naming:
+    """Ask again and again until the true cause is named, at most ``within_s``; what is named after that does not count."""
+    began, headline = time.monotonic(), ""
+    while (left_s := began + within_s - time.monotonic()) > 0.0:
+        answer = ask(max(_LEAST_S, left_s))
+        took_s = time.monotonic() - began
+        if answer is not None:
+            headline = str(answer.get("headline", ""))
+            if TRUTHS[kind].is_named(answer, struck) and took_s <= within_s:
+                return Naming(str(kind), round(took_s, 2), headline)
+        time.sleep(_PAUSE_S)
+    return Naming(str(kind), None, headline or "no answer")
+
+
+class Asking:
+    """The same on a thread, while the fault goes on."""
+
+    def __init__(self, kind: FaultKind, struck: Struck, ask: Ask) -> None:
+        """Begin to ask."""
+        self._found: Naming | None = None
+
+        def run() -> None:
+            self._found = ask_until_named(kind, struck, ask)
+
+        self._thread = threading.Thread(target=run, name="why", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was named, or not in time."""
+        return not self._thread.is_alive()
+
+    def result(self) -> Naming:
+        """Wait for the last answer."""
+        self._thread.join()
+        assert self._found is not None
+        return self._found

@@ -1,0 +1,91 @@
+"""What is seen of a run while it runs, and cannot be read afterwards: its server processes, and whom the supervisor replaces.
+
+*Consumes* the process table and the end of the supervisor's log, ten times a second, on a thread of its own. *Produces* events.
+*Waits for* the next turn.
+
+A ledger server is known by where it works, whatever its command line: its folder is the run's ledger. A child that writes the
+file anew for its parent is no second one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from ops.drill.events import Event, Replaced, Serving
+
+_TURN_S = 0.1
+
+
+class Witness:
+    """Watches one run from its start to its end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Begin to watch."""
+        self._ledger = run_dir / "ledger"
+        self._log = run_dir / "logs" / "supervisor.jsonl"
+        self._read = 0
+        self._torn = b""
+        self._servers: frozenset[int] = frozenset()
+        self._events: list[Event] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="witness", daemon=True)
+        self._thread.start()
+
+    def close(self) -> list[Event]:
+        """Stop watching; return what was seen."""
+        self._stopped.set()
+        self._thread.join()
+        self._look()
+        return self._events
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_TURN_S):
+            self._look()
+
+    def _look(self) -> None:
+        servers = servers_of(self._ledger)
+        if servers != self._servers:
+            self._servers = servers
+            self._events.append(Serving(tuple(sorted(servers))))
+        for line in self._new_lines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if row.get("event") == "worker_replaced":
+                self._events.append(Replaced(row["worker"], str(row.get("reason")), time.monotonic()))
+
+    def _new_lines(self) -> list[bytes]:
+        try:
+            if self._log.stat().st_size < self._read:  # begun anew
+                self._read, self._torn = 0, b""
+            with self._log.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return []
+        self._read += len(data)
+        *lines, self._torn = (self._torn + data).split(b"\n")
+        return lines
+
+
+def servers_of(folder: Path) -> frozenset[int]:
+    """Return the processes that work in a ledger's folder, children of such a process aside."""
+    found: dict[int, int] = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if Path(f"/proc/{entry.name}/cwd").readlink() != folder:
+                continue
+            status = Path(f"/proc/{entry.name}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended, or is another user's
+            continue
+        state, parent = status.rpartition(")")[2].split()[:2]
+        if state not in "ZX":
+            found[int(entry.name)] = int(parent)
+    return frozenset(pid for pid, parent in found.items() if parent not in found)
