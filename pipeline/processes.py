@@ -2,11 +2,12 @@
 
 *Consumes* commands. *Produces* processes in sessions of their own (a terminal's Ctrl-C reaches the supervisor alone),
 ``<run_dir>/logs/<worker>.out``, and a record of each, by which a later supervisor finds it. *Waits for* nothing: exits are
-polled.
+polled. What a worker started and left behind is ended with it; its environment has no password of the ledger.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 import structlog
 
 from pipeline.adopted import AdoptedProcess
+from pipeline.config.secrets import without_ledger_password
+from pipeline.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.process_records import (
     ProcessIdentity,
@@ -104,6 +107,7 @@ class Processes:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    env=without_ledger_password(os.environ) | {WORKER_MARK: worker_mark(self._run_dir, name)},
                 )
         except OSError as error:
             log.error("worker_not_started", worker=name, reason=str(error))
@@ -136,7 +140,7 @@ class Processes:
         if process := self._hold(found):
             process.kill()
             process.wait()
-        forget_started(self._run_dir, found.worker)
+        self._buried(found.worker)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a worker that is still there."""
@@ -150,7 +154,7 @@ class Processes:
             code = child.process.poll()
             if code is not None:
                 del self._children[name]
-                forget_started(self._run_dir, name)
+                self._buried(name)
                 ended.append(Exit(name, child.role, child.process.pid, code))
         return ended
 
@@ -164,8 +168,21 @@ class Processes:
         self.kill_all()
         for name, child in self._children.items():
             child.process.wait()
-            forget_started(self._run_dir, name)
+            self._buried(name)
         self._children.clear()
+
+    def end_strays(self) -> int:
+        """Kill whatever workers of this run, and those that they started, are still there; return how many there were.
+
+        For a run that has ended, when no process of it is to be kept.
+        """
+        return end_marked(WORKER_MARK, worker_mark(self._run_dir))
+
+    def _buried(self, worker: str) -> None:
+        """A worker has ended: end what it left behind, and take it off the record."""
+        if left := end_marked(WORKER_MARK, worker_mark(self._run_dir, worker)):
+            log.warning("left_behind_ended", worker=worker, num_processes=left)
+        forget_started(self._run_dir, worker)
 
     def _hold(self, found: Found) -> AdoptedProcess | None:
         def exit_code() -> int | None:

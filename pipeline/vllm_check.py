@@ -10,6 +10,7 @@ would fail later and less clearly.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 
 from pipeline.config.load import resolve_paths, to_toml
 from pipeline.config.schema import RunConfig
+from pipeline.config.secrets import without_ledger_password
 from pipeline.model_folder import weight_bytes
 from protocol.errors import ConfigError
 
@@ -153,7 +155,14 @@ def ask_vllm(config: RunConfig) -> None:
         path.write_text(to_toml(resolve_paths(config)))
         command = [sys.executable, "-P", "-m", "workers.engines.vllm.check", str(path)]
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S)
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ASK_S,
+                env=without_ledger_password(os.environ),
+            )
         except subprocess.TimeoutExpired:
             raise ConfigError(
                 f"vLLM did not say within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "

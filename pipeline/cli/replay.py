@@ -59,6 +59,7 @@ def replay(
     Scores, reference log-probs and values are those of the log: only the learner's part is made again.
     """
     from pipeline.config.load import read_resolved
+    from pipeline.config.secrets import without_ledger_password
     from pipeline.runtime.threads import thread_environment
 
     run_dir = find_run(run)
@@ -73,5 +74,5 @@ def replay(
     command += ["--check" if (not what_if if check is None else check) else "--no-check"]
     command += [] if out is None else ["--out", str(out)]
     command += ["--json"] if as_json else []
-    environment = os.environ | thread_environment(read_resolved(run_dir).learner.threads)
+    environment = without_ledger_password(os.environ) | thread_environment(read_resolved(run_dir).learner.threads)
     return subprocess.run(command, check=False, env=environment).returncode

@@ -38,6 +38,9 @@ class DataSection(Section):
     evaluation: tuple[Path, ...] = Field(default=(), description="Held-out prompts; never trained on.")
     verifier: str = Field(default="arithmetic", description="For lines that name none.")
     max_prompt_tokens: Positive = Field(default=2048, description="Longer prompts are reported and skipped.")
+    max_answer_chars: Positive = Field(
+        default=10_000, description="Longer answers are reported and skipped: each chunk carries its prompt's."
+    )
     epochs: int | None = Field(default=None, ge=1, description="Passes over the training prompts; endless when absent.")
     shuffle: bool = True
     prompt_template: str = Field(

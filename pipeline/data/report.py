@@ -24,6 +24,7 @@ class SkipReason(StrEnum):
     EMPTY_PROMPT = "empty prompt"
     EMPTY_ANSWER = "empty answer"
     OVERLONG = "over-long prompt"
+    OVERLONG_ANSWER = "over-long answer"
     BAD_TEMPLATE = "chat template failed"
     DUPLICATE_ID = "duplicate id"
 

@@ -99,6 +99,7 @@ class PromptSource:
             data.verifier,
             config.verifier_paths,
             data.max_prompt_tokens,
+            data.max_answer_chars,
             keep_messages=config.reward.model is not None,
         )
         train, report = reader.read(data.train)
@@ -154,6 +155,7 @@ class _Reader:
         verifier: str,
         configured: frozenset[str],
         max_prompt_tokens: int,
+        max_answer_chars: int,
         *,
         keep_messages: bool,
     ) -> None:
@@ -162,6 +164,7 @@ class _Reader:
         self._template = template
         self._verifier = verifier
         self._max_prompt_tokens = max_prompt_tokens
+        self._max_answer_chars = max_answer_chars
         self._keep_messages = keep_messages
         self.verifiers = {verifier}
 
@@ -210,6 +213,9 @@ class _Reader:
                 return Unusable(SkipReason.BAD_TEMPLATE, str(error))
             if self._keep_messages:
                 extra = {**extra, MESSAGES: line.prompt}
+        if len(line.answer) > self._max_answer_chars:
+            detail = f"{len(line.answer)} characters; data.max_answer_chars is {self._max_answer_chars}"
+            return Unusable(SkipReason.OVERLONG_ANSWER, detail)
         if not tokens:
             return Unusable(SkipReason.EMPTY_PROMPT, "the prompt has no tokens")
         if len(tokens) > self._max_prompt_tokens:

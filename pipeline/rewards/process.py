@@ -1,7 +1,8 @@
-"""The parent's end of one sandbox process: start, call within a deadline, kill by process id.
+"""The parent's end of one sandbox process: start, call within a deadline, kill with all that it started.
 
 *Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the child, never longer than
-the call's time limit; then the child is killed, and the next call starts another.
+the call's time limit; then the child is killed, and the next call starts another. What a verifier started dies with it: its
+process group at one blow, then what left the group, by the mark in its environment (``pipeline.descendants``).
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
+from pipeline.config.secrets import without_ledger_password
+from pipeline.descendants import SANDBOX_MARK, end_marked
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
@@ -34,6 +38,8 @@ class SandboxProcess:
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._process: asyncio.subprocess.Process | None = None
+        self._mark = ""
+        self._overrun = ""
         self._loaded: set[str] = set()
         self._num_calls = 0
 
@@ -66,19 +72,25 @@ class SandboxProcess:
         return checked(reply.outcomes, len(responses))
 
     async def kill(self) -> None:
-        """End the child at once and reap it. Repeated calls do nothing."""
+        """End the child and what it started at once, and reap it. Repeated calls do nothing."""
         process, self._process = self._process, None
         self._loaded.clear()
         self._num_calls = 0
         if process is None:
             return
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself a moment ago
-                process.kill()
+            _kill_group(process)
         if process.stdin is not None:
             process.stdin.close()
         async with asyncio.timeout(STARTUP_TIMEOUT_S):
             await process.wait()
+            await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
+
+    def end_overrun(self, reason: str) -> None:
+        """End the child and its group in the middle of a call, which then fails for ``reason``."""
+        if self._process is not None and self._process.returncode is None:
+            self._overrun = reason
+            _kill_group(self._process)
 
     async def _exchange(
         self, spec: VerifierSpec, responses: tuple[Response, ...], timeout_s: float
@@ -113,6 +125,7 @@ class SandboxProcess:
         return process.returncode is not None or (process.stdout is not None and process.stdout.at_eof())
 
     async def _start(self) -> asyncio.subprocess.Process:
+        self._mark, self._overrun = secrets.token_hex(16), ""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -123,7 +136,7 @@ class SandboxProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # a terminal's interrupt is for the worker, which ends its children in order
-            env={"OMP_NUM_THREADS": "1", **os.environ},
+            env={"OMP_NUM_THREADS": "1", **without_ledger_password(os.environ), SANDBOX_MARK: self._mark},
         )
         return self._process
 
@@ -147,9 +160,17 @@ class SandboxProcess:
                 code = await process.wait()
         except TimeoutError:
             return f"closed its pipe ({error})"
+        if self._overrun:
+            return self._overrun
         if code < 0:
             return f"was ended by {signal.Signals(-code).name} (its memory limit is {self._memory_bytes >> 20} MiB)"
         return f"exited with code {code}"
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill a child that is not reaped, so that its number is still its own, with every process of its group, at one blow."""
+    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself a moment ago
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _died(spec: VerifierSpec, how: str) -> VerifierFailure:

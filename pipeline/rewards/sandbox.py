@@ -3,13 +3,15 @@
 *Consumes* calls on standard input, one at a time. *Produces* one reply for each on what was standard output when it started.
 *Waits for* its parent's next call; ends when the parent closes the pipe. Frames are a 4-byte big-endian length and MessagePack.
 
-The limits of a life: memory (the kernel refuses more), no core files, and for each call an alarm of the kernel that ends the
-process even when the parent is gone. Whatever a verifier prints goes nowhere. This guards against accidents and hostile
-*responses*; it does not make hostile *code* safe to run.
+The limits of a life: memory, open files, the size of a file (the kernel refuses more; each process that a verifier starts has
+the same), no core files, and for each call an alarm of the kernel that ends the process even when the parent is gone. On Linux
+it ends with its parent, which counts the processes that it may have (``pipeline.rewards.pool``). Whatever a verifier prints
+goes nowhere. This guards against accidents and hostile *responses*; it does not make hostile *code* safe to run.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -28,6 +30,10 @@ MAX_REPLY_BYTES = 1 << 20
 """A longer reply is replaced by a failure; the parent refuses to read one."""
 HEADER = struct.Struct(">I")
 
+MAX_OPEN_FILES = 1024
+MAX_FILE_BYTES = 1 << 30
+
+_PR_SET_PDEATHSIG = 1
 _MAX_ERROR_CHARS = 8_000
 _ALARM_GRACE_S = 2.0
 
@@ -120,9 +126,18 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def _limit(memory_bytes: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
+        resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
+    }
     if sys.platform == "linux":  # elsewhere the data limit is not enforced
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        limits[resource.RLIMIT_DATA] = memory_bytes
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for what, most in limits.items():
+        _, hard = resource.getrlimit(what)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
 
 
 if __name__ == "__main__":

@@ -111,12 +111,13 @@ def test_every_kind_of_broken_line_is_told_with_file_and_line_and_skipped(
         ({"prompt": " \n", "answer": "1"}, SkipReason.EMPTY_PROMPT),
         ({"prompt": "a", "answer": "  "}, SkipReason.EMPTY_ANSWER),
         ({"prompt": "x" * 50, "answer": "1"}, SkipReason.OVERLONG),
+        ({"prompt": "a", "answer": "1" * 21}, SkipReason.OVERLONG_ANSWER),
         ({"messages": [{"role": "tool", "content": "hi"}], "answer": "1"}, SkipReason.BAD_TEMPLATE),
         ({"prompt": "b", "answer": "1", "id": "good"}, SkipReason.DUPLICATE_ID),
     ]
     good: dict[str, Any] = {"prompt": "a", "answer": "1", "id": "good"}
     path = write(tmp_path / "train.jsonl", [good, *(line for line, _ in broken)])
-    source = PromptSource.load(config(path, max_prompt_tokens=50), tokenizer)
+    source = PromptSource.load(config(path, max_prompt_tokens=50, max_answer_chars=20), tokenizer)
     assert source.num_prompts == 1
     assert source.at(0).prompt_id == "good"
     report = source.report
@@ -129,6 +130,7 @@ def test_every_kind_of_broken_line_is_told_with_file_and_line_and_skipped(
     for reason, numbers in expected.items():
         assert [e.split(": ")[0] for e in report.examples[reason]] == [f"{path}:{n}" for n in numbers[:3]]
     assert "51 tokens; data.max_prompt_tokens is 50" in report.examples[SkipReason.OVERLONG][0]
+    assert "21 characters; data.max_answer_chars is 20" in report.examples[SkipReason.OVERLONG_ANSWER][0]
     assert f"{path}:1" in report.examples[SkipReason.DUPLICATE_ID][0]
     assert any("skipped 1 (over-long prompt)" in line for line in report.lines())
 

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rewards.dapo_math import INVALID, last_boxed, score, verify
+from pipeline.rewards import dapo_math
+from pipeline.rewards.dapo_math import INVALID, last_boxed, normalize, score, verify
 from pipeline.rewards.verifier import Response, Verdict
 
 CASES: list[dict[str, Any]] = json.loads(
@@ -47,3 +50,59 @@ def test_any_text_gets_a_verdict(text: str, answer: str) -> None:
     (outcome,) = verify([Response(response_text=text, answer=answer, verifier="dapo_math")])
     assert isinstance(outcome, Verdict)
     assert outcome.accuracy in (0.0, 1.0)
+
+
+ORIGINAL = (
+    (r".*?\$(.*?)\$.*", r"$\1$"),
+    (r"\\text\{(.*?)\}", r"\1"),
+    (r"\\textbf\{(.*?)\}", r"\1"),
+    (r"\\overline\{(.*?)\}", r"\1"),
+    (r"\\boxed\{(.*)\}", r"\1"),
+)
+"""verl's patterns, whose time is quadratic."""
+
+PIECES = (
+    "$",
+    "$",
+    "{",
+    "}",
+    "}",
+    "\\text{",
+    "\\textbf{",
+    "\\overline{",
+    "\\boxed{",
+    "x",
+    "\n",
+    "\r",
+    "\\",
+    "frac",
+    "sqrt",
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=24).map("".join))
+@settings(max_examples=1000)
+def test_the_searches_do_what_the_original_patterns_do(answer: str) -> None:
+    expected = answer
+    for pattern, replacement in ORIGINAL:
+        expected = re.sub(pattern, replacement, expected)
+    assert "\n".join(dapo_math._unwrapped(line) for line in answer.split("\n")) == expected
+
+
+@pytest.mark.parametrize(
+    "piece", [*PIECES, " ", "a ", "an ", "1,", "Answer:", "Answer : ", "\\text{\n", "\\text{$", "\\boxed{}", "\\frac1"]
+)
+def test_the_time_is_linear_in_answer_and_response(piece: str) -> None:
+    """Processor time of 32 times the length: 32 times as long where it is linear, 1,024 times where it is quadratic."""
+
+    def seconds(length: int) -> float:
+        text = (piece * length)[:length]
+        took: list[float] = []
+        for _ in range(3):
+            began = time.process_time()
+            normalize("$" + text)
+            score(text, text)
+            took.append(time.process_time() - began)
+        return min(took)
+
+    assert seconds(64_000) < 200 * max(seconds(2_000), 1e-4)

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pipeline.config.secrets import without_ledger_password
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from pipeline.runtime.server import process_runs
 from protocol.errors import ConfigError
 
 USER = "tests.pipeline.rewards.user_verifiers"
@@ -263,3 +267,87 @@ async def test_code_that_only_a_response_names_is_never_imported(
     async with VerifierPool(Limits(), configured=frozenset({"planted:score"})) as pool:
         await pool.score([response("1", by="planted:score")])
     assert (tmp_path / "ran").exists()
+
+
+async def until_gone(pids: Iterable[int]) -> None:
+    async with asyncio.timeout(20.0):
+        while any(process_runs(pid) for pid in pids):  # noqa: ASYNC110  strangers' ends are announced by nothing
+            await asyncio.sleep(0.02)
+
+
+def told(path: Path) -> list[int]:
+    return [int(number) for number in path.read_text().split()]
+
+
+@pytest.mark.parametrize("how", ["hang", "die"])
+async def test_what_a_verifier_started_dies_with_it_even_in_a_session_of_its_own(tmp_path: Path, how: str) -> None:
+    tell = tmp_path / "pids"
+    async with VerifierPool(Limits(timeout_s=1.0), configured=EVERYTHING) as pool:
+        (outcome,) = await pool.score([response(how, "3", by=f"{USER}:leaves_processes", tell=str(tell))])
+        assert failure(outcome).kind is (FailureKind.TIMEOUT if how == "hang" else FailureKind.DIED)
+        assert len(told(tell)) == 3
+        await until_gone(told(tell))
+
+
+async def test_helpers_that_a_verifier_keeps_live_as_long_as_its_process(tmp_path: Path) -> None:
+    tell = tmp_path / "pids"
+    async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
+        assert await pool.score([response("", "2", by=f"{USER}:leaves_processes", tell=str(tell))]) == [
+            Verdict(accuracy=1.0)
+        ]
+        assert all(process_runs(pid) for pid in told(tell))
+    await until_gone(told(tell))
+
+
+async def test_a_verifier_with_too_many_processes_fails_and_all_of_them_are_killed(tmp_path: Path) -> None:
+    tell = tmp_path / "pids"
+    async with VerifierPool(Limits(timeout_s=60.0), configured=EVERYTHING, max_processes=4) as pool:
+        many, few = await pool.score(
+            [
+                response("hang", "6", by=f"{USER}:leaves_processes", tell=str(tell)),
+                response("", "3", by=f"{USER}:leaves_processes", tell=str(tmp_path / "few")),
+            ]
+        )
+        assert failure(many).kind is FailureKind.DIED
+        assert "had 6 processes, at most 4 are allowed at once" in failure(many).error, "one left its session"
+        assert few == Verdict(accuracy=1.0)
+        await until_gone(told(tell))
+
+
+async def test_open_files_and_the_size_of_a_file_are_limited_and_cores_are_off(tmp_path: Path) -> None:
+    (outcome,) = await judge(response("", by=f"{USER}:has_limits", file=str(tmp_path / "file")))
+    assert outcome == Verdict(accuracy=1.0)
+
+
+async def test_a_verifier_sees_no_password_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "rediss://user:s3cr%25t@host:6380/0")
+    monkeypatch.setenv("REDISCLI_AUTH", "s3cr%t")
+    monkeypatch.setenv("ANOTHER", "copied s3cr%t there")
+    monkeypatch.setenv("OPENAI_API_KEY", "kept: a verifier may need it")
+    assert await judge(response("", "s3cr", by=f"{USER}:finds_no_password")) == [Verdict(accuracy=1.0)]
+    assert without_ledger_password(os.environ)["OPENAI_API_KEY"]
+
+
+POOL = """
+import asyncio, sys
+from pipeline.config.secrets import without_ledger_password
+from pipeline.rewards.pool import VerifierPool
+from tests.pipeline.rewards.test_pool import EVERYTHING, Limits, USER, response
+async def main():
+    async with VerifierPool(Limits(timeout_s=60.0), configured=EVERYTHING) as pool:
+        await pool.score([response("hang", "0", by=f"{USER}:leaves_processes", tell=sys.argv[1])])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends when its call's time is over")
+async def test_a_sandbox_ends_with_its_parent_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    tell = tmp_path / "pids"
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", POOL, str(tell))
+    async with asyncio.timeout(30.0):
+        while not tell.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (sandbox,) = told(Path(f"/proc/{parent.pid}/task/{parent.pid}/children"))
+    parent.kill()
+    await parent.wait()
+    await until_gone([sandbox])

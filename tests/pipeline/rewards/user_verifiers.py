@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.rewards.verifier import Outcome, Response, Verdict
 
@@ -88,3 +92,36 @@ def returns(responses: Sequence[Response]) -> object:
         "an infinite part": [Verdict(accuracy=1.0, parts={"bonus": float("inf")})],
         "a broken text": [Verdict(accuracy=1.0, parts={"\ud800": 0.0})],
     }[responses[0].response_text]
+
+
+def leaves_processes(responses: Sequence[Response]) -> list[float]:
+    """Start as many processes as the answer says, the first in a session of its own, tell their numbers, do as told."""
+    response = responses[0]
+    started = [
+        subprocess.Popen(["sleep", "300"], start_new_session=number == 0) for number in range(int(response.answer))
+    ]
+    Path(response.extra["tell"]).write_text(" ".join(str(process.pid) for process in started))
+    while response.response_text == "hang":
+        time.sleep(1.0)
+    if response.response_text == "die":
+        os._exit(7)
+    return [1.0]
+
+
+def has_limits(responses: Sequence[Response]) -> list[float]:
+    with Path(responses[0].extra["file"]).open("wb") as file:
+        try:
+            file.truncate((1 << 30) + 1)
+        except OSError as error:
+            too_large = error.errno == errno.EFBIG
+    files: list[int] = []
+    try:
+        for _ in range(2000):
+            files.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401  those before the failure are kept open
+    except OSError as error:
+        too_many = error.errno == errno.EMFILE
+    return [float(too_large and too_many and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0))]
+
+
+def finds_no_password(responses: Sequence[Response]) -> list[float]:
+    return [float("REDIS_URL" not in os.environ and not any(responses[0].answer in v for v in os.environ.values()))]

@@ -1,0 +1,82 @@
+"""Claims about worker processes: what they inherit, and what is left when they have ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pipeline.descendants import WORKER_MARK, marked, worker_mark
+from pipeline.processes import Processes
+from pipeline.runtime.server import process_runs
+from protocol.ids import Role
+
+WORKER = """
+import json, os, pathlib, subprocess, sys, time
+here = pathlib.Path(sys.argv[1])
+children = [subprocess.Popen(["sleep", "300"], start_new_session=new).pid for new in (False, True)]
+(here / "told.partial").write_text(json.dumps([children, dict(os.environ)]))
+(here / "told.partial").rename(here / "told")
+time.sleep(300)
+"""
+
+
+def started(run_dir: Path) -> Processes:
+    (run_dir / "logs").mkdir()
+    return Processes(run_dir, lambda role, folder, name: [sys.executable, "-c", WORKER, str(folder)])
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 30.0
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def told(run_dir: Path) -> tuple[list[int], dict[str, str]]:
+    until((run_dir / "told").exists)
+    return msgspec.json.decode((run_dir / "told").read_bytes(), type=tuple[list[int], dict[str, str]])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="found by /proc")
+def test_what_a_killed_worker_started_is_ended_with_it(tmp_path: Path) -> None:
+    processes = started(tmp_path)
+    processes.start(Role.REWARD, "reward-1")
+    children, _ = told(tmp_path)
+    assert set(marked(WORKER_MARK, worker_mark(tmp_path, "reward-1"))) == {*children, processes.pids["reward-1"]}
+    assert marked(WORKER_MARK, worker_mark(tmp_path, "reward-10")) == []
+    assert marked(WORKER_MARK, worker_mark(tmp_path, "reward")) == []
+    os.kill(processes.pids["reward-1"], signal.SIGKILL)
+    (ended,) = until(processes.reap)
+    assert (ended.worker, ended.code) == ("reward-1", -signal.SIGKILL)
+    until(lambda: not any(process_runs(pid) for pid in children))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="found by /proc")
+def test_what_is_left_of_a_run_is_found_without_any_record(tmp_path: Path) -> None:
+    processes = started(tmp_path)
+    processes.start(Role.REWARD, "reward-0")
+    children, _ = told(tmp_path)
+    assert Processes(tmp_path).end_strays() == 3
+    until(lambda: not any(process_runs(pid) for pid in children))
+    until(processes.reap)
+
+
+def test_a_worker_inherits_no_password_of_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://:hidden-words@127.0.0.1:1/0")
+    monkeypatch.setenv("COPY", "redis://:hidden-words@127.0.0.1:1/0")
+    monkeypatch.setenv("KEPT", "as it is")
+    processes = started(tmp_path)
+    processes.start(Role.GENERATOR, "generator-0")
+    _, environment = told(tmp_path)
+    processes.close()
+    assert environment["KEPT"] == "as it is"
+    assert "hidden-words" not in str(environment)
