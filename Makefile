@@ -12,7 +12,8 @@ LORA   ?= .venv-lora
 RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
-# Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes. TORCH_INDEX says where it is.
+# Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes. TORCH_INDEX: an
+# index's URL or a folder of wheels that has it; empty: where pip looks anyway.
 TORCH  ?=
 TORCH_INDEX ?=
 
@@ -32,19 +33,20 @@ help:
 
 # $(call torch_first,ENVIRONMENT): a target to depend on, so that the build that TORCH names is there before pip would take another
 torch_first = $(if $(TORCH),$(1)/.torch-$(TORCH))
+FROM_INDEX := $(if $(TORCH_INDEX),$(if $(wildcard $(TORCH_INDEX)/.),--no-index --find-links,--index-url) $(TORCH_INDEX))
 TORCH_VERSION := $(if $(filter cpu,$(TORCH)),2.13.0+cpu,$(TORCH))
 
 %/.torch-$(TORCH):
 	@echo "Installing torch $(TORCH_VERSION) into $*; its CPU build takes about 0.7 GB"
 	@test -x $*/bin/python || $(PYTHON) -m venv $*
-	$*/bin/python -m pip install --quiet --no-deps $(TORCH_INDEX:%=--index-url %) 'torch==$(TORCH_VERSION)' || \
+	$*/bin/python -m pip install --quiet --no-deps $(FROM_INDEX) 'torch==$(TORCH_VERSION)' || \
 	  { echo "No torch $(TORCH_VERSION) where pip looks. Say where: make TORCH=$(TORCH) TORCH_INDEX=URL; pytorch.org, Get started, has the URL." >&2; exit 2; }
 	@rm -f $*/.torch-*
 	@touch $@
 
 # $(call tell,ENVIRONMENT,CONTENT): what is about to be installed, and what it costs (README, What the install costs)
-tell = @echo "Installing $(2) into $(1): $(if $(filter cpu,$(TORCH)),about 1.3 GB and one minute.,about 1.3 GB and one minute with \
-  torch's CPU build; 5.3 GB and two minutes or more with its CUDA build, which pip takes on Linux unless told otherwise: make TORCH=cpu)"
+tell = @echo "Installing $(2) into $(1): $(if $(filter cpu,$(TORCH)),about 1.5 GB and one minute.,about 1.5 GB and one minute with \
+  torch's CPU build; 5.6 GB and two minutes or more with its CUDA build, which pip takes on Linux unless told otherwise: make TORCH=cpu)"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

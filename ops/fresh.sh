@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The README's commands on a machine that has nothing: a fresh clone, an empty HOME, an empty environment.
 #
-#   ops/fresh.sh [--torch BUILD] [--torch-index URL] [--commands "demo test"] [--folder DIR] [--keep]
+#   ops/fresh.sh [--torch BUILD] [--torch-index WHERE] [--commands "demo test"] [--folder DIR] [--keep]
 #
 # --torch        cpu, or an exact version (make TORCH=...); without it, whichever build pip takes
-# --torch-index  where that build is (make TORCH_INDEX=...)
+# --torch-index  where that build is: an index's URL, or a folder of wheels (make TORCH_INDEX=...)
 # --commands     which of the README's commands; with "" only the installation is made and measured
 # --folder       where it is made (a new folder under TMPDIR); the CUDA build needs 9 GB there, pip's cache among them
 # --keep         leave the folder, also after success; a failure always leaves it
@@ -60,7 +60,7 @@ for command in $commands; do
 done
 
 echo
-echo "$(fresh python3 --version), torch $(fresh .venv/bin/python -c 'import torch; print(torch.__version__)' || echo none), $(nproc) processors"
+echo "$(fresh python3 --version), torch $(fresh .venv/bin/python -c 'import torch; print(torch.__version__)' || echo none), $(nproc --all) processors"
 printf '%s' "$table"
 if [ -n "$failed" ] || [ -n "$keep" ]; then
   echo "left: $folder"

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from pipeline.algorithms.catalogue import declaration
 from pipeline.config.learning import RewardModelSection
@@ -27,13 +26,13 @@ from pipeline.model_folder import read_model_config
 from pipeline.ranks_check import check_ranks
 from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.connect import connect
-from pipeline.replay.faults import ledger_faults
 from pipeline.replay.spec import ledger_spec
 from pipeline.reward_model import check_reward_model, longest_input
 from pipeline.rewards.conversation import conversation_tokens
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.server import external_url
+from pipeline.runtime.server_terms import judge_terms, read_terms
 from pipeline.value_model import value_source
 from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint
@@ -89,7 +88,7 @@ def preflight(config: RunConfig) -> Preflight:
     if config.generation.engine == "vllm" or config.scores_with_vllm:
         ask_vllm(config)
     _check_address(config)
-    asyncio.run(_check_ledger(config))
+    findings += asyncio.run(_check_ledger(config))
     asyncio.run(_check_verifiers(config, source.verifiers))
     findings.append(f"verifiers: {', '.join(sorted(source.verifiers))}")
     needed = config.algorithm.groups_per_update
@@ -133,18 +132,23 @@ def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None
         raise DataError(f"reward.model.path {judge.path}: {error}") from error
 
 
-async def _check_ledger(config: RunConfig) -> None:
-    """Ask a server that runs already for an answer; an embedded one is started later."""
+async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
+    """Ask a server that runs already what it promises, and return what a person should know; an embedded one is started later.
+
+    Raises:
+        ConfigError: the server would lose parts of the ledger.
+        LedgerUnavailable: it does not answer.
+    """
     url = external_url(config.ledger.url, os.environ)
     if url is None:
-        return
+        return ()
     _check_encryption(url, allowed=config.ledger.allow_plaintext)
     client = connect(url, timeout_s=_ANSWER_S, num_retries=1)
     try:
-        with ledger_faults("ledger.url" if config.ledger.url else "REDIS_URL"):
-            await cast("Awaitable[bool]", client.ping())
+        terms = await read_terms(client, "ledger.url" if config.ledger.url else "REDIS_URL")
     finally:
         await client.aclose()
+    return judge_terms(terms, hide_password(url))
 
 
 def _check_encryption(url: str, *, allowed: bool) -> None:

@@ -129,6 +129,16 @@ def audit_table(audit: Audit) -> Table:
     return table
 
 
+def durability_line(num_unflushed: int) -> str | None:
+    """Return what it means that so many checkpoints in a row went without the server's word; None when the last had it."""
+    if not num_unflushed:
+        return None
+    return (
+        f"the ledger's server could not say for the last {num_unflushed:,} checkpoints that its file is on its disk (no "
+        "append-only file, older than Redis 7.2, or WAITAOF not permitted): its death may let what they hold be trained twice"
+    )
+
+
 def groups_line(totals: Totals) -> str:
     """Return what became of the groups, and the credit, in one line."""
     dropped = {str(reason).replace("_", " "): number for reason, number in totals.num_groups_dropped.items() if number}

@@ -40,6 +40,7 @@ class CheckpointWriter:
         self._folder = folder
         self._task: Task[None] | None = None
         self._failure: StorageFailed | None = None
+        self._was_durable = True
         self.last_s: float = 0.0
         """What the last one took, from the snapshot to the settling."""
         self.ended_s: float = 0.0
@@ -97,7 +98,13 @@ class CheckpointWriter:
     ) -> None:
         ctx = self._ctx
         try:
-            await ctx.replay.make_durable(ctx.who)
+            if not await ctx.replay.make_durable(ctx.who) and self._was_durable:
+                self._was_durable = False
+                ctx.log.warning(
+                    "ledger_not_durable",
+                    reason="the ledger's server cannot say that its file is on its disk",
+                    action="set appendonly yes on a Redis 7.2 or later; until then its death may let units be trained on twice",
+                )
             path = await ctx.store(self._folder.write, version, save, state)
         except StorageFailed as error:
             self._failure = error

@@ -1,8 +1,9 @@
 """The generator: prompts with credit in, chunks out.
 
 *Consumes* leases from the ledger (new groups, or trajectories that nobody holds) and published weights. *Produces* chunks:
-each is written to the ledger once, and from then on nothing can lose it; then it goes to the scorers' mailboxes. *Waits for*
-credit (the learner settles or drops) and for room in a scorer's mailbox (the scorer reads): that wait is the back-pressure.
+each is written to the ledger once, and from then on no process that dies can lose it; then it goes to the scorers' mailboxes.
+*Waits for* credit (the learner settles or drops) and for room in a scorer's mailbox (the scorer reads): that wait is the
+back-pressure.
 
 Two loops share the process. The *decode* loop leases, feeds the engine and swaps weights; it alone touches the engine, on
 the compute thread. New weights are brought here and verified beside it (``workers.taking``). The *writers* carry finished

@@ -43,7 +43,7 @@ def status(run: Path | None, as_json: bool) -> None:
                 return
             from rich.console import Console
 
-            from pipeline.tables import fleet_table, groups_line, tokens_line
+            from pipeline.tables import durability_line, fleet_table, groups_line, tokens_line
 
             console = Console()
             alive = f"supervisor {pid}" if pid is not None else "no supervisor"
@@ -53,6 +53,8 @@ def status(run: Path | None, as_json: bool) -> None:
                 console.print(fleet_table(workers))
                 console.print(bottleneck(workers), highlight=False, markup=False)
             console.print(groups_line(totals), tokens_line(totals), sep="\n", highlight=False, markup=False)
+            if warning := durability_line(totals.num_unflushed):
+                console.print(warning, highlight=False, markup=False)
 
     asyncio.run(look())
 
@@ -106,18 +108,26 @@ def audit(run: Path | None, as_json: bool) -> int:
                 parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens", "finished")}
                 differences = {name: balance.difference for name, balance in parts.items()}
                 echo_json(
-                    {"balances": found.balances, "difference": differences, **parts, "rework": rework_rows(rework)}
+                    {
+                        "balances": found.balances,
+                        "difference": differences,
+                        **parts,
+                        "rework": rework_rows(rework),
+                        "num_unflushed": found.num_unflushed,
+                    }
                 )
             else:
                 from rich.console import Console
 
-                from pipeline.tables import audit_table
+                from pipeline.tables import audit_table, durability_line
 
                 console = Console()
                 console.print(audit_table(found))
                 if rework:
                     console.print(in_words(rework), highlight=False)
-                console.print("it balances" if found.balances else "[red]it does not balance: this is a bug[/red]")
+                verdict = "it balances" if found.balances else "[red]it does not balance: this is a bug[/red]"
+                warning = durability_line(found.num_unflushed)
+                console.print(f"{verdict}; {warning}" if warning else verdict, highlight=False)
             return 0 if found.balances else 1
 
     return asyncio.run(look())

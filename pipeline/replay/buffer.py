@@ -183,7 +183,8 @@ class ReplayBuffer(Protocol):
 
     async def make_durable(self, who: Incarnation) -> bool:
         """Return once all that was written so far survives the death of the server and of its machine; at once, with False,
-        when this server cannot say so (no append-only file, or older than Redis 7.2)."""
+        when this server cannot say so (no append-only file, older than Redis 7.2, or not permitted). ``totals`` and ``audit``
+        count these in a row."""
         ...
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:

@@ -1,6 +1,7 @@
 """Waiting until the server's append-only file is on its disk.
 
-*Consumes* a client. *Produces* certainty, or the word that there is none. *Waits for* the server's flush, a second as a rule.
+*Consumes* a client. *Produces* certainty, or the word that there is none, which the ledger keeps for ``status`` and ``audit``.
+*Waits for* the server's flush, a second as a rule.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import redis.asyncio
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from pipeline.replay.faults import ledger_faults
 from pipeline.replay.scripts import load
@@ -32,17 +33,31 @@ async def wait_durable(client: redis.asyncio.Redis, counters: str, who: Incarnat
         for _ in range(_MAX_STEPS):
             async with client.pipeline(transaction=False) as pipe:
                 # on one connection: WAITAOF waits for that connection's last write
-                cast("Any", pipe).eval(load("sync"), 1, counters, "", who.worker, who.epoch)
+                _sync(pipe, counters, who)
                 cast("Any", pipe).execute_command("WAITAOF", 1, 0, _STEP_MS)
-                written, flushed = await pipe.execute(raise_on_error=False)
-            if isinstance(written, Exception):
-                raise written
-            if isinstance(flushed, ResponseError) and any(text in str(flushed) for text in _CANNOT):
+                num_unflushed, flushed = await pipe.execute(raise_on_error=False)
+            if isinstance(num_unflushed, Exception):
+                raise num_unflushed
+            if _cannot_say(flushed):
+                await _sync(client, counters, who, "unflushed")
                 return False
             if isinstance(flushed, Exception):
                 raise flushed
             if flushed[0] >= 1:
+                if num_unflushed:  # an operator has mended the server
+                    await _sync(client, counters, who, "flushed")
                 return True
     raise LedgerUnavailable(
         f"the ledger's append-only file was not flushed within {_MAX_STEPS * _STEP_MS // 1000} s: look at the server's disk"
     )
+
+
+def _sync(client: Any, counters: str, who: Incarnation, *outcome: str) -> Any:
+    return client.eval(load("sync"), 1, counters, "", who.worker, who.epoch, *outcome)
+
+
+def _cannot_say(answer: object) -> bool:
+    """Whether the server has no file, does not know the command, or does not permit it to this user."""
+    if isinstance(answer, NoPermissionError):
+        return True
+    return isinstance(answer, ResponseError) and any(text in str(answer) for text in _CANNOT)

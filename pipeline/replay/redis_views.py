@@ -14,7 +14,7 @@ from pipeline.replay.queue_names import queue_stat
 
 def totals_from(reply: Sequence[Any]) -> Totals:
     """Return the counters that ``totals.lua`` read."""
-    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, dropped = reply
+    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, dropped = reply
     return Totals(
         policy_version=version,
         credit_used=used,
@@ -27,6 +27,7 @@ def totals_from(reply: Sequence[Any]) -> Totals:
         num_tokens_trained=trained,
         is_closed=bool(closed),
         is_exhausted=bool(exhausted),
+        num_unflushed=unflushed,
     )
 
 
@@ -50,7 +51,8 @@ def audit_from(reply: Sequence[Any]) -> Audit:
         )
 
     stored = {name.removeprefix("stored:"): by for name, by in counters.items() if name.startswith("stored:")}
-    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), balance("finished"), stored)
+    balances = (balance(currency) for currency in ("groups", "trajectories", "tokens", "finished"))
+    return Audit(*balances, tokens_stored=stored, num_unflushed=counters.get("unflushed", 0))
 
 
 def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:

@@ -307,6 +307,8 @@ class Audit:
     waiting or claimed."""
     tokens_stored: dict[str, int] = field(default_factory=dict[str, int])
     """Tokens of all chunks ever stored, evaluation included, by the incarnation that wrote them."""
+    num_unflushed: int = 0
+    """Checkpoints in a row, up to the last, for which the server could not say that its file is on its disk."""
 
     @property
     def balances(self) -> bool:
@@ -359,3 +361,5 @@ class Totals:
     is_closed: bool
     is_exhausted: bool
     """Every prompt is admitted, and none waits to be admitted again."""
+    num_unflushed: int = 0
+    """Checkpoints in a row, up to the last, for which the server could not say that its file is on its disk."""

@@ -38,7 +38,7 @@ def index_of(lines: list[str], *parts: str) -> int:
 @pytest.mark.parametrize("target", ["demo", "test", "test-lora", "vllm", "trl"])
 def test_what_is_installed_and_its_size_are_said_before_pip_is_called(tmp_path: Path, target: str) -> None:
     lines = planned(tmp_path, target)
-    said = index_of(lines, "echo", "Installing Headrace", "1.3 GB", "5.3 GB", "make TORCH=cpu")
+    said = index_of(lines, "echo", "Installing Headrace", "1.5 GB", "5.6 GB", "make TORCH=cpu")
     assert said < index_of(lines, "pip install")
 
 
@@ -51,6 +51,9 @@ def test_one_variable_takes_the_cpu_build_of_torch_before_anything_could_take_an
     torch = index_of(lines, "pip install", "--no-deps", "--index-url https://an.index/simple", "'torch==2.13.0+cpu'")
     assert torch == index_of(lines, "pip install"), "the first that pip is asked for"
     assert not any("pip install" in line and "torch" in line for line in planned(tmp_path, "demo"))
+    assert f"--no-index --find-links {tmp_path} 'torch==" in "\n".join(
+        planned(tmp_path, target, "TORCH=cpu", f"TORCH_INDEX={tmp_path}")
+    )
     assert "'torch==2.12.1+cu126'" in "\n".join(planned(tmp_path, target, "TORCH=2.12.1+cu126"))
 
 

@@ -2,7 +2,7 @@
 --
 -- Reads    settings counters ready running
 -- Returns  { version, used, limit, ready units, running units, groups admitted, tokens generated,
---            tokens trained, closed, exhausted, { reason, groups dropped, ... } }
+--            tokens trained, closed, exhausted, waits unflushed, { reason, groups dropped, ... } }
 
 local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed')
 local dropped = {}
@@ -18,5 +18,5 @@ local version, groups = integer(c[1]), integer(c[3])
 return {
   version, integer(c[2]), credit_limit(), call('ZCARD', P .. 'ready'),
   call('ZCARD', P .. 'running') * WEIGHT, groups, integer(c[4]), integer(c[5]), c[6] and 1 or 0,
-  is_exhausted() and 1 or 0, dropped,
+  is_exhausted() and 1 or 0, counter('unflushed'), dropped,
 }

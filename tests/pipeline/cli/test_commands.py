@@ -63,7 +63,16 @@ def test_queues_have_depth_limit_age_and_consumer(run_dir: Path) -> None:
 
 def test_audit_balances_with_exit_code_0_and_does_not_with_1(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = _json("audit", str(run_dir))
-    assert set(found) == {"balances", "difference", "groups", "trajectories", "tokens", "finished", "rework"}
+    assert set(found) == {
+        "balances",
+        "difference",
+        "groups",
+        "trajectories",
+        "tokens",
+        "finished",
+        "rework",
+        "num_unflushed",
+    }
     assert found["balances"] is True
     nothing = Balance(0, 0)
 

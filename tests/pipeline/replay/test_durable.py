@@ -11,6 +11,7 @@ from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.server import EmbeddedServer
 from protocol.errors import Fenced
+from tests.own_server import own_server
 from tests.pipeline.replay.builders import LEARNER, make_spec
 
 RUN = "durable"
@@ -36,7 +37,22 @@ async def test_it_returns_only_when_the_file_on_the_disk_has_caught_up(tmp_path:
                 await replay.make_durable(LEARNER)
             client.config_set("appendonly", "no")
             client.hset(f"{{{RUN}}}:epochs", LEARNER.worker, LEARNER.epoch)
-            assert await replay.make_durable(LEARNER) is False, "without a file nothing is durable"
+            for number in (1, 2):
+                assert await replay.make_durable(LEARNER) is False, "without a file nothing is durable"
+                assert (await replay.totals()).num_unflushed == number
+                assert (await replay.audit()).num_unflushed == number
+            client.config_set("appendonly", "yes")
+            assert await replay.make_durable(LEARNER) is True
+            assert (await replay.totals()).num_unflushed == (await replay.audit()).num_unflushed == 0
     finally:
         await replay.aclose()
         server.stop()
+
+
+async def test_a_server_that_does_not_permit_the_question_cannot_say(tmp_path: Path) -> None:
+    with own_server(tmp_path, "appendonly yes", "user default on nopass ~* &* +@all -waitaof") as url:
+        replay = RedisReplay(connect(url), RUN)
+        await replay.open(make_spec(run=RUN))
+        assert await replay.make_durable(LEARNER) is False
+        assert (await replay.totals()).num_unflushed == 1
+        await replay.aclose()

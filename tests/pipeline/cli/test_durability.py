@@ -1,0 +1,59 @@
+"""Claims about a ledger's server that cannot say whether it has flushed: ``status`` and ``audit`` say so, of a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from pipeline.cli import headrace
+from pipeline.config.load import write_resolved
+from pipeline.replay.connect import connect
+from pipeline.replay.redis import RedisReplay
+from pipeline.runtime.ledger_file import LedgerAddress, write_address
+from protocol.ids import Incarnation, Role
+from tests.own_server import own_server
+from tests.pipeline.op_config import op_config
+from tests.pipeline.replay.builders import make_spec
+
+
+async def two_checkpoints(url: str, run: str) -> None:
+    replay = RedisReplay(connect(url), run)
+    await replay.open(make_spec(run=run))
+    for _ in range(2):
+        await replay.make_durable(Incarnation(Role.LEARNER, "learner", 1))
+    await replay.aclose()
+
+
+def told(*words: str | Path) -> str:
+    done = CliRunner().invoke(headrace, [str(word) for word in words], standalone_mode=False)
+    assert done.exception is None, done.output
+    return done.stdout
+
+
+def test_status_and_the_audits_last_line_say_that_the_server_gave_no_word_for_the_last_checkpoints(
+    tmp_path: Path,
+) -> None:
+    config = op_config(tmp_path)
+    config.run_dir.mkdir(parents=True)
+    write_resolved(config, config.run_dir)
+    told_of = {}
+    for name, setting in (("loose", "appendonly no"), ("kept", "appendonly yes")):
+        with own_server(tmp_path / name, setting) as url:
+            write_address(config.run_dir, LedgerAddress(url=url))
+            asyncio.run(two_checkpoints(url, config.run.name))
+            status, audit = told("status", config.run_dir), told("audit", config.run_dir)
+            totals = json.loads(told("status", config.run_dir, "--json"))["totals"]
+            number = json.loads(told("audit", config.run_dir, "--json"))["num_unflushed"]
+            assert totals["num_unflushed"] == number
+            told_of[name] = (number, " ".join(status.split()), audit[audit.index("it balances") :])
+    sentence = "could not say for the last 2 checkpoints that its file is on its disk"
+    number, status, last = told_of["loose"]
+    assert number == 2
+    assert sentence in status
+    assert sentence in " ".join(last.split())
+    number, status, last = told_of["kept"]
+    assert (number, last) == (0, "it balances\n")
+    assert "could not say" not in status
