@@ -5,7 +5,8 @@
 
     <run_dir>/config.toml        the resolved configuration; its presence says that the run was started
     <run_dir>/supervisor.lock    held by the supervisor as long as it lives; holds its process id
-    <run_dir>/ledger.lock        held while the embedded server is started, and by a command that runs one for itself
+    <run_dir>/ledger.lock        held while a supervisor starts the embedded server, and by a command that runs one for itself;
+                                 the server's own lock is ledger/server.lock
     <run_dir>/logs/              <worker>.jsonl, and <worker>.out for what a worker wrote to its terminal
 """
 

@@ -56,6 +56,8 @@ _LOOK_EVERY_S = 0.5
 """At the ledger: each look reads what every worker says, and the watchdog's patience is of seconds."""
 _ANSWER_S = 2.0
 """The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
+_SERVER_PATIENCE_S = 60.0
+"""With an embedded server that is there and says nothing; less where workers bear less."""
 _DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
 
 log = structlog.get_logger(__name__)
@@ -125,17 +127,18 @@ class Supervisor:
                 if server is not None and not server.is_adopted:
                     await asyncio.to_thread(server.stop)
                 raise
+            settings = self._config.ledger
+            patience_s = min(_SERVER_PATIENCE_S, settings.outage_timeout_s / 2)
+            deadline_s = settings.scoring_deadline_s
+            around = Surroundings(registry, replay, server, metrics, watch, watch_every_s, deadline_s, patience_s)
             try:
                 await self._begin(registry)
-                deadline_s = self._config.ledger.scoring_deadline_s
-                around = Surroundings(registry, replay, server, metrics, watch, watch_every_s, deadline_s)
                 status = await self._supervise(around)
                 await self._conclude(registry, replay, status)
             finally:
                 await asyncio.to_thread(self._processes.close)
                 await registry.aclose()
-                if server is not None:
-                    await asyncio.to_thread(server.stop)
+                await around.close()
                 remove_weights(self._run_dir)
         return self._outcome(status)
 
@@ -223,7 +226,7 @@ class Supervisor:
             ended = self._processes.reap()
             for exit_ in ended:
                 self._note(exit_, now)
-            await around.keep_server(now)
+            around.keep_server(now)
             if ended or now >= self._next_look_s:
                 self._next_look_s = now + _LOOK_EVERY_S
                 status = await self._look(around, status, ended, now)

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import structlog
 
 from pipeline.fleet import FleetPlan
 from pipeline.replay.buffer import Totals
 from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.registry import Heartbeat, Registry, RunStatus
 from pipeline.runtime.server import EmbeddedServer
+from pipeline.runtime.server_probe import Sight
+from pipeline.runtime.server_watch import ServerWatch
 from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.runtime.metrics import MetricsServer
 
 _SERVER_CHECK_S = 1.0
+_SUSPICIOUS_CHECK_S = 0.1
+"""While the server seems dead, until enough looks agree."""
 _OVERDUE_CHECK_S = 1.0
 _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Surroundings:
         watch: Callable[[Picture], None] | None,
         watch_every_s: float,
         scoring_deadline_s: float,
+        server_patience_s: float,
     ) -> None:
         self.registry = registry
         self._scoring_deadline_s = scoring_deadline_s
@@ -66,15 +68,36 @@ class Surroundings:
         self._next_check_s = 0.0
         self._next_overdue_s = 0.0
         self._overdue_s: dict[Role, float] = {}
+        self._watch_server = ServerWatch(patience_s=server_patience_s)
+        self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-server")
+        self._looking: Future[Sight] | None = None
 
-    async def keep_server(self, now: float) -> None:
-        """Start the embedded server again when it has died. Raises LedgerUnavailable when it cannot be."""
-        if self._server is None or now < self._next_check_s:
+    def keep_server(self, now: float) -> None:
+        """Have a thread look after the embedded server: it may wait long for one that is mute, and this loop must not.
+
+        Raises:
+            LedgerUnavailable: the server cannot be started again, or not be ended.
+        """
+        if self._server is None:
             return
-        self._next_check_s = now + _SERVER_CHECK_S
-        if not await asyncio.to_thread(self._server.is_alive):
-            log.error("ledger_server_died", action="started again on its append-only file")
-            await asyncio.to_thread(self._server.start)
+        if self._looking is not None:
+            if not self._looking.done():
+                return
+            looking, self._looking = self._looking, None
+            looking.result()
+        if now >= self._next_check_s:
+            self._next_check_s = now + (_SUSPICIOUS_CHECK_S if self._watch_server.is_suspicious else _SERVER_CHECK_S)
+            self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
+
+    async def close(self) -> None:
+        """Look after nothing any more, and end the embedded server. Raises LedgerUnavailable when it cannot be ended."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.stop()  # which also ends the wait of a start that is under way
+            self._keeper.shutdown()
+            self._server.stop()  # of a start that was just about to begin
 
     async def overdue(self, now: float) -> dict[Role, float]:
         """Return how long the oldest work of each scoring role has lain beyond its deadline, as of the last second."""

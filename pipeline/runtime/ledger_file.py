@@ -12,6 +12,7 @@ import msgspec
 
 from pipeline.config.secrets import hide_password, is_hidden
 from pipeline.runtime.private_files import write_private
+from pipeline.runtime.process_records import ProcessIdentity
 from protocol.errors import ConfigError
 
 LEDGER_FILE = "ledger.json"
@@ -26,7 +27,9 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """Path of the embedded server's socket."""
     pid: int = 0
-    """Of the embedded server when it was started; whether that process is still the server is for its socket to say."""
+    """Of the embedded server when it was started; 0 in the moment before. ``process`` says whether that is still the server."""
+    process: ProcessIdentity | None = None
+    """The same process, for ever; None as well in what an earlier release wrote."""
     server: str = ""
     """Path of the embedded server's program."""
     server_version: str = ""

@@ -63,7 +63,7 @@ def worker_pid() -> int:
 def identify(pid: int) -> ProcessIdentity | None:
     """Return who a process id is at this moment; None when there is no such process, or it has ended (a zombie has)."""
     started = _started(pid)
-    return None if started is None else ProcessIdentity(_host(), pid, started)
+    return None if started is None else ProcessIdentity(this_host(), pid, started)
 
 
 def write_started(run_dir: Path, worker: str, record: Started) -> None:
@@ -111,7 +111,8 @@ def forget_started(run_dir: Path, worker: str) -> None:
 
 
 @cache
-def _host() -> str:
+def this_host() -> str:
+    """Return the name by which this host is recorded."""
     return socket.gethostname()
 
 

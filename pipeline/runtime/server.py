@@ -1,13 +1,18 @@
-"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket.
+"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket. One server on one file.
 
 *Consumes* the run's folder and a memory limit. *Produces* a URL, and ``ledger.json`` for every later command. *Waits for* the
-server's first answer, which after a crash comes when it has read its append-only file.
+server's first answer, which after a crash comes when it has read its append-only file; and for a server that is there and says
+nothing, until it answers, ends, or is ended.
 
 The server is a process in a session of its own: a terminal's Ctrl-C does not reach it, and it outlives a supervisor that
 dies, whose successor adopts it. It listens on no port, wants a password, appends every write to a file that is flushed every
 second, and refuses writes at its memory limit rather than evict what the run counts on.
 
+Two servers must never append to one file. The server itself holds its folder's lock (``pipeline.runtime.server_lock``). While
+it is held, or the recorded process lives, nothing is started, written or removed there. A slow answer is no death.
+
     <run_dir>/ledger.json            address, mode 0600
+    <run_dir>/ledger/server.lock     held by the server as long as it lives
     <run_dir>/ledger/server.conf     settings with the password, mode 0600
     <run_dir>/ledger/server.log
     <run_dir>/ledger/appendonlydir/  or appendonly.aof before Redis 7
@@ -19,31 +24,40 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+import msgspec
+import structlog
 
 from pipeline.runtime.ledger_file import LedgerAddress, known_url, read_address, read_ledger_url, write_address
 from pipeline.runtime.private_files import is_private_folder, write_private
+from pipeline.runtime.process_records import identify, this_host
 from pipeline.runtime.server_binary import ServerBinary, find_server
+from pipeline.runtime.server_lock import holders, is_locked, take_lock
+from pipeline.runtime.server_probe import ServerState, Sight, listens, probe
+from pipeline.runtime.server_watch import ServerWatch, Verdict
 from protocol.endpoints import ensure_private_folder
 from protocol.errors import LedgerUnavailable
 
-__all__ = ["EmbeddedServer", "external_url", "open_ledger", "read_ledger_url"]
+__all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
 
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
+ANSWER_S = 2.0
+"""For one answer of the server; a later one is no sign of death."""
 _POLL_S = 0.005
 _LOG_TAIL_BYTES = 2000
-_ONCE = Retry(NoBackoff(), 0)
+_OWN_FOLDER = "headrace-"
+
+log = structlog.get_logger(__name__)
 
 
 def external_url(configured: str | None, environment: Mapping[str, str]) -> str | None:
@@ -70,15 +84,34 @@ def open_ledger(
     return server
 
 
-class EmbeddedServer:
-    """A run's own ledger server. One supervisor holds it at a time."""
+def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
+    """End the embedded server of a run for certain, whoever started it; return whether there was one.
 
-    def __init__(self, run_dir: Path, *, max_memory_mb: int) -> None:
+    It is asked to flush its file and end, and killed after ``timeout_s``. Its socket goes with it.
+
+    Raises:
+        LedgerUnavailable: it cannot be ended: it is another user's or another host's, or its disk holds it fast.
+    """
+    return EmbeddedServer(run_dir, max_memory_mb=0).end(timeout_s=timeout_s)
+
+
+def server_runs(run_dir: Path) -> bool:
+    """Whether an embedded server of this run is there, or is being started. Writes nothing, and asks no server."""
+    return EmbeddedServer(run_dir, max_memory_mb=0).is_there()
+
+
+class EmbeddedServer:
+    """A run's own ledger server. One supervisor holds it at a time; its methods may be called from several threads."""
+
+    def __init__(self, run_dir: Path, *, max_memory_mb: int, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
         self._run_dir = run_dir.absolute()
         self._folder = self._run_dir / "ledger"
         self._max_memory_mb = max_memory_mb
         self._process: subprocess.Popen[bytes] | None = None
         self._address: LedgerAddress | None = None
+        self._one_at_a_time = threading.Lock()
+        self._is_ending = threading.Event()
 
     @property
     def url(self) -> str:
@@ -87,7 +120,7 @@ class EmbeddedServer:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether the server was started by somebody else."""
+        """Whether another process started the server."""
         return self._process is None
 
     @property
@@ -100,97 +133,294 @@ class EmbeddedServer:
         """The server's own log."""
         return self._folder / "server.log"
 
-    def start(self, *, timeout_s: float = 60.0) -> bool:
-        """Adopt the server that an earlier supervisor left running, or start one; return whether it was adopted.
+    # -- looking -------------------------------------------------------------------------------------------------------
 
-        A server that was killed is started on the same files, socket and password, so that its clients reconnect.
+    def look(self) -> Sight:
+        """Return how the server is, after ``answer_s`` at the latest."""
+        sight = Sight(ServerState.SILENT, words="it was never started")
+        if (address := self._known()) is not None:
+            sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s)
+        if sight.state is ServerState.SILENT and not self.is_there():
+            return Sight(ServerState.GONE, words=sight.words)
+        return sight
+
+    def keep(self, watch: ServerWatch, now_s: float) -> Sight:
+        """Look, and start the server again when ``watch`` says that it is dead or has been mute for too long.
 
         Raises:
-            ConfigError: no server program is there.
-            LedgerUnavailable: it ended, or gave no answer within ``timeout_s``.
+            LedgerUnavailable: it cannot be ended, or cannot be started.
         """
-        known = read_address(self._run_dir)
-        if known is not None and known.is_embedded:
-            self._address = known
-            if self.is_alive():
-                return True
-            self._end_unanswering(known.pid, timeout_s)
-            if self.is_alive():
-                return True
-        ensure_private_folder(self._folder)
-        binary = find_server()
-        socket = self._socket_path(known)
-        password = (urlsplit(known.url).password if known else None) or secrets.token_hex(24)
-        configuration = self._configuration
-        write_private(configuration, self._settings(socket, password).encode())
-        socket.unlink(missing_ok=True)
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [binary.path, configuration],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                start_new_session=True,
-            )
-        self._address = _address(binary, socket, password, self._process.pid)
-        write_address(self._run_dir, self._address)
-        self._wait_until_answering(self._process, timeout_s)
-        return False
+        sight = self.look()
+        verdict = watch.see(sight, now_s)
+        if verdict is Verdict.LEAVE:
+            return sight
+        log.error(
+            "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
+        )
+        if verdict is Verdict.REPLACE:
+            self.stop()
+        self.start()
+        return self.look()
 
     def is_alive(self) -> bool:
-        """Whether the server answers and serves: it does not while it reads its file."""
-        return self.pid() is not None
+        """Whether the server answers and serves: it does not while it reads its file. No for an answer is no death."""
+        return self.look().state is ServerState.SERVES
+
+    def is_there(self) -> bool:
+        """Whether its process lives or its lock is held: then no other may be started."""
+        if self._process is not None:
+            self._process.poll()  # one that has ended is not to be seen as a zombie
+        return is_locked(self._folder) or self._recorded() is not None
 
     def pid(self) -> int | None:
         """Return the process id that the server itself gives; None when it does not answer or is still loading."""
-        if self._address is None:
-            return None
-        client = redis.Redis.from_url(self._address.url, socket_timeout=2.0, socket_connect_timeout=2.0, retry=_ONCE)  # pyright: ignore[reportUnknownMemberType]
-        try:
-            client.ping()  # pyright: ignore[reportUnknownMemberType]
-            info: dict[str, Any] = client.info("server")  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
-        except redis.RedisError:
-            return None
-        finally:
-            client.close()
-        if self._process is not None:
-            self._process.poll()
-        return int(info["process_id"])
+        sight = self.look()
+        return sight.pid if sight.state is ServerState.SERVES else None
 
-    def stop(self, *, timeout_s: float = 10.0) -> bool:
-        """Ask the server to flush its file and end; kill it at the deadline. Returns whether it ended by itself."""
-        pid = self.pid() if self._process is None else self._process.pid
-        if pid is None:
-            return True
-        deadline = time.monotonic() + timeout_s
-        ended = _signal(pid, signal.SIGTERM) or self._wait_until_gone(pid, deadline)
-        if not ended:
-            _signal(pid, signal.SIGKILL)
-            self._wait_until_gone(pid, time.monotonic() + timeout_s)
-        self._process = None
-        self.socket.unlink(missing_ok=True)
-        return ended
+    # -- starting ------------------------------------------------------------------------------------------------------
 
-    def _end_unanswering(self, pid: int, timeout_s: float) -> None:
-        """Let a server of ours that does not answer finish loading; kill it at the deadline. Two must never share a file."""
-        deadline = time.monotonic() + timeout_s
-        while self._is_ours(pid) and not self.is_alive():
-            if time.monotonic() >= deadline:
-                _signal(pid, signal.SIGKILL)
-                self._wait_until_gone(pid, time.monotonic() + timeout_s)
-            time.sleep(_POLL_S)
+    def start(self, *, timeout_s: float = 60.0) -> bool:
+        """Adopt the server that is there, or start one; return whether it was adopted.
 
-    def _is_ours(self, pid: int) -> bool:
-        """Whether a process is this run's server: the number may belong to another by now."""
-        if self._process is not None and self._process.pid == pid:
-            return self._process.poll() is None
-        if pid <= 0 or not process_runs(pid):
+        One that is there and mute is waited for; after ``timeout_s`` without any sign of life it is ended for certain, and only
+        then another is started, on the same files, socket and password, so that clients reconnect.
+
+        Raises:
+            ConfigError: no server program is there.
+            LedgerUnavailable: it ended, it cannot be ended, or gave no answer within ``timeout_s``.
+        """
+        with self._one_at_a_time:
+            watch = ServerWatch(patience_s=timeout_s)
+            watch.begin_again(time.monotonic())
+            deadline = time.monotonic() + timeout_s
+            while True:
+                if self._try_to_launch(timeout_s):
+                    return False
+                sight = self.look()
+                if sight.state is ServerState.SERVES:
+                    return True
+                if sight.state is ServerState.GONE and time.monotonic() >= deadline:
+                    raise LedgerUnavailable(
+                        f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server came of it; try "
+                        f"again when they have ended (`fuser {self._folder / 'server.lock'}` names them)"
+                    )
+                if watch.see(sight, time.monotonic()) is Verdict.REPLACE:
+                    log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
+                    self._end(signal.SIGKILL, timeout_s)
+                    watch.begin_again(time.monotonic())
+                self._pause()
+
+    def _try_to_launch(self, timeout_s: float) -> bool:
+        """Start a server if there is none; return whether one was started, and answers."""
+        known = self._known()
+        ensure_private_folder(self._folder)
+        lock = take_lock(self._folder)
+        if lock is None:
             return False
         try:
-            return os.fsencode(self._configuration) in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if self._recorded() is not None:  # an earlier release started it, which knew no lock
+                return False
+            binary = find_server()
+            try:
+                self._launch(binary, known, lock)
+            except LedgerUnavailable:
+                raise
+            except OSError as error:
+                raise LedgerUnavailable(
+                    f"the ledger server cannot be started in {self._folder}: {error.strerror}; make room or give rights there"
+                ) from error
+        finally:
+            os.close(lock)  # from here on the server alone holds it
+        self._wait_until_answering(timeout_s)
+        return True
+
+    def _launch(self, binary: ServerBinary, known: LedgerAddress | None, lock: int) -> None:
+        socket = self._socket_path(known)
+        self._clear(socket)
+        password = (known and _password(known)) or secrets.token_hex(24)
+        settings = self._settings(socket, password).encode()
+        if not self._configuration.is_file() or self._configuration.read_bytes() != settings:
+            write_private(self._configuration, settings)
+        self._address = address = _address(binary, socket, password)
+        if known is None or known.url != address.url:  # before the server is there: whoever comes next must find it
+            write_address(self._run_dir, address)
+        with self.log_file.open("ab") as output:
+            self._process = process = subprocess.Popen(
+                [binary.path, self._configuration],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self._folder,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+        self._address = msgspec.structs.replace(address, pid=process.pid, process=identify(process.pid))
+        try:
+            write_address(self._run_dir, self._address)
+        except OSError as error:  # a full disk: the lock says what the record cannot
+            log.warning("ledger_address_not_written", reason=str(error))
+
+    def _clear(self, socket: Path) -> None:
+        """Remove what a dead server of ours left where ours is to listen; nothing else."""
+        try:
+            found = socket.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid():
+            raise LedgerUnavailable(
+                f"{socket} is in the way: expected a socket of ours, or nothing; look at what it is, and move it away"
+            )
+        if listens(socket):
+            raise LedgerUnavailable(
+                f"a process listens at {socket} that is not this run's recorded server; find it with `ss -xlp`, end it, and "
+                "try again"
+            )
+        socket.unlink()
+
+    def _wait_until_answering(self, timeout_s: float) -> None:
+        process = self._process
+        assert process is not None
+        watch = ServerWatch(patience_s=timeout_s)
+        watch.begin_again(time.monotonic())
+        while (sight := self.look()).state is not ServerState.SERVES:
+            if process.poll() is not None:
+                raise LedgerUnavailable(
+                    f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
+                )
+            if watch.see(sight, time.monotonic()) is Verdict.REPLACE:
+                self._end(signal.SIGKILL, timeout_s)
+                raise LedgerUnavailable(
+                    f"the ledger server gave no answer within {timeout_s:g} s ({sight.words}). {self._tail()}"
+                )
+            self._pause()
+
+    def _pause(self) -> None:
+        if self._is_ending.wait(_POLL_S):
+            raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended, and was not waited for")
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def stop(self, *, timeout_s: float = 10.0) -> bool:
+        """Ask the server to flush its file and end; kill it at the deadline. Returns whether it ended by itself.
+
+        Raises LedgerUnavailable when it cannot be ended.
+        """
+        with self._alone():
+            return self._stop(timeout_s)
+
+    def end(self, *, timeout_s: float = 10.0) -> bool:
+        """As ``stop``; returns whether there was a server at all."""
+        with self._alone():
+            was_there = self.is_there()
+            self._stop(timeout_s)
+            return was_there
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """End a start that is under way, and let no other begin meanwhile."""
+        self._is_ending.set()
+        with self._one_at_a_time:
+            self._is_ending.clear()
+            yield
+
+    def _stop(self, timeout_s: float) -> bool:
+        ended = not self.is_there()
+        if not ended:
+            self._signal_all(signal.SIGTERM)
+            ended = self._wait_until_gone(timeout_s)
+        if not ended:
+            self._end(signal.SIGKILL, timeout_s)
+        self._process = None
+        self._remove_socket()
+        return ended
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        """End every process that may write to the folder, and wait until there is none. Raises LedgerUnavailable."""
+        pids = self._signal_all(number)
+        if self._wait_until_gone(timeout_s):
+            return
+        here = ", ".join(map(str, pids))
+        address = self._known()
+        elsewhere = address.process.host if address and address.process and address.process.host != this_host() else ""
+        if pids:
+            what = f"process {here} was killed and has not ended: its disk holds it fast, as a rule; look at that host's disk"
+        elif elsewhere:
+            what = f"its server was started on {elsewhere}: end it there, with `headrace down {self._run_dir}`"
+        else:
+            what = f"no process of ours that can be seen here holds it: find it with `fuser {self._folder / 'server.lock'}`"
+        raise LedgerUnavailable(
+            f"{self._folder} is held by a ledger server that does not answer. Nothing was started: {what}"
+        )
+
+    def _signal_all(self, number: signal.Signals) -> list[int]:
+        """Signal the server, and what it forked; return whom. Raises LedgerUnavailable when that is another user's."""
+        found = {pid for pid in holders(self._folder) if self._is_its_program(pid)}
+        if (recorded := self._recorded()) is not None:
+            found.add(recorded)
+        for pid in found:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError as error:
+                raise LedgerUnavailable(
+                    f"process {pid} serves {self._folder} and is another user's, so it cannot be ended here; nothing was "
+                    f"started. Let that user run `headrace down {self._run_dir}`, or end it with rights: kill {pid}"
+                ) from error
+        return sorted(found)
+
+    def _remove_socket(self) -> None:
+        """Remove the socket of a server that is gone, and the private folder that was made for it."""
+        address = self._known()
+        if address is None or not address.socket:
+            return
+        socket = Path(address.socket)
+        with suppress(OSError):
+            if stat.S_ISSOCK(socket.lstat().st_mode) and not listens(socket):
+                socket.unlink()
+        if socket.parent.name.startswith(_OWN_FOLDER) and is_private_folder(socket.parent):
+            with suppress(OSError):  # not empty: then it is not ours alone
+                socket.parent.rmdir()
+
+    # -- who it is -----------------------------------------------------------------------------------------------------
+
+    def _known(self) -> LedgerAddress | None:
+        """Return the address as it is written now: another command may have started the server meanwhile."""
+        address = read_address(self._run_dir)
+        if address is not None and address.is_embedded:
+            self._address = address
+        return self._address
+
+    def _recorded(self) -> int | None:
+        """Return the recorded server's process id when that very process lives."""
+        address = self._known()
+        if self._process is not None and self._process.poll() is None:
+            return self._process.pid
+        if address is None or address.pid <= 0:
+            return None
+        if address.process is not None:
+            return address.pid if identify(address.pid) == address.process else None
+        return address.pid if process_runs(address.pid) and self._is_its_program(address.pid) else None
+
+    def _is_its_program(self, pid: int) -> bool:
+        """Whether a process was started with this folder's settings: a number may belong to another process by now."""
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            return False  # no /proc here: a server that does not answer cannot be told from a stranger
+            return False  # no /proc here, or it has ended
+        for word in words[1:]:
+            with suppress(OSError, ValueError):
+                if word.endswith(b".conf") and self._configuration.samefile(os.fsdecode(word)):
+                    return True
+        return False
+
+    def _wait_until_gone(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.is_there():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     @property
     def _configuration(self) -> Path:
@@ -229,37 +459,18 @@ class EmbeddedServer:
         path = self._folder / "server.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
-        if known is not None and known.socket and is_private_folder(Path(known.socket).parent):
-            return Path(known.socket)
-        return Path(tempfile.mkdtemp(prefix="headrace-")) / "server.sock"
-
-    def _wait_until_answering(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self.is_alive():
-            if process.poll() is not None:
-                raise LedgerUnavailable(
-                    f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
-                )
-            if time.monotonic() >= deadline:
-                process.kill()
-                process.wait()
-                raise LedgerUnavailable(f"the ledger server gave no answer within {timeout_s:g} s. {self._tail()}")
-            time.sleep(_POLL_S)
-
-    def _wait_until_gone(self, pid: int, deadline: float) -> bool:
-        while self._runs(pid):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
-
-    def _runs(self, pid: int) -> bool:
-        if self._process is not None:
-            return self._process.poll() is None
-        return process_runs(pid)
+        if known is not None and known.socket:
+            folder = Path(known.socket).parent
+            with suppress(OSError):
+                folder.mkdir(mode=0o700)
+            if is_private_folder(folder):
+                return Path(known.socket)
+        return Path(tempfile.mkdtemp(prefix=_OWN_FOLDER)) / "server.sock"
 
     def _tail(self) -> str:
-        tail = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        with self.log_file.open("rb") as file:
+            file.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL_BYTES))
+            tail = file.read().decode(errors="replace").strip()
         return f"{self.log_file} ends with:\n{tail}" if tail else f"{self.log_file} is empty"
 
 
@@ -285,15 +496,18 @@ def _signal(pid: int, number: int) -> bool:
     return False
 
 
-def _address(binary: ServerBinary, socket: Path, password: str, pid: int) -> LedgerAddress:
+def _address(binary: ServerBinary, socket: Path, password: str) -> LedgerAddress:
     return LedgerAddress(
         url=f"unix://:{password}@{quote(str(socket))}",
         is_embedded=True,
         socket=str(socket),
-        pid=pid,
         server=str(binary.path),
         server_version=".".join(map(str, binary.version)),
     )
+
+
+def _password(address: LedgerAddress) -> str:
+    return unquote(urlsplit(address.url).password or "")
 
 
 def _quoted(path: Path) -> str:

@@ -1,0 +1,111 @@
+"""Asking an embedded server how it is, on its socket, within a deadline that nothing can stretch.
+
+*Consumes* a unix socket and a password. *Produces* what the server says of itself, or that it says nothing. *Waits for* the
+answer until the deadline, however slowly it trickles in.
+
+It asks AUTH and INFO alone, which a server answers while it reads its file and while its disk refuses writes, too
+(https://valkey.io/commands/info); PING it would refuse then, and be taken for dead.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+import hiredis
+
+
+class ServerState(StrEnum):
+    """How a server looks from outside."""
+
+    SERVES = "serves"
+    LOADING = "loading"
+    """It reads its append-only file: it is alive, and serves when it is through."""
+    SILENT = "silent"
+    """No answer in time: frozen, slow, just starting or just ending. It may write again at any moment."""
+    STRANGE = "strange"
+    """What answers there is no server of ours: it refuses the password, or speaks something else."""
+    GONE = "gone"
+    """Its process has ended and its lock is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was seen of a server."""
+
+    state: ServerState
+    pid: int = 0
+    loaded_bytes: int = 0
+    """Of its file, while it loads."""
+    refuses_writes: bool = False
+    """Its append-only file cannot be written: its disk is full, as a rule."""
+    words: str = ""
+    """Why it is silent or strange."""
+
+
+def probe(path: Path, password: str, *, timeout_s: float) -> Sight:
+    """Ask the server at ``path``; never longer than ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            connection.sendall(_packed("AUTH", password) + _packed("INFO"))
+            welcome, told = _replies(connection, deadline)
+    except TimeoutError:
+        return Sight(ServerState.SILENT, words=f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return Sight(ServerState.SILENT, words=error.strerror or str(error))
+    except hiredis.ProtocolError as error:
+        return Sight(ServerState.STRANGE, words=f"it speaks no Redis: {error}")
+    for reply in (welcome, told):
+        if isinstance(reply, Exception):
+            return Sight(ServerState.STRANGE, words=str(reply))
+    facts = dict(line.split(":", 1) for line in bytes(told).decode(errors="replace").splitlines() if ":" in line)
+    try:
+        return Sight(
+            ServerState.LOADING if facts.get("loading", "0") != "0" else ServerState.SERVES,
+            pid=int(facts["process_id"]),
+            loaded_bytes=int(facts.get("loading_loaded_bytes", 0)),
+            refuses_writes=facts.get("aof_last_write_status", "ok") != "ok",
+        )
+    except (KeyError, ValueError) as error:
+        return Sight(ServerState.STRANGE, words=f"its INFO lacks what a server's has: {error!r}")
+
+
+def listens(path: Path, *, timeout_s: float = 1.0) -> bool:
+    """Whether any process accepts connections at ``path``."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:
+        return True  # its queue is full, or we may not enter: there is one
+    return True
+
+
+def _packed(*words: str) -> bytes:
+    return cast("Any", hiredis).pack_command(words)
+
+
+def _replies(connection: socket.socket, deadline: float) -> tuple[Any, Any]:
+    replies: list[Any] = []
+    reader: Any = hiredis.Reader()
+    while len(replies) < 2:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        data = connection.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError(0, "the server closed the connection")
+        reader.feed(data)
+        while (reply := reader.gets()) is not False:
+            replies.append(reply)
+    return replies[0], replies[1]
