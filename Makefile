@@ -146,10 +146,9 @@ soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with cr
 	$(BIN)/python -m ops.ledger_soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
 
 FUZZ_S ?= 600
-fuzz: $(VENV)/.dev ## hostile bytes for the decoder and every mailbox, ten minutes each (FUZZ_S=600); installs atheris into .venv
+fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv
 	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
-	$(BIN)/python -m ops.fuzz decoder --seconds $(FUZZ_S)
-	$(BIN)/python -m ops.fuzz mailbox --seconds $(FUZZ_S)
+	$(foreach target,decoder mailbox peek score,$(BIN)/python -m ops.fuzz $(target) --seconds $(FUZZ_S) &&) true
 
 clean: ## remove the environments and caches, never runs
 	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

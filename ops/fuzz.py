@@ -1,9 +1,9 @@
-"""``python -m ops.fuzz decoder|mailbox``: hostile bytes, steered by coverage. ``make fuzz`` runs both for ten minutes each.
+"""``python -m ops.fuzz decoder|mailbox|peek|score``: hostile bytes, steered by coverage. ``make fuzz`` gives each ten minutes.
 
 *Consumes* what libFuzzer invents (through ``atheris``, which ``make fuzz`` installs into an environment of its own), from a
 corpus that begins with one message of each type. *Produces* executions, coverage and peak memory as JSON, the corpus, and a
 file for the first input that breaks a promise of ``ops.fuzz_targets``, or that takes more memory than ``--rss-limit-mb`` or
-more time than ten seconds. *Waits for* its child process, for ``--seconds``. The exit code is 0 when every promise held.
+more time than thirty seconds. *Waits for* its child process, for ``--seconds``. The exit code is 0 when every promise held.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-TARGETS = ("decoder", "mailbox")
-_INSTRUMENTED = ["protocol", "pipeline.weights"]
+TARGETS = ("decoder", "mailbox", "peek", "score")
+_INSTRUMENTED = ["protocol", "pipeline.weights", "pipeline.rewards", "pipeline.data", "pipeline.cli.look"]
 _GRACE_S = 60
 _COVERAGE = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)")
 _STATISTIC = re.compile(r"stat::(\w+):\s+(\d+)")
@@ -55,24 +55,28 @@ def _fuzz(target: str, folder: Path, seconds: int, rss_limit_mb: int) -> None:
     with atheris.instrument_imports(include=_INSTRUMENTED):
         import structlog
 
-        from ops.fuzz_targets import Mailboxes, read_anything
+        from ops.fuzz_targets import Mailboxes, Scoring, read_anything, show_anything
 
     structlog.configure(processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
-    promise = read_anything if target == "decoder" else Mailboxes().feed
-    limits = [f"-max_total_time={seconds}", f"-rss_limit_mb={rss_limit_mb}", "-timeout=10", "-max_len=65536"]
+    promise = {
+        "decoder": lambda: read_anything,
+        "mailbox": lambda: Mailboxes().feed,
+        "peek": lambda: show_anything,
+        "score": lambda: Scoring().feed,
+    }[target]()
+    limits = [f"-max_total_time={seconds}", f"-rss_limit_mb={rss_limit_mb}", "-timeout=30", "-max_len=65536"]
     crashes = f"-artifact_prefix={folder}/crash-"
     atheris.Setup([sys.argv[0], str(folder), *limits, crashes, "-print_final_stats=1", "-len_control=20"], promise)
     atheris.Fuzz()
 
 
 def _write_corpus(folder: Path, target: str) -> None:
-    """Write one good input of each type, from which the fuzzer starts."""
-    from ops.fuzz_targets import samples
+    """Write good inputs of each kind, from which the fuzzer starts."""
+    from ops.fuzz_targets import good_inputs
 
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (tag, body) in enumerate(samples().items()):
-        head = bytes([number]) if target == "decoder" else bytes([0x90 | number % 3]) + len(body).to_bytes(2, "big")
-        (folder / f"sample-{tag}").write_bytes(head + body)
+    for name, data in good_inputs(target).items():
+        (folder / f"sample-{name}").write_bytes(data)
 
 
 def _told(log: Path) -> dict[str, object]:

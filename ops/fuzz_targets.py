@@ -1,17 +1,20 @@
-"""What hostile bytes must not do to the decoder and to mailboxes: for ``ops.fuzz`` and for the test suite.
+"""What hostile bytes must not do to the decoder, to mailboxes, ``peek`` and ``score``: for ``ops.fuzz`` and the test suite.
 
 *Consumes* any bytes. *Produces* nothing; raises when a promise is broken. *Waits for* the good message that follows the hostile
 ones, with a deadline.
 
 The promises: reading raises a WireError or nothing; what is read can be written and read again; a mailbox, a responder and a
-requester go on after hostile messages, and deliver the good one that follows.
+requester go on after hostile messages, and deliver the good one that follows; what ``peek`` and ``score`` print is short and
+moves no cursor; ``score`` judges each line or says what is wrong with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -20,17 +23,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import zmq
+from rich.console import Console
 from xxhash import xxh3_64_intdigest
 
+from pipeline.cli.look import show
+from pipeline.config.learning import RewardSection
+from pipeline.rewards.cli import show_report
+from pipeline.rewards.offline import score_file
+from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.weights.store import WeightsStore
 from pipeline.weights.tensorfile import TensorSpec, publication
 from protocol.codec import decode, encode, from_blob, to_blob
 from protocol.endpoints import ipc_endpoint
-from protocol.errors import DeadlineExceeded, UnknownMessage, WireError
+from protocol.errors import DeadlineExceeded, HeadraceError, UnknownMessage, WireError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.memory import MemoryHub
 from protocol.messages import Message, WeightsPart, WeightsRequest
 from protocol.peek import peek, render
+from protocol.printable import printable
 from protocol.trajectory import (
     FinishReason,
     Prompt,
@@ -94,6 +105,31 @@ class _Body(msgspec.Struct):
     body: msgspec.Raw
 
 
+_TEXTS = {
+    "number": "so 17 + 25 = 42\n\n42",
+    "answer": "Answer: $\\frac{1}{2}$\n\n\\frac12",
+    "boxed": "the result is \\boxed{x^2 + 1}\n\nx^2+1",
+    "mathematics": "$\\left\\{1, \\sqrt{2}\\right\\}$ or $x \\in (0, \\infty)$\n\n$\\{1, \\sqrt 2\\}$",
+}
+_LINES = (
+    b'{"response": "Answer: 4", "answer": 4, "verifier": "dapo_math", "num_tokens": 7, "finish_reason": "length"}\n'
+    b'{"response": "4", "answer": "four", "prompt": "2+2=", "verifier": "arithmetic"}\n{"respo'
+)
+
+
+def good_inputs(target: str) -> dict[str, bytes]:
+    """Return what a fuzzer of a target starts from, by name."""
+    if target == "score":
+        judged = {
+            f"{name}-{kind}": bytes([kind]) + text.encode() for name, text in _TEXTS.items() for kind in (4, 5, 6)
+        }
+        return judged | {"lines": b"\x00" + _LINES, "lines-own": b"\x01" + _LINES}
+    bodies = enumerate(samples().items())
+    if target == "mailbox":
+        return {tag: bytes([0x90 | n % 3]) + len(body).to_bytes(2, "big") + body for n, (tag, body) in bodies}
+    return {tag: bytes([n | 0x40 * (n % 2)]) + body for n, (tag, body) in bodies}
+
+
 # -- the decoder ------------------------------------------------------------------------------------------------------------
 
 
@@ -112,9 +148,6 @@ def read_anything(data: bytes) -> None:
             read = from_blob(bytes_, type_)
             again = from_blob(to_blob(read), type_)
             assert to_blob(again) == to_blob(read), "a blob changes when it is written and read again"
-    peek([blob])
-    json.loads(render([rest]))
-    json.loads(render(forged(tag, rest)))
 
 
 def _read_frames(frames: Sequence[bytes]) -> None:
@@ -129,6 +162,79 @@ def _is_rewritten(frames: Sequence[bytes], again: Sequence[bytes]) -> bool:
     one, other = decode(frames, max_bytes=MAX_BYTES)[0], decode(again, max_bytes=MAX_BYTES)[0]
     write = lambda message: encode(message, sender="", sequence=0, sent_s=0.0)[1]  # noqa: E731
     return write(one) == write(other)
+
+
+# -- peek and score ---------------------------------------------------------------------------------------------------------
+
+_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal would obey, or could not show; ``protocol.printable`` says why each."""
+_MAX_SHOWN_CHARS = 2_000_000
+
+
+def show_anything(data: bytes) -> None:
+    """Peek at bytes as a blob, as a body and as frames. Raises when what is shown is long, no JSON, or acts on a terminal."""
+    kind, rest = (data[0], data[1:]) if data else (0, b"")
+    tag = (*_MESSAGES, *_SCORES)[kind % 6]
+    cut = len(rest) // 2
+    for frames in ([rest], forged(tag, rest), [rest[:cut], rest[cut:]], [b"\x82\xa4body" + rest]):
+        shown = render(frames)
+        json.loads(shown)
+        _check_shown(shown)
+        if kind & 0x40:  # it is a hundred times slower
+            page = io.StringIO()
+            show(peek(frames), Console(file=page, width=120))
+            _check_shown(page.getvalue())
+
+
+def _check_shown(text: str) -> None:
+    assert len(text) <= _MAX_SHOWN_CHARS, f"{len(text)} characters are shown"
+    found = _ACTS.search(text)
+    assert found is None, f"{found[0]!r} is shown as it is" if found else ""
+
+
+class Scoring:
+    """``headrace score`` on hostile files, and each verifier on hostile responses and answers."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-fuzz-"))
+        self._runner = asyncio.Runner()
+        self._pool = VerifierPool(RewardSection(timeout_s=1.0, processes=1))
+        self._runner.run(self._pool.start(["math"]))
+
+    def feed(self, data: bytes) -> None:
+        """Score a file, or a response. Raises when that ends otherwise than with a report, a verdict or a failure."""
+        kind, rest = (data[0] % 8, data[1:]) if data else (0, b"")
+        if kind < 4:
+            self._score_file(rest, None if kind % 2 else "arithmetic")
+        else:
+            self._judge(rest, ("arithmetic", "dapo_math", "math", "dapo_math")[kind - 4])
+
+    def close(self) -> None:
+        """End the sandbox."""
+        self._runner.run(self._pool.aclose())
+        self._runner.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _score_file(self, lines: bytes, verifier: str | None) -> None:
+        path = self._folder / "responses.jsonl"
+        path.write_bytes(lines + b'\n{"response": "2 + 2 = 4", "answer": "4", "verifier": "dapo_math", "level": 1}\n')
+        page = io.StringIO()
+        try:
+            report = score_file(path, verifier, config=RewardSection(timeout_s=1.0), by="level")
+        except HeadraceError as error:
+            page.write(printable(str(error)))
+        else:
+            json.dumps(report.to_dict())
+            show_report(report, Console(file=page, width=120, highlight=False, markup=False))
+        _check_shown(page.getvalue())
+
+    def _judge(self, data: bytes, verifier: str) -> None:
+        text, _, answer = data.decode(errors="replace").partition("\n\n")
+        response = Response(response_text=text, answer=answer, verifier=verifier)
+        (outcome,) = self._runner.run(self._pool.score([response]))
+        assert isinstance(outcome, Verdict | VerifierFailure)
+        if isinstance(outcome, Verdict):
+            assert 0.0 <= outcome.accuracy <= 1.0
 
 
 # -- the mailboxes ----------------------------------------------------------------------------------------------------------

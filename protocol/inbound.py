@@ -2,8 +2,8 @@
 
 *Consumes* received frames. *Produces* deliveries and counters by sender. *Waits for* nothing.
 
-A message that cannot be read is counted under the peer's name and dropped; it is logged once per peer and kind of error,
-then at most once a minute with the number left out, so that a hostile peer fills no disk.
+A message that cannot be read is counted under the peer's name and dropped. It is logged once a minute for each peer and kind of
+error, and for ten peers a kind, with the number left out, so that hostile peers fill no disk.
 """
 
 from __future__ import annotations

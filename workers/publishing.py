@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
+from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint
 from protocol.errors import UnknownMessage, WeightsDamaged
 from protocol.ids import Role
@@ -126,11 +127,14 @@ class Publisher:
             self._responder.close()
 
     async def _serve(self) -> None:
+        complaints = Complaints(self._ctx.clock.monotonic)
         while True:
             try:
                 await self._responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
             except UnknownMessage as error:  # a peer's mistake is never the learner's end
-                self._ctx.log.warning("weights_request_refused", reason=str(error))
+                num_silent = complaints.due("", "weights request")
+                if num_silent is not None:
+                    self._ctx.log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)
 
     async def _answer(self, request: Message) -> WeightsPart:
         """Answer on a thread: a delta takes its time, and the learner's loop must turn."""

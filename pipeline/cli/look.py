@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.common import attach, echo_json, json_option, run_argument
 from protocol.errors import ConfigError
 from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _RUN_OPTION = click.option(
     "--run", type=click.Path(path_type=Path), help="The run's folder; the newest under ./runs if absent."
@@ -133,6 +137,13 @@ def audit(run: Path | None, as_json: bool) -> int:
     return asyncio.run(look())
 
 
+def show(message: dict[str, Any], console: Console) -> None:
+    """Print what ``protocol.peek`` reads, cut; text stands as its ``repr``, in which nothing acts on a terminal."""
+    from rich.pretty import Pretty
+
+    console.print(Pretty(message, max_string=200, max_length=40))
+
+
 @click.command(epilog="\b\nExample:\n  headrace peek t.12.3.0        # first chunk of member 3 of group 12")
 @click.argument("chunk")
 @_RUN_OPTION
@@ -154,10 +165,9 @@ def peek(chunk: str, run: Path | None, as_json: bool) -> None:
                 echo_json(shown)
                 return
             from rich.console import Console
-            from rich.pretty import Pretty
 
             for item in shown:
-                Console().print(Pretty(item, max_string=200, max_length=40))
+                show(item, Console())
 
     asyncio.run(look())
 

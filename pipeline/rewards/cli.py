@@ -14,6 +14,7 @@ import click
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from pipeline.rewards.distribution import Quantiles, ScoreReport
@@ -48,16 +49,18 @@ def score(file: Path, verifier: str | None, by: str | None, timeout_s: float, pr
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        _show(report)
+        from rich.console import Console
+
+        show_report(report, Console(highlight=False, markup=False))
 
 
-def _show(report: ScoreReport) -> None:
-    from rich.console import Console
+def show_report(report: ScoreReport, console: Console) -> None:
+    """Print a report. Nothing that the file holds acts on the terminal."""
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
     share = "no verdicts" if report.accuracy is None else f"accuracy {report.accuracy:.1%}"
-    console.print(f"{report.path} by {report.verifier or 'each line’s verifier'}: {share}")
+    by = report.verifier or "each line’s verifier"
+    console.print(printable_line(f"{report.path} by {by}: {share}"), soft_wrap=True)
 
     outcomes = Table("outcome", "responses", box=None, pad_edge=False)
     wrong = report.num_scored - report.num_correct - report.num_partial

@@ -15,6 +15,8 @@ from protocol.trajectory import RewardScore
 
 _MAX_EXAMPLES = 5
 _MAX_GROUPS = 50
+_MAX_CHARS, _MAX_VALUE_CHARS = 8_000, 80
+"""Of an example, and of a value that the distribution is broken down by."""
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 
@@ -134,7 +136,7 @@ class Tally:
         """Count a response without a verdict."""
         self._failures[str(failure.kind)] += 1
         if len(self._failure_examples) < _MAX_EXAMPLES:
-            self._failure_examples.append(f"{self._path}:{line}: {failure.error.strip()}")
+            self._failure_examples.append(f"{self._path}:{line}: {failure.error.strip()[-_MAX_CHARS:]}")
         if self._by is not None:
             self._group(response).num_failed += 1
 
@@ -142,7 +144,7 @@ class Tally:
         """Count a line that holds no response."""
         self._num_bad_lines += 1
         if len(self._bad_lines) < _MAX_EXAMPLES:
-            self._bad_lines.append(f"{self._path}:{line}: {problem}")
+            self._bad_lines.append(f"{self._path}:{line}: {problem[:_MAX_CHARS]}")
 
     def report(self) -> ScoreReport:
         """Return what was counted."""
@@ -174,7 +176,7 @@ class Tally:
         )
 
     def _group(self, response: Response) -> _Group:
-        value = str(response.extra.get(self._by or "", "(absent)"))
+        value = str(response.extra.get(self._by or "", "(absent)"))[:_MAX_VALUE_CHARS]
         if value not in self._groups and len(self._groups) >= _MAX_GROUPS:
             value = "(others)"
         return self._groups.setdefault(value, _Group())

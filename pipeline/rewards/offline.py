@@ -26,6 +26,7 @@ from protocol.errors import ConfigError, DataError
 from protocol.trajectory import FinishReason
 
 _OWN_COLUMNS = frozenset({"response", "answer", "prompt", "verifier", "num_tokens", "finish_reason"})
+_MAX_TOKENS = 1 << 31
 _FINAL = {str(reason): reason for reason in FinishReason if reason.is_final}
 
 
@@ -103,11 +104,11 @@ def _response(row: Row, verifier: str | None) -> Response | str:
     if not isinstance(name, str):
         return "no `verifier` column, and none was named for the file"
     num_tokens = columns.get("num_tokens", 0)
-    if not isinstance(num_tokens, int) or num_tokens < 0:
-        return f"`num_tokens` is {num_tokens!r}; expected a count"
+    if not isinstance(num_tokens, int) or not 0 <= num_tokens <= _MAX_TOKENS:
+        return f"`num_tokens` is {num_tokens!r:.80}; expected a count"
     reason: Any = columns.get("finish_reason", "stop")
-    if reason not in _FINAL:
-        return f"`finish_reason` is {reason!r}; expected {' or '.join(_FINAL)}"
+    if not isinstance(reason, str) or reason not in _FINAL:
+        return f"`finish_reason` is {reason!r:.80}; expected {' or '.join(_FINAL)}"
     return Response(
         prompt_text=str(columns.get("prompt", "")),
         response_text=text,

@@ -22,7 +22,14 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.news import News
 from pipeline.runtime.pulse import Pulse
-from pipeline.runtime.registry import LinkReport, Registry, WaitingFor
+from pipeline.runtime.registry import (
+    MAX_NAMED_LINKS,
+    OTHER_LINKS,
+    LinkReport,
+    Registry,
+    WaitingFor,
+    link_name,
+)
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation
 
@@ -151,7 +158,7 @@ class ActorContext:
         return self.pulse.waiting(kind, detail)
 
     def watch_mailbox(self, mailbox: Mailbox) -> None:
-        """Put a mailbox's counters into the heartbeat, one link a sender."""
+        """Put a mailbox's counters into the heartbeat: one link a sender, for the few that sent most, and the others' sum."""
         self.watch_links(lambda: _received(mailbox.stats(), self.who.worker))
 
     def watch_links(self, report: Callable[[], list[LinkReport]]) -> None:
@@ -241,13 +248,18 @@ class ActorContext:
 
 
 def _received(stats: list[LinkStats], mine: str) -> list[LinkReport]:
-    """One report a sending worker: its incarnations add up."""
+    """One report for each of the workers that sent most, its incarnations added up, and one for all others."""
     totals: dict[str, list[int]] = {}
     for link in stats:
-        sums = totals.setdefault(link.peer.partition("#")[0], [0, 0, 0])
+        sums = totals.setdefault(link_name(link.peer.partition("#")[0], mine), [0, 0, 0])
         for index, value in enumerate((link.num_messages, link.num_refused, link.num_gaps)):
             sums[index] += value
+    ranked = sorted(totals, key=lambda name: (-totals[name][0], name))
+    if ranked[MAX_NAMED_LINKS:]:
+        others = [totals[name] for name in ranked[MAX_NAMED_LINKS:]]
+        totals[link_name(OTHER_LINKS, mine)] = [sum(column) for column in zip(*others, strict=True)]
+        ranked[MAX_NAMED_LINKS:] = [link_name(OTHER_LINKS, mine)]
     return [
-        LinkReport(name=f"{peer}>{mine}", received=received, refused=refused, gaps=gaps)
-        for peer, (received, refused, gaps) in sorted(totals.items())
+        LinkReport(name=name, received=totals[name][0], refused=totals[name][1], gaps=totals[name][2])
+        for name in sorted(ranked)
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.news import LOOK_ANYWAY_S
-from pipeline.runtime.registry import LinkReport, Topic, WaitingFor
+from pipeline.runtime.registry import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Topic, WaitingFor, link_name
 from protocol.channel import Sender
 from protocol.codec import Encoded
 from protocol.errors import ChannelClosed, LedgerFull, LedgerUnavailable
@@ -23,6 +23,7 @@ from protocol.messages import Message
 
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
+_MAX_NAMED = 4
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class Outbox:
             return True
         deadline = self._ctx.clock.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
-        detail = f"{' and '.join(self.workers)} to read" if self._links else f"a {self.role} worker to join"
+        detail = f"{_named(self.workers)} to read" if self._links else f"a {self.role} worker to join"
         with self._ctx.waiting(WaitingFor.ROOM, detail):
             while (left := deadline - self._ctx.clock.monotonic()) > 0.0:
                 await self._ctx.clock.sleep(min(pause, left))
@@ -92,11 +93,15 @@ class Outbox:
         return False
 
     def reports(self) -> list[LinkReport]:
-        """Return one report a link, for the heartbeat."""
-        mine = self._ctx.who.worker
-        links = [LinkReport(name=f"{mine}>{worker}", sent=self._num_sent.get(worker, 0)) for worker in self.workers]
+        """Return one report a link for the first few links, and one for all others, for the heartbeat."""
+        mine, workers = self._ctx.who.worker, self.workers
+        named, others = workers[:MAX_NAMED_LINKS], workers[MAX_NAMED_LINKS:]
+        links = [LinkReport(name=link_name(mine, name), sent=self._num_sent.get(name, 0)) for name in named]
+        if others:
+            num_sent = sum(self._num_sent.get(name, 0) for name in others)
+            links.append(LinkReport(name=link_name(mine, OTHER_LINKS), sent=num_sent))
         if self._num_refused:
-            links.append(LinkReport(name=f"{mine}>{self.role}", refused=self._num_refused))  # by all of them
+            links.append(LinkReport(name=link_name(mine, self.role), refused=self._num_refused))  # by all of them
         return links
 
     def close(self) -> None:
@@ -122,3 +127,9 @@ class Outbox:
                 self._num_sent[worker] = self._num_sent.get(worker, 0) + 1
                 return True
         return False
+
+
+def _named(workers: list[str]) -> str:
+    """Name the first few workers, and say how many more there are."""
+    more = f" and {len(workers) - _MAX_NAMED} more" if len(workers) > _MAX_NAMED else ""
+    return " and ".join(workers[:_MAX_NAMED]) + more

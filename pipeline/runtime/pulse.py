@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.process_records import worker_pid
-from pipeline.runtime.registry import Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry import MAX_DETAIL_CHARS, Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Incarnation
 
 _STATM = Path("/proc/self/statm")
@@ -93,7 +93,7 @@ class Pulse:
             progress=self._progress,
             progress_at_s=self._progress_at_s,
             waiting_for=wait.kind,
-            detail=wait.detail,
+            detail=wait.detail[:MAX_DETAIL_CHARS],
             policy_version=self.policy_version,
             rss_bytes=resident_bytes(),
             counters=dict(self.counters),

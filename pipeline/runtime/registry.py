@@ -43,16 +43,30 @@ class WaitingFor(StrEnum):
     STOPPED = "stopped"
 
 
-class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One link as its owner sees it, for ``headrace queues``."""
+MAX_NAMED_LINKS = 8
+"""Links that a heartbeat tells one by one at each end; it tells the others as one sum, so that it does not grow with them."""
+MAX_LINK_NAME_CHARS = 32
+"""Of each worker's name in a link's."""
+MAX_DETAIL_CHARS = 240
+OTHER_LINKS = "(others)"
+"""Stands for the peers of the links that are told as one sum."""
+
+
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One link as its owner sees it, or the sum of several, for ``headrace queues``."""
 
     name: str
-    """``generator-0>reward-0``"""
+    """``generator-0>reward-0``, as ``link_name`` makes it"""
     sent: int = 0
     received: int = 0
     done: int = 0
     refused: int = 0
     gaps: int = 0
+
+
+def link_name(sender: str, receiver: str) -> str:
+    """Return a link's name. Both ends make the same one."""
+    return f"{sender[:MAX_LINK_NAME_CHARS]}>{receiver[:MAX_LINK_NAME_CHARS]}"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

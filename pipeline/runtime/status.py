@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pipeline.replay.buffer import QueueStat
-from pipeline.runtime.registry import Heartbeat, WaitingFor
+from pipeline.runtime.registry import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
 from protocol.ids import Role
 from protocol.printable import printable_line
 
@@ -134,22 +134,39 @@ def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -
 
 
 def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
-    """Return the ledger's queues, then the links, each with what is on its way (sent and not yet received)."""
+    """Return the ledger's queues, then the links, each with what is on its way (sent and not yet received).
+
+    A worker with many peers names some and sums the others. What a sender sums, its receivers name: then the sender's row says
+    how much it sent, and nothing is known to be on its way.
+    """
     ledger = [
         QueueRow(stat.name, "ledger", stat.depth, stat.limit, stat.oldest_age_s, stat.waiting_for) for stat in queues
     ]
+    beats = list(heartbeats)
+    received = {link.name for beat in beats for link in beat.links if not _is_sender(beat, link)}
     sums: dict[str, list[int]] = {}
-    for beat in heartbeats:
+    for beat in beats:
         for link in beat.links:
-            totals = sums.setdefault(link.name, [0, 0, 0, 0])
+            others = link_name(OTHER_LINKS, link.name.partition(">")[2])
+            # a receiver of many names only some: what others sent it belongs to its sum of the others
+            name = others if link.name not in received and others in received else link.name
+            totals = sums.setdefault(name, [0, 0, 0, 0])
             for index, value in enumerate((link.sent, link.received, link.refused, link.gaps)):
                 totals[index] += value
     links = [
         # either end may have begun anew since, with its counters at 0: then nothing is known to be on its way
-        QueueRow(name, "link", max(0, sent - received), None, None, name.partition(">")[2], refused, gaps)
-        for name, (sent, received, refused, gaps) in sorted(sums.items())
+        QueueRow(name, "link", _on_its_way(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
+        for name, (sent, got, refused, gaps) in sorted(sums.items())
     ]
     return ledger + links
+
+
+def _on_its_way(name: str, sent: int, received: int) -> int:
+    return 0 if name.endswith(link_name("", OTHER_LINKS)) else max(0, sent - received)
+
+
+def _is_sender(beat: Heartbeat, link: LinkReport) -> bool:
+    return link.name.startswith(link_name(beat.who.worker, ""))
 
 
 def bottleneck(workers: Sequence[WorkerRow]) -> str:

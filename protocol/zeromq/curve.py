@@ -31,6 +31,7 @@ DOMAIN = "headrace"
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 _log = structlog.get_logger("headrace.wire")
+_of_files = Complaints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,16 @@ class CurveKeys:
     def allowed(self) -> dict[str, str]:
         """Return public key -> name for everyone who may connect, as the folder is now."""
         found: dict[str, str] = {}
-        for path in sorted(self.folder.glob("*.pub")):
+        for path in sorted(self.folder.glob("*.pub")):  # read at every connection, so its complaints are limited too
             try:
                 key = path.read_bytes().strip()
             except OSError as error:
-                _log.warning("key file cannot be read", path=str(path), reason=error.strerror)
+                if _of_files.due(path.name, "unreadable") is not None:
+                    _log.warning("key file cannot be read", path=str(path), reason=error.strerror)
                 continue
             if _KEY.fullmatch(key):
                 found[key.decode("ascii")] = path.stem
-            else:
+            elif _of_files.due(path.name, "no key") is not None:
                 _log.warning("key file holds no public key", path=str(path))
         return found
 
@@ -114,7 +116,7 @@ class KeyAuthenticator(ThreadAuthenticator):
         name = key.decode("ascii")
         if name in self._keys.allowed():
             return True
-        num_silent = self._complaints.due("", name)
+        num_silent = self._complaints.due(name, "unknown key")
         if num_silent is not None:
             _log.warning(
                 "connection refused: unknown key",

@@ -17,8 +17,9 @@ import zmq
 
 from protocol.channel import LinkStats
 from protocol.codec import decode, encode, read_claims
+from protocol.complaints import Complaints
 from protocol.errors import DeadlineExceeded, WireError
-from protocol.inbound import Inbound
+from protocol.inbound import MAX_NAME_CHARS, Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
 from protocol.zeromq.door import Door
@@ -85,6 +86,7 @@ class ZmqResponder:
     ) -> None:
         self._socket = socket
         self._door = door
+        self._complaints = Complaints()
         self._endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
@@ -115,8 +117,15 @@ class ZmqResponder:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
                 sent = False
-            if not sent:
-                _log.warning("answer dropped, its requester is gone or reads nothing", peer=envelope.sender)
+            if (
+                not sent
+                and (num_silent := self._complaints.due(envelope.sender[:MAX_NAME_CHARS], "dropped")) is not None
+            ):
+                _log.warning(
+                    "answer dropped, its requester is gone or reads nothing",
+                    peer=envelope.sender[:MAX_NAME_CHARS],
+                    num_not_logged=num_silent,
+                )
             return True
         return False
 

@@ -98,3 +98,35 @@ def test_the_command_prints_a_table_or_json(file: Path) -> None:
     assert "no verdict: bad_answer" in table.output
     printed = CliRunner().invoke(score, [str(file), "--by", "kind", "--json"], catch_exceptions=False)
     assert json.loads(printed.output) == json.loads(json.dumps(score_file(file, by="kind").to_dict()))
+
+
+HOSTILE = {
+    "a list for a reason": {"finish_reason": []},
+    "a map for a reason": {"finish_reason": {"a": 1}},
+    "a count beyond any": {"num_tokens": 10**400},
+    "a long text for a count": {"num_tokens": "9" * 1_000_000},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_column_makes_a_bad_line_and_nothing_worse(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "responses.jsonl"
+    good = {"response": "4", "answer": "4", "num_tokens": 1}
+    path.write_text("\n".join(json.dumps(line) for line in (good, good | HOSTILE[name])))
+    report = score_file(path, "arithmetic")
+    assert (report.num_responses, report.num_bad_lines) == (1, 1)
+    assert "expected" in report.bad_lines[0]
+    assert len(report.bad_lines[0]) < 1_000
+
+
+def test_what_score_prints_of_a_file_is_cut_and_moves_no_cursor(tmp_path: Path) -> None:
+    path = tmp_path / "responses.jsonl"
+    lines = [
+        {"response": "4", "answer": "\x1b[2Jfour", "verifier": "arithmetic", "kind": "\x1b[31m" + "k" * 10_000},
+        {"response": "4", "answer": "4", "verifier": "\x9b2J" + "v" * 100_000},
+        {"\x1b]0;title\x07": 1, "x" * 1_000_000: 2},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    shown = CliRunner().invoke(score, [str(path), "--by", "kind"], catch_exceptions=False).output
+    assert not set(shown) & set("\x1b\x9b\x07")
+    assert len(shown) < 50_000
