@@ -215,7 +215,10 @@ class LiveView(View):
             max_rows = max(4, self._console.height - _LINES_AROUND_FLEET)
             parts += [Text(), fleet_table(workers, absent=picture.absent, max_rows=max_rows)]
             parts += [Text(), Text(bottleneck(workers), style="dim italic")]
-        parts += [Text(line, style="yellow", overflow="ellipsis", no_wrap=True) for line in self._notices.lines]
+        parts += [
+            Text(printable_line(line), style="yellow", overflow="ellipsis", no_wrap=True)
+            for line in self._notices.lines
+        ]
         return Panel(
             Group(*parts),
             title=self._title(),

@@ -9,23 +9,28 @@ import socket
 import ssl
 import stat
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio
 
 from pipeline.config.load import load_config, read_resolved, to_toml, write_resolved
 from pipeline.config.secrets import hide_password
+from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME
 from pipeline.model_folder import read_model_config
 from pipeline.preflight import preflight
 from pipeline.replay.connect import connect
 from pipeline.report import write_report
 from pipeline.run_dir import prepare_run_dir
+from pipeline.runtime.server import EmbeddedServer
 from protocol.errors import ConfigError, DataError
+from tests.byte_tokenizer import write_byte_tokenizer
 from tests.pipeline.op_config import op_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -169,6 +174,40 @@ def test_a_run_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> Non
     config.run_dir.chmod(0o777)
     with pytest.raises(ConfigError, match="chmod 700"):
         prepare_run_dir(config, resume=False)
+
+
+def test_a_run_folder_is_the_owners_alone(tmp_path: Path) -> None:
+    folder = prepare_run_dir(op_config(tmp_path), resume=False)
+    for path in (folder, *(inner for inner in folder.rglob("*") if inner.is_dir())):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_the_embedded_ledgers_password_is_in_two_private_files_and_in_no_arguments(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    server = EmbeddedServer(tmp_path, max_memory_mb=64)
+    server.start()
+    try:
+        password = urlsplit(server.url).password or ""
+        assert len(password) >= 32
+        holding = [path for path in tmp_path.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
+        assert sorted(str(path.relative_to(tmp_path)) for path in holding) == ["ledger.json", "ledger/server.conf"]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}
+        arguments = Path(f"/proc/{server.pid()}/cmdline")
+        if arguments.exists():  # elsewhere than on Linux nothing shows them as a file
+            assert password.encode() not in arguments.read_bytes()
+    finally:
+        server.stop()
+
+
+def test_a_chat_template_cannot_reach_the_interpreter(tmp_path: Path) -> None:
+    for escape in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ messages.append(1) }}",
+    ):
+        folder = write_byte_tokenizer(Path(tempfile.mkdtemp(dir=tmp_path)), escape)
+        with pytest.raises(DataError):
+            load_text_tokenizer(folder).render_chat([{"role": "user", "content": "x"}])
 
 
 # -- TLS: the bundled server has none, so a proxy of Python's ssl ends it before the real server --------------------------

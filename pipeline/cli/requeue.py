@@ -15,6 +15,7 @@ import click
 
 from pipeline.cli.common import attach, echo_json, json_option, run_argument
 from protocol.errors import ConfigError
+from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from pipeline.cli.common import Attached
@@ -142,7 +143,7 @@ def list_(run: Path | None, limit: int, as_json: bool) -> None:
     table.add_column("error", no_wrap=True, overflow="ellipsis", ratio=1)
     for letter in letters:
         cells = (letter.chunk, letter.role, str(letter.prompt), str(letter.num_attempts), _age(letter), letter.worker)
-        table.add_row(*map(Text, cells), Text(_last_line(letter.error)))
+        table.add_row(*(Text(printable_line(cell)) for cell in (*cells, _last_line(letter.error))))
     Console().print(table)
 
 
@@ -160,8 +161,10 @@ def show(chunk: str, run: Path | None, as_json: bool) -> None:
         return
     letter = letters[0]
     click.echo(
-        f"{letter.chunk}: {letter.role} failed {letter.num_attempts} times, last {_age(letter)} ago on {letter.worker}; prompt "
-        f"{letter.prompt} of the stream\n\n{letter.error.rstrip()}"
+        printable(
+            f"{letter.chunk}: {letter.role} failed {letter.num_attempts} times, last {_age(letter)} ago on {letter.worker}; "
+            f"prompt {letter.prompt} of the stream\n\n{letter.error.rstrip()}"
+        )
     )
 
 

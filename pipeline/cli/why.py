@@ -19,6 +19,7 @@ import click
 
 from pipeline.cli.common import attach, echo_json, find_run, json_option, run_argument
 from protocol.errors import LedgerUnavailable
+from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.cli.common import Attached
@@ -153,7 +154,7 @@ def render(snapshot: Snapshot, found: Explanation, width: int) -> list[str]:
     version = f", version {snapshot.waits.policy_version}" if snapshot.waits else ""
     supervised = "" if snapshot.has_supervisor else ", no supervisor"
     verdict = click.style(_VERDICTS[found.outlook], fg=_STYLES[found.outlook], bold=True)
-    lines = [f"{snapshot.run}: {snapshot.state}{version}{supervised}; {verdict}"]
+    lines = [f"{printable_line(snapshot.run)}: {snapshot.state}{version}{supervised}; {verdict}"]
     for chain in found.chains:
         lines.append("")
         for depth, link in enumerate(chain.links):
@@ -161,11 +162,13 @@ def render(snapshot: Snapshot, found: Explanation, width: int) -> list[str]:
             many = f", and {chain.num_units - 1} more like it" if depth == 1 and chain.num_units > 1 else ""
             is_root = depth == len(chain.links) - 1
             hanging = " " * (len(indent) + 2)
-            wrapped = textwrap.wrap(link + many, width, initial_indent=indent, subsequent_indent=hanging)
+            wrapped = textwrap.wrap(
+                printable_line(link) + many, width, initial_indent=indent, subsequent_indent=hanging
+            )
             lines += [click.style(line, fg=_STYLES[chain.outlook]) if is_root else line for line in wrapped]
-        lines += textwrap.wrap(f"→ {chain.next}", width, subsequent_indent="  ")
+        lines += textwrap.wrap(f"→ {printable_line(chain.next)}", width, subsequent_indent="  ")
     if found.also:
         lines.append("")
         for words in found.also:
-            lines += textwrap.wrap(f"also: {words}", width, subsequent_indent="      ")
+            lines += textwrap.wrap(f"also: {printable_line(words)}", width, subsequent_indent="      ")
     return lines

@@ -395,6 +395,14 @@ def test_what_is_told_of_a_body_quotes_little_of_it() -> None:
     assert len(str(told.value)) < 500
 
 
+def test_an_envelope_over_its_limit_is_refused_unread() -> None:
+    head, body = wire(chunk())
+    decode([head, body], max_bytes=LIMIT)
+    wide = msgpack.packb(msgpack.unpackb(head) | {"more": "x" * 1024})
+    with pytest.raises(MalformedMessage, match="at most 1024"):
+        decode([wide, body], max_bytes=LIMIT)
+
+
 def test_large_extra_columns_of_few_values_pass() -> None:
     extra = {"tests": ["1 2 3\n" * 50_000, b"x" * 300_000, *range(60_000)], "map": {str(n): n for n in range(20_000)}}
     prompt = Prompt(prompt_id="p", tokens=np.zeros(1, np.int32), text="", answer="", verifier="", extra=extra)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ops.fuzz_targets import Mailboxes, messages_in, read_anything, samples
+from ops.fuzz import TARGETS
+from ops.fuzz_targets import (
+    Mailboxes,
+    Scoring,
+    good_inputs,
+    messages_in,
+    read_anything,
+    samples,
+    show_anything,
+)
 
 BODIES = list(samples().values())
 
@@ -60,3 +69,47 @@ def test_every_mailbox_delivers_the_good_message_that_follows_hostile_ones(mailb
 @given(sent())
 def test_what_is_fed_are_really_messages(data: bytes) -> None:
     assert 1 <= len(messages_in(data)) <= 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=400) | st.tuples(st.binary(min_size=1, max_size=1), mutated()).map(b"".join))
+@example(b"\x40" + b"\x81" * 26 + b"\x00" * 32)
+@example(b"\x40\x82\xa1a\xa9\x1b[2J\xe2\x80\xaex")
+def test_whatever_is_shown_is_short_and_moves_no_cursor(data: bytes) -> None:
+    show_anything(data)
+
+
+@pytest.fixture(scope="module")
+def scoring() -> Iterator[Scoring]:
+    opened = Scoring()
+    yield opened
+    opened.close()
+
+
+HOSTILE_LINES = (
+    b'{"response": "4", "answer": "4", "verifier": "arithmetic", "finish_reason": []}',
+    b'{"response": "4", "answer": "4", "verifier": "arithmetic", "num_tokens": 1' + b"0" * 400 + b"}",
+    b'{"response": "\\u001b[2J", "answer": "x", "verifier": "\\u009b2J", "level": "\\u202e"}',
+)
+HOSTILE_ANSWERS = ("Answer: " + "$" * 5_000, "\\boxed{" * 2_000, "\\text{" * 2_000, "9" * 10_000 + "," * 10_000, "\x00")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=300) | st.sampled_from(list(good_inputs("score").values())))
+@example(data=b"\x00" + HOSTILE_LINES[0])
+@example(data=b"\x01" + HOSTILE_LINES[1])
+@example(data=b"\x01" + HOSTILE_LINES[2])
+def test_whatever_is_scored_ends_with_a_report_a_verdict_or_a_failure(scoring: Scoring, data: bytes) -> None:
+    scoring.feed(data)
+
+
+@pytest.mark.parametrize("kind", [4, 5, 6])
+@pytest.mark.parametrize("answer", HOSTILE_ANSWERS, ids=range(len(HOSTILE_ANSWERS)))
+def test_a_hostile_answer_ends_no_verifier(scoring: Scoring, kind: int, answer: str) -> None:
+    scoring.feed(bytes([kind]) + f"{answer}\n\n{answer}".encode())
+
+
+def test_every_target_of_make_fuzz_is_fed_here() -> None:
+    fed = {"decoder": read_anything, "mailbox": Mailboxes.feed, "peek": show_anything, "score": Scoring.feed}
+    assert set(fed) == set(TARGETS)
+    assert all(good_inputs(target) for target in TARGETS)

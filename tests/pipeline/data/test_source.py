@@ -105,6 +105,8 @@ def test_every_kind_of_broken_line_is_told_with_file_and_line_and_skipped(
         ({"prompt": "a", "answer": "1", "verifier": 3}, SkipReason.WRONG_TYPE),
         ({"prompt": "a", "answer": "1", "id": []}, SkipReason.WRONG_TYPE),
         ({"prompt": "a", "answer": "1", "big": 10**30}, SkipReason.WRONG_TYPE),
+        ({"prompt": "a", "answer": "1", "big": [{}] * 200_000}, SkipReason.TOO_LARGE),
+        ({"prompt": "a", "answer": "1", "big": "x" * (3 << 20)}, SkipReason.TOO_LARGE),
         ({"messages": "hi", "answer": "1"}, SkipReason.WRONG_TYPE),
         ({"messages": [{"role": "user"}], "answer": "1"}, SkipReason.WRONG_TYPE),
         ({"messages": [], "answer": "1"}, SkipReason.EMPTY_PROMPT),

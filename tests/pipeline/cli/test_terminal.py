@@ -1,0 +1,140 @@
+"""Whatever others wrote, no command lets it act on the terminal: not on its cursor, colours, title or direction of text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgpack
+import msgspec
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from pipeline.cli import main, requeue, why
+from pipeline.cli.look import show
+from pipeline.live import LiveView, Notices
+from pipeline.replay.buffer import DeadLetter, QueueStat
+from pipeline.runtime.log import open_log
+from pipeline.runtime.registry import Heartbeat, LinkReport, RunState, RunStatus
+from pipeline.runtime.status import bottleneck, queue_rows, worker_rows
+from pipeline.surroundings import Picture
+from pipeline.tables import fleet_table, queue_table
+from pipeline.why.explain import explain
+from pipeline.why.terms import Cause, Chain, Explanation, Outlook, Snapshot
+from protocol.errors import DataError
+from protocol.ids import Incarnation, Role
+from protocol.peek import peek
+from tests.pipeline.op_config import op_config
+from tests.pipeline.test_live import TOTALS, _beat
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egniht\r\x08[/nothing] [red]"
+ACTS = set("\x1b\x07\x9b\u202e\r\x08")
+
+
+def beats() -> list[Heartbeat]:
+    who = Incarnation(Role.GENERATOR, f"generator-{HOSTILE}", 1)
+    links = (LinkReport(name=f"mallory{HOSTILE}>reward-0", sent=1),)
+    return [
+        replace_struct(_beat(Role.GENERATOR, "generator-0"), who=who, host=HOSTILE, detail=HOSTILE, links=links),
+        _beat(Role.LEARNER, "learner"),
+    ]
+
+
+def replace_struct(beat: Heartbeat, **changes: object) -> Heartbeat:
+    return msgspec.structs.replace(beat, **changes)
+
+
+def page(*what: object) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    for one in what:
+        console.print(one, highlight=False)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def letter() -> DeadLetter:
+    return DeadLetter(chunk="t.1.0.0", role="reward", error=f"KeyError\n{HOSTILE}", prompt=1, num_attempts=3, at_s=0.0,
+                      worker=f"reward{HOSTILE}")  # fmt: skip
+
+
+def of_status(_: Path, __: pytest.MonkeyPatch) -> str:
+    rows = worker_rows(beats(), now_s=1000.0, stuck_after_s=60.0)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(bottleneck(rows), highlight=False, markup=False)  # as the command has it
+    return page(fleet_table(rows)) + console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def of_queues(_: Path, __: pytest.MonkeyPatch) -> str:
+    return page(queue_table(queue_rows(beats(), [QueueStat(f"ready{HOSTILE}", 1, 2, 3.0, HOSTILE)])))
+
+
+def of_why(folder: Path, _: pytest.MonkeyPatch) -> str:
+    rows = worker_rows(beats(), now_s=1000.0, stuck_after_s=60.0)
+    seen = Snapshot(f"runs/{HOSTILE}", RunState.RUNNING, HOSTILE, True, workers=rows, ledger_error=HOSTILE)
+    chain = Chain((HOSTILE, HOSTILE), Cause.LEDGER, HOSTILE, Outlook.YOU, HOSTILE)
+    made = Explanation(HOSTILE, Outlook.YOU, (chain,), (HOSTILE,))
+    return click.unstyle("\n".join(why.render(seen, explain(seen), 100) + why.render(seen, made, 100)))
+
+
+def of_dead_letters(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    async def read(*_: object) -> list[DeadLetter]:
+        return [letter()]
+
+    monkeypatch.setattr(requeue, "_read", read)
+    listed = CliRunner().invoke(requeue.dead_letters, ["list"], catch_exceptions=False).output
+    return listed + CliRunner().invoke(requeue.dead_letters, ["show", "t.1.0.0"], catch_exceptions=False).output
+
+
+def of_peek(_: Path, __: pytest.MonkeyPatch) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    show(peek([msgpack.packb({HOSTILE: HOSTILE, "body": {"prompt": {"text": HOSTILE}}})]), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def of_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    def fails(*_: object, **__: object) -> None:
+        raise DataError(f"train.jsonl:3: {HOSTILE}")
+
+    monkeypatch.setattr("pipeline.cli.headrace.main", fails)
+    told = io.StringIO()
+    monkeypatch.setattr("sys.stderr", told)
+    with pytest.raises(SystemExit):
+        main(["status"])
+    return told.getvalue()
+
+
+def of_a_log_line(folder: Path, _: pytest.MonkeyPatch) -> str:
+    terminal = io.StringIO()
+    log = open_log(folder, role=Role.REWARD, worker="reward-0", run="demo", terminal=terminal)
+    log.logger.warning("scoring_failed", error=HOSTILE, chunk=HOSTILE, **{f"k{HOSTILE}": 1})
+    log.close()
+    return terminal.getvalue() + (folder / "logs" / "reward-0.jsonl").read_text()
+
+
+def of_the_live_view(folder: Path, _: pytest.MonkeyPatch) -> str:
+    notices = Notices()
+    notices.write(f"warning {HOSTILE}")
+    view = LiveView(op_config(folder), folder, console=Console(file=io.StringIO(), width=160))
+    view._notices = notices  # pyright: ignore[reportPrivateUsage]
+    return page(view.render(Picture(RunStatus(RunState.RUNNING, HOSTILE), beats(), TOTALS)))
+
+
+OUTPUTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
+    "status": of_status,
+    "queues": of_queues,
+    "why": of_why,
+    "dead-letters": of_dead_letters,
+    "peek": of_peek,
+    "an error": of_an_error,
+    "a log line": of_a_log_line,
+    "the live view": of_the_live_view,
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_text_of_others_never_acts_on_the_terminal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = OUTPUTS[name](tmp_path, monkeypatch)
+    assert "gniht" in shown  # it is shown
+    assert not set(shown) & ACTS
