@@ -12,7 +12,9 @@ One for one: the death of a worker ends no other. A learner or a value worker th
 checkpoint itself. Restarts have budgets, so many within a sliding period (OTP's intensity and period): one that dies once a
 day is restarted for ever, one that dies at once is not. There are two: infrastructure failures count for the worker that had
 them; data failures count for its role, because the work that caused one goes to another worker of the role. An exit that
-another start cannot mend (a wrong setting) fails the fleet at the first time.
+another start cannot mend (a wrong setting) fails the fleet at the first time. An error that repeats itself fails it at the
+second time: the worker ended by it, was started again, and ended by it again before it had finished any work, or after just as
+much as before. Signals never do, nor errors of the surroundings (``pipeline.runtime.last_error``).
 
 Starts are spread over the supervisor's turns, a few each, the first worker of every role before the second of any. What is not
 started yet is only a wish, and a newer wish replaces it at once.
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
+from pipeline.runtime.last_error import LastError
 from protocol.ids import Role
 
 MAX_STARTS_A_TURN = 4
@@ -113,6 +116,8 @@ class Worker:
     """Found frozen or stuck: it is being killed."""
     failures: deque[float] = field(default_factory=deque)
     """Times of infrastructure failures within the period."""
+    last_error: tuple[str, int] | None = None
+    """The error that ended its last process, and how much work that had finished; None when it ended in another way."""
 
 
 class FleetPlan:
@@ -200,22 +205,39 @@ class FleetPlan:
             actions.append(Action(Verb.START, worker.name, worker.role))
         return actions
 
-    def exited(self, name: str, exit_code: int, now_s: float) -> None:
-        """Take note that a worker's process has ended."""
+    def exited(
+        self, name: str, exit_code: int, now_s: float, *, error: LastError | None = None, delivered: int = 0
+    ) -> None:
+        """Take note that a worker's process has ended.
+
+        Args:
+            name: The worker.
+            exit_code: Negative: the number of the signal that killed it.
+            now_s: Monotonic time.
+            error: What ended it, if an error did.
+            delivered: Pieces of work that it had finished for good.
+        """
         worker = self._workers[name]
         if worker.phase is Phase.DRAINING:
             del self._workers[name]
             return
         if worker.is_condemned:
-            worker.is_condemned, exit_code = False, ExitCode.STUCK
+            worker.is_condemned, exit_code, error = False, ExitCode.STUCK, None
+        is_repeated = _repeats(worker, error, delivered)
+        worker.last_error = None if error is None else (error.identity, delivered)
         if exit_code in _ENDED_WELL:
             worker.phase = Phase.ENDED
         elif exit_code in _HOPELESS:
-            self._fail(worker, exit_code, "ended in a way that a restart cannot mend")
+            self._fail(worker, exit_code, f"ended in a way that a restart cannot mend{_words(error)}")
+        elif is_repeated:
+            got = f"after {delivered} pieces of work, as before" if delivered else "before it had finished any work"
+            self._fail(
+                worker, ExitCode.CONFIG, f"ended twice by the same error, {got}; no restart will mend it{_words(error)}"
+            )
         else:
-            self._failed(worker, exit_code, now_s)
+            self._failed(worker, exit_code, now_s, error)
 
-    def _failed(self, worker: Worker, exit_code: int, now_s: float) -> None:
+    def _failed(self, worker: Worker, exit_code: int, now_s: float, error: LastError | None = None) -> None:
         """Count an end that nobody asked for; start again after a pause, or give up."""
         kind = kind_of(exit_code)
         if kind is FailureKind.DATA:
@@ -228,7 +250,7 @@ class FleetPlan:
             failures.popleft()
         if len(failures) > intensity.max_failures:
             times = f"{len(failures)} {kind} failures of {whose} within {intensity.period_s:g} s"
-            self._fail(worker, exit_code, f"is given up: {times}, {intensity.max_failures} are allowed")
+            self._fail(worker, exit_code, f"is given up: {times}, {intensity.max_failures} are allowed{_words(error)}")
             return
         factor = min(2 ** (len(failures) - 1), _MAX_BACKOFF_FACTOR)
         worker.phase = Phase.BACKOFF
@@ -248,6 +270,18 @@ class FleetPlan:
         if worker.phase is not Phase.DRAINING:
             del self._workers[worker.name]
         return []
+
+
+def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
+    """Whether a worker ended by an error that ended it before, and got no further: no start will mend that."""
+    if error is None or error.may_pass or worker.last_error is None:
+        return False
+    identity, before = worker.last_error
+    return identity == error.identity and delivered in (0, before)
+
+
+def _words(error: LastError | None) -> str:
+    return "" if error is None else f": {error}"
 
 
 def worker_name(role: Role, number: int) -> str:

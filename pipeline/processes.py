@@ -22,6 +22,7 @@ from pipeline.adopted import AdoptedProcess
 from pipeline.config.secrets import without_ledger_password
 from pipeline.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.last_error import LastError, printed_error
 from pipeline.runtime.process_records import (
     ProcessIdentity,
     Started,
@@ -52,6 +53,10 @@ class Exit:
     pid: int
     code: int
     """Negative: the number of the signal that killed it."""
+    error: LastError | None = None
+    """What ended it, as it wrote down or printed."""
+    delivered: int = 0
+    """Pieces of work that it had finished for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,9 @@ class Found:
 class _Child:
     role: Role
     process: subprocess.Popen[bytes] | AdoptedProcess
+    identity: ProcessIdentity | None
+    output_from: int
+    """Where in its output file this process began to print."""
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
@@ -101,6 +109,7 @@ class Processes:
         try:
             is_long = path.exists() and path.stat().st_size > _MAX_OUTPUT_BYTES
             with path.open("wb" if is_long else "ab") as output:
+                output_from = output.tell()
                 process = subprocess.Popen(
                     self._command(role, self._run_dir, name),
                     stdin=subprocess.DEVNULL,
@@ -113,8 +122,8 @@ class Processes:
             log.error("worker_not_started", worker=name, reason=str(error))
             self._unstarted.append(Exit(name, role, 0, ExitCode.FAILURE))
             return
-        self._children[name] = _Child(role, process)
-        self._put_on_record(name, role, process.pid)
+        self._children[name] = _Child(role, process, identify(process.pid), output_from)
+        self._put_on_record(name, self._children[name])
         log.info("worker_started", worker=name, pid=process.pid)
 
     def find(self) -> list[Found]:
@@ -132,7 +141,7 @@ class Processes:
         """Hold a process of an earlier supervisor from now on; False when it has just ended."""
         process = self._hold(found)
         if process is not None:
-            self._children[found.worker] = _Child(found.role, process)
+            self._children[found.worker] = _Child(found.role, process, found.identity, self._output_size(found.worker))
         return process is not None
 
     def end(self, found: Found) -> None:
@@ -155,8 +164,16 @@ class Processes:
             if code is not None:
                 del self._children[name]
                 self._buried(name)
-                ended.append(Exit(name, child.role, child.process.pid, code))
+                ended.append(self._exit(name, child, code))
         return ended
+
+    def _exit(self, name: str, child: _Child, code: int) -> Exit:
+        """Return how a process ended: what it wrote down of itself, else what it printed last."""
+        life = None if child.identity is None else read_life(self._run_dir, name, child.identity)
+        error, delivered = (None, 0) if life is None else (life.error, life.delivered)
+        if error is None and code > 0:
+            error = printed_error(self._output(name, child.output_from))
+        return Exit(name, child.role, child.process.pid, code, error if code > 0 else None, delivered)
 
     def kill_all(self) -> None:
         """Kill what is left. Processes are reaped later; killed ones take no time to end."""
@@ -193,14 +210,13 @@ class Processes:
             return AdoptedProcess(found.identity, exit_code)
         return None
 
-    def _put_on_record(self, name: str, role: Role, pid: int) -> None:
+    def _put_on_record(self, name: str, child: _Child) -> None:
         """Without a record (the disk is full) a later supervisor starts its own, which fences this one."""
-        identity = identify(pid)
         try:
-            if identity is not None:
-                write_started(self._run_dir, name, Started(identity, str(role)))
+            if child.identity is not None:
+                write_started(self._run_dir, name, Started(child.identity, str(child.role)))
         except OSError as error:
-            log.warning("process_not_on_record", worker=name, pid=pid, reason=str(error))
+            log.warning("process_not_on_record", worker=name, pid=child.process.pid, reason=str(error))
 
     def output_path(self, worker: str) -> Path:
         """Return where a worker's terminal output goes."""
@@ -208,8 +224,19 @@ class Processes:
 
     def last_lines(self, worker: str) -> str:
         """Return the last lines that a worker wrote to its terminal; empty when there are none."""
+        return "\n".join(self._output(worker).splitlines()[-_LAST_LINES:])
+
+    def _output_size(self, worker: str) -> int:
+        with suppress(OSError):
+            return self.output_path(worker).stat().st_size
+        return 0
+
+    def _output(self, worker: str, begin: int = 0) -> str:
+        """Return what a worker printed from byte ``begin`` on, at most the last of it."""
         try:
-            tail = self.output_path(worker).read_bytes()[-_TAIL_BYTES:]
+            with self.output_path(worker).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(begin, size - _TAIL_BYTES))
+                return file.read().decode(errors="replace")
         except OSError:
             return ""
-        return "\n".join(tail.decode(errors="replace").splitlines()[-_LAST_LINES:])

@@ -338,13 +338,14 @@ class Supervisor:
         is_asked_for = self._plan.is_draining(exit_.worker)
         # A worker obeys SIGTERM while its loop runs; one that dies of it holds nothing yet, or nothing any more.
         code = ExitCode.OK if is_asked_for and exit_.code == -signal.SIGTERM else exit_.code
-        self._plan.exited(exit_.worker, code, now)
+        self._plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered)
         if exit_.role is Role.LEARNER:
             self._is_starved |= code == ExitCode.STARVED
             if is_asked_for and self._plan.is_stopping and code not in _DIED_WELL:
                 self._learner_drain_code = code if code > 0 else ExitCode.DRAIN_TIMEOUT
         if code not in (ExitCode.OK, ExitCode.STARVED):
-            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code))
+            told = {} if exit_.error is None else {"error": str(exit_.error)}
+            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **told)
 
     def _outcome(self, status: RunStatus) -> Outcome:
         failure = self._plan.failure

@@ -352,6 +352,7 @@ class Generator(Actor):
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
             # a duplicate is a repeat whose first answer was lost: nobody has sent it yet
             self._add("chunks" if outcome.status is WriteStatus.STORED else "duplicates", 1)
+            self.ctx.delivered += 1
             self._add("written_tokens", chunk.num_tokens)
             await self._deliver(chunk, encoded)
         else:

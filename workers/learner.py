@@ -213,6 +213,7 @@ class Learner(Actor):
         if self._num_updates % self.ctx.config.checkpoint.every_updates == 0:
             await self._checkpoint()
         self.ctx.held = 0
+        self.ctx.delivered += 1
         self.ctx.progress()
 
     async def _publish(self) -> None:

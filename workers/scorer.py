@@ -87,6 +87,7 @@ class Scorer(Actor):
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
         status = await self._ride_out(lambda: self.ctx.replay.write_score(self.ctx.who, chunk.id, score))
         self.count("scored" if status is WriteStatus.STORED else "duplicates")
+        self.ctx.delivered += 1
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
         """Report that this chunk could not be scored, with a traceback."""

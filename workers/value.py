@@ -166,6 +166,7 @@ class Value(Scorer):
         if result is not None and self._is_applied(result):
             await self._record(result, usable, step_s=time.monotonic() - started)
         self._stepped_at_s = self.ctx.clock.monotonic()
+        self.ctx.delivered += 1
         self.ctx.progress()
         return True
 

@@ -7,11 +7,9 @@ answer of ``pipeline.why``, as text or JSON. *Waits for* the ledger's answer; on
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import textwrap
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from pipeline.cli.common import Attached
     from pipeline.why.terms import Explanation, Snapshot
 
-_TAIL_BYTES = 1 << 18
 _STYLES = {"moves": "green", "mends": "yellow", "you": "red", "ended": "cyan"}
 _VERDICTS = {
     "moves": "nothing is wrong",
@@ -81,6 +78,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
     from pipeline.replay.redis_admin import RedisAdmin
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.status import worker_rows
+    from pipeline.why.exits import read_exits
     from pipeline.why.terms import CriticNeeds, Snapshot
 
     assert isinstance(at.replay, RedisReplay)
@@ -106,7 +104,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         critic=CriticNeeds(value.min_explained_variance, value.pretrain_steps, value.batch_trajectories)
         if declaration(at.config).has_critic
         else None,
-        exits=last_exits(at.run_dir, time.time()),
+        exits=read_exits(at.run_dir, time.time()),
         replaced_after_s=settings.silent_after_s,
     )
 
@@ -117,36 +115,6 @@ def _without_ledger(run_dir: Path, error: str) -> Snapshot:
     from pipeline.why.terms import Snapshot
 
     return Snapshot(str(run_dir), RunState.RUNNING, "", supervisor_pid(run_dir) is not None, ledger_error=error)
-
-
-def last_exits(run_dir: Path, now_s: float) -> dict[str, str]:
-    """Return how each worker's last process ended and when, in words, from the end of the supervisor's log."""
-    from pipeline.why.terms import seconds
-
-    path = run_dir / "logs" / "supervisor.jsonl"
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return {}
-    found: dict[str, tuple[str, float]] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-            worker, event, at = (
-                row["worker"],
-                row["event"],
-                datetime.fromisoformat(row["at"]).astimezone(UTC).timestamp(),
-            )
-        except (ValueError, KeyError, TypeError):  # torn at either end, or a line without a worker
-            continue
-        before = found.get(worker)
-        if event == "worker_replaced":
-            found[worker] = (f"replaced, {row.get('reason', 'frozen or stuck')}", at)
-        elif event == "worker_exited" and not (before and before[0].startswith("replaced") and at - before[1] < 60.0):
-            found[worker] = (f"it ended ({row.get('meaning', row.get('exit_code'))})", at)
-    return {worker: f"{words}, {seconds(now_s - at)} ago" for worker, (words, at) in found.items()}
 
 
 def render(snapshot: Snapshot, found: Explanation, width: int) -> list[str]:

@@ -77,6 +77,7 @@ class ActorContext:
         log: structlog logger; role, worker, run and policy version are on every line.
         clock: time.
         draining: set when the main loop should come to its end.
+        delivered: pieces of work that the actor has finished for good; an error before the first is not of the work.
         tasks: the actor's TaskGroup; prefer ``spawn``, which names the task and watches its end.
     """
 
@@ -107,6 +108,7 @@ class ActorContext:
         self.draining = asyncio.Event()
         self.pulse = Pulse(who, clock)
         self.finished: tuple[ExitCode, str] | None = None
+        self.delivered = 0
         self._log_context = {} if log_context is None else log_context
         self._compute_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{who.worker}")
         self._storage_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"storage-{who.worker}")

@@ -19,6 +19,7 @@ import gc
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.runtime.heartbeat import HeartbeatThread
+from pipeline.runtime.last_error import LastError, last_error
 from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
@@ -74,9 +76,15 @@ def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) ->
         url = read_ledger_url(run_dir)
     except ConfigError as error:
         sys.stderr.write(f"{printable(worker)}: {error}\n")
-        life.ended(ExitCode.CONFIG)
+        life.ended(ExitCode.CONFIG, error)
         return ExitCode.CONFIG
-    actor_class = load()
+    try:
+        actor_class = load()
+    except Exception as error:  # noqa: BLE001 - an import that fails: there is no log yet
+        traceback.print_exc()
+        code = exit_code_of(error)
+        life.ended(code, error)
+        return code
     gc.freeze()  # modules stay: with torch and transformers, looking at them for garbage stops everything for 0.1 s each time
     if "torch" not in sys.modules:
         limit_threads(_threads_of(config, actor_class.role))
@@ -87,7 +95,7 @@ def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) ->
         code = asyncio.run(host.run())
     finally:
         log.flush()
-        life.ended(code)
+        life.ended(code, host.error, host.delivered)
     if host.is_computing:
         # The interpreter would wait for the compute thread, which nothing can stop.
         os._exit(code)
@@ -107,16 +115,17 @@ class _LifeRecord:
     def registered(self, epoch: int) -> None:
         """It is the incarnation ``epoch`` of its worker."""
         self._epoch = epoch
-        self._write(None)
+        self._write(None, None, 0)
 
-    def ended(self, code: int) -> None:
-        """It ends with ``code``."""
-        self._write(code)
+    def ended(self, code: int, error: BaseException | None, delivered: int = 0) -> None:
+        """It ends with ``code``, by ``error`` if that was one, after so many pieces of work."""
+        self._write(code, None if error is None else last_error(error), delivered)
 
-    def _write(self, exit_code: int | None) -> None:
+    def _write(self, exit_code: int | None, error: LastError | None, delivered: int) -> None:
         if self._identity is not None:
             with contextlib.suppress(OSError):
-                write_life(self._run_dir, self._worker, Life(self._identity, self._epoch, exit_code))
+                life = Life(self._identity, self._epoch, exit_code, error, delivered)
+                write_life(self._run_dir, self._worker, life)
 
 
 def _retries(config: RunConfig) -> int:
@@ -172,6 +181,13 @@ class Host:
         self._is_fenced = False
         self._context: ActorContext | None = None
         self._watches: list[asyncio.Task[None]] = []
+        self.error: BaseException | None = None
+        """What ended it, if an error did."""
+
+    @property
+    def delivered(self) -> int:
+        """Pieces of work that the actor has finished for good."""
+        return 0 if self._context is None else self._context.delivered
 
     @property
     def is_computing(self) -> bool:
@@ -363,6 +379,7 @@ class Host:
 
     def _explain(self, group: BaseExceptionGroup[BaseException]) -> ExitCode:
         """Log why the worker ended: an expected reason in a sentence, any other with its traceback."""
+        self.error = group
         code = exit_code_of(group)
         if code is ExitCode.FAILURE:
             self._log.error("worker_failed", code=code.name, exc_info=group)

@@ -4,7 +4,8 @@
 small file each. *Waits for* nothing.
 
     <worker>.json        by the supervisor, as soon as the process is there: host, process id, start time, role
-    <worker>.life.json   by the worker: the same process, its epoch once it is registered, its exit code at the end
+    <worker>.life.json   by the worker: the same process, its epoch once it is registered; at the end its exit code, the
+                         error that ended it, and how much work it had finished
 
 A process id alone means nothing: the system gives it to another process when the first has ended. With the time at which the
 process began, by the kernel's clock and within one boot of the host, it names one process for ever. The exit code is written
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.runtime.last_error import LastError
 from pipeline.runtime.private_files import write_private
 
 FOLDER = "processes"
@@ -53,6 +55,10 @@ class Life(msgspec.Struct, frozen=True):
     epoch: int = 0
     """0 until it is registered."""
     exit_code: int | None = None
+    error: LastError | None = None
+    """What ended it, if an error did."""
+    delivered: int = 0
+    """Pieces of work that it had finished for good."""
 
 
 def worker_pid() -> int:

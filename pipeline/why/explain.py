@@ -66,11 +66,16 @@ def _nobody(s: Snapshot) -> Chain:
             (f"nothing: the run is {how}",), Cause.NOBODY, "", Outlook.ENDED, f"the report: `headrace report {s.run}`"
         )
     doing = f"`headrace up --resume {s.run}` goes on with it"
+    if s.state is RunState.FAILED:
+        doing = f"mend that first; then {doing}"
     return Chain((f"no process of the run is there; it is {how}",), Cause.NOBODY, "", Outlook.YOU, doing)
 
 
 def _ending(s: Snapshot) -> Chain:
     link = f"the run is {s.state}" + (f", {s.detail}" if s.detail else "")
+    if s.state is RunState.FAILED:
+        doing = f"the run ends; mend that, then `headrace up --resume {s.run}`"
+        return Chain((link,), Cause.FAILED, "supervisor", Outlook.YOU, doing)
     left = sorted(s.workers, key=lambda row: (row.health is Health.LIVE, row.role is not Role.LEARNER))
     if not left:
         return Chain((link,), Cause.DRAINING, "supervisor", Outlook.ENDED, "the supervisor writes the report and ends")
@@ -208,6 +213,12 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
     words = [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
     if s.waits is not None and s.state not in _OVER and s.has_supervisor:
         words += [absent_chain(s, name).links[0] for name in s.absent() if name not in told]
+    present = {row.worker for row in s.workers}
+    words += [
+        f"{name} is there again: {ended}"
+        for name, ended in s.exits.items()
+        if name in present and name not in told and ended.is_worth_a_word
+    ]
     if dead := s.depth("dead"):
         words.append(f"{count(dead, 'dead letter')}: `headrace dead-letters list`")
     if not s.has_supervisor and s.waits is not None and s.workers:

@@ -53,6 +53,8 @@ class Cause(StrEnum):
     """A generator could not make the published weights match their digest."""
     EXHAUSTED = "exhausted"
     CLOSED = "closed"
+    FAILED = "failed"
+    """A worker ended in a way that no restart mends, or too often."""
     NOBODY = "nobody"
     """No process of the run is there."""
 
@@ -64,6 +66,30 @@ class CriticNeeds:
     min_explained_variance: float
     pretrain_steps: int
     batch_trajectories: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a worker's last process ended. ``str()`` says it."""
+
+    how: str
+    ago_s: float
+    num: int = 1
+    """Of its processes that ended lately, this one included."""
+    error: str = ""
+    """What ended it, if an error did."""
+    is_replaced: bool = False
+    """The supervisor killed it: it was frozen or stuck."""
+
+    @property
+    def is_worth_a_word(self) -> bool:
+        """Whether a person should hear of it although the worker is there again."""
+        return bool(self.error) or self.num > 1
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        told = self.how + (f" by {self.error}" if self.error else "") + f", {seconds(self.ago_s)} ago"
+        return told if self.num == 1 else f"{told}, the {_ordinal(self.num)} time within 10 min"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +111,8 @@ class Snapshot:
     critic: CriticNeeds | None = None
     """None in a run without a critic."""
     ledger_error: str = ""
-    exits: Mapping[str, str] = field(default_factory=dict[str, str])
-    """How a worker that is not there ended last, in words."""
+    exits: Mapping[str, Ended] = field(default_factory=dict[str, "Ended"])
+    """How each worker's last process ended, of those whose process has."""
     replaced_after_s: float = 10.0
     """The supervisor's patience with a silent worker."""
 
@@ -168,6 +194,11 @@ def seconds(value: float) -> str:
     if whole < 7200:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def count(number: int, noun: str) -> str:

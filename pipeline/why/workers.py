@@ -26,17 +26,14 @@ _AT_WORK = {
 
 def absent_chain(s: Snapshot, name: str) -> Chain:
     """Return the chain of a worker that is wanted and has no heartbeat."""
-    ended = s.exits.get(name, "")
+    ended = s.exits.get(name)
     link = f"{name} is not there" + (f": {ended}" if ended else "")
     if not s.has_supervisor:
         return Chain((link,), Cause.ABSENT, name, Outlook.YOU, _no_supervisor(s))
-    return Chain(
-        (link,),
-        Cause.ABSENT,
-        name,
-        Outlook.MENDS,
-        f"the supervisor starts it; if it does not come, read logs/{name}.jsonl and logs/{name}.out",
-    )
+    doing = f"the supervisor starts it; if it does not come, read logs/{name}.jsonl and logs/{name}.out"
+    if ended and ended.error:
+        doing = f"the supervisor starts it again; the same error, before it finished any work, ends the run: logs/{name}.jsonl"
+    return Chain((link,), Cause.ABSENT, name, Outlook.MENDS, doing)
 
 
 def role_absent_chain(s: Snapshot, role: Role) -> Chain:
@@ -55,7 +52,9 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         return _unwell(s, row)
     detail = f": {row.detail}" if row.detail else ""
     if at is WaitingFor.STARTING:
-        link = f"{name} is starting, for {seconds(row.uptime_s)}{detail}"
+        ended = s.exits.get(name)
+        again = f"; the one before: {ended}" if ended and ended.is_worth_a_word else ""
+        link = f"{name} is starting, for {seconds(row.uptime_s)}{detail}{again}"
         return Chain(
             (link,), Cause.STARTING, name, Outlook.MOVES, "it loads its model and data; its log tells how far it is"
         )

@@ -4,12 +4,16 @@
 
 Words: ``live`` waits for a stop; ``crash`` fails at once; ``config`` ends with exit code 2 and a sentence; ``deaf`` ignores
 SIGTERM; ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0; ``starve-later`` starves
-once the run's folder holds a file ``starve``; ``still`` says once that it waits for input, and its loop never turns again.
+once the run's folder holds a file ``starve``; ``still`` says once that it waits for input, and its loop never turns again;
+``import`` fails to import something; ``raise`` ends by an error that differs in its numbers only; ``raise-later`` does so after
+some work, more each time.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import signal
 import sys
 import time
@@ -34,6 +38,8 @@ def main() -> int:
     if options.script == "config":
         print("learner.flux is 3: nobody wants that", flush=True)
         return ExitCode.CONFIG
+    if options.script == "import":
+        importlib.import_module("tests.pipeline.no_such_module")
     if options.script == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
@@ -54,6 +60,10 @@ def main() -> int:
                 await ctx.registry.set_run_status(RunStatus(RunState.FINISHED, f"by {options.script}"))
                 ctx.finish(ExitCode.STARVED if options.script == "starve" else ExitCode.OK)
                 return
+            if options.script == "raise-later":
+                ctx.delivered = time.time_ns() % 1_000_000 + 1
+            if options.script.startswith("raise"):
+                raise TypeError(f"nothing computes MambaForCausalLM, said process {os.getpid()}")
             ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
             while not ctx.draining.is_set():
                 if options.script != "still":

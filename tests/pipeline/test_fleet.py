@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pipeline.fleet import MAX_STARTS_A_TURN, Action, FleetPlan, Intensity, Phase, RestartPolicy, Verb, worker_name
 from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
+from pipeline.runtime.last_error import LastError
 from pipeline.takeover import may_adopt
 from protocol.ids import Role
 
@@ -125,6 +126,76 @@ def test_the_two_budgets_are_apart() -> None:
         plan.due(plan_time := 100.0)
         plan.exited("reward-0", code, plan_time - 50.0)
     assert plan.failure is None, "three of one kind and two of the other: each is within its own budget"
+
+
+def _dies(plan: FleetPlan, error: LastError | None, delivered: int = 0, *, code: int = ExitCode.FAILURE) -> None:
+    plan.due(1000.0)
+    plan.exited("generator-0", code, 1.0, error=error, delivered=delivered)
+
+
+IMPORT = LastError("ImportError", "libcuda.so.1: cannot open shared object file, process 4711")
+AGAIN = LastError("ImportError", "libcuda.so.1: cannot open shared object file, process 4912")
+
+
+def test_an_error_that_repeats_itself_before_any_work_fails_the_fleet_at_its_second_time() -> None:
+    plan = _plan(generator=2)
+    _dies(plan, IMPORT)
+    assert plan.failure is None
+    _dies(plan, AGAIN)
+    assert plan.failure is not None
+    assert (plan.failure.worker, plan.failure.exit_code) == ("generator-0", ExitCode.CONFIG)
+    assert "ImportError: libcuda.so.1: cannot open shared object file" in plan.failure.reason
+
+
+def test_one_error_of_two_workers_is_no_repetition() -> None:
+    plan = _plan(generator=2)
+    plan.due(0.0)
+    for name in ("generator-0", "generator-1"):
+        plan.exited(name, ExitCode.FAILURE, 0.0, error=IMPORT)
+    assert plan.failure is None
+
+
+def test_an_error_after_as_much_work_as_before_repeats_itself_and_after_other_work_does_not() -> None:
+    plan = _plan(generator=1)
+    _dies(plan, IMPORT, 3)
+    _dies(plan, AGAIN, 5)
+    assert plan.failure is None
+    _dies(plan, IMPORT, 5)
+    assert plan.failure is not None
+
+
+def test_another_error_a_signal_and_a_good_end_in_between_begin_anew() -> None:
+    others = (LastError("KeyError", "'answer'"), None)
+    for other in others:
+        plan = _plan(generator=1)
+        _dies(plan, IMPORT)
+        _dies(plan, other, code=ExitCode.FAILURE if other else -9)
+        plan.due(2000.0)
+        plan.exited("generator-0", ExitCode.FAILURE, 1500.0, error=AGAIN)
+        assert plan.failure is None
+
+
+def test_what_may_pass_and_kills_never_count_as_a_repeated_error() -> None:
+    plan = _plan(generator=1)
+    for at in (1.0, 1000.0, 2000.0, 3000.0):
+        plan.due(at)
+        plan.exited("generator-0", ExitCode.HOST_FAILED, at, error=LastError("OSError", "No space left", may_pass=True))
+    for at in (4000.0, 5000.0, 6000.0):
+        plan.due(at)
+        plan.exited("generator-0", -9, at)
+    for at in (7000.0, 8000.0):
+        plan.due(at)
+        plan.condemn("generator-0")
+        plan.exited("generator-0", -9, at, error=IMPORT)
+    assert plan.failure is None
+
+
+def test_a_budget_that_is_used_up_names_the_last_error() -> None:
+    plan = _plan(generator=1)
+    for number in range(3):
+        _dies(plan, LastError("ValueError", f"part {'x' * number}"), 1)
+    assert plan.failure is not None
+    assert plan.failure.reason.endswith("2 are allowed: ValueError: part xx")
 
 
 def test_rare_deaths_never_exhaust_the_budget() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from pipeline.preflight import preflight
 from pipeline.replay.connect import connect
@@ -122,6 +123,31 @@ def test_a_worker_that_keeps_failing_exhausts_its_budget(tmp_path: Path) -> None
     assert outcome.failure is not None
     assert "2 data failures of reward workers" in outcome.failure.reason
     assert outcome.last_lines.count("the last words of a crash") == 2, "both deaths are kept"
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("raise", "TypeError: nothing computes MambaForCausalLM"),
+        ("import", "ModuleNotFoundError: No module named 'tests.pipeline.no_such_module'"),
+    ],
+)
+def test_an_error_that_repeats_itself_ends_the_run_at_its_second_time_with_its_own_text(
+    tmp_path: Path, script: str, text: str
+) -> None:
+    with capture_logs() as logged:
+        outcome = Run(tmp_path, generator=script).until_end()
+    assert outcome.exit_code == ExitCode.CONFIG
+    assert text in outcome.status.detail
+    ended = [row["error"] for row in logged if row["event"] == "worker_exited" and row["worker"] == "generator-0"]
+    assert [text in error for error in ended] == [True, True], "what `headrace why` reads"
+
+
+def test_the_same_error_after_other_work_is_counted_against_the_budget(tmp_path: Path) -> None:
+    outcome = Run(tmp_path, "supervisor.max_data_failures=2", generator="raise-later").until_end()
+    assert outcome.exit_code == ExitCode.FAILURE
+    assert "3 data failures of generator workers" in outcome.status.detail
+    assert "TypeError: nothing computes MambaForCausalLM" in outcome.status.detail
 
 
 @pytest.mark.parametrize(("script", "code"), [("starve", ExitCode.STARVED), ("finish", ExitCode.OK)])

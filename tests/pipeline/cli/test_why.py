@@ -12,12 +12,13 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.cli.common import attach
-from pipeline.cli.why import last_exits, render
+from pipeline.cli.why import render
 from pipeline.config.load import write_resolved
 from pipeline.preflight import preflight
 from pipeline.run_dir import prepare_run_dir
 from pipeline.runtime.registry import RunState, RunStatus
 from pipeline.runtime.server import open_ledger
+from pipeline.why.exits import read_exits
 from pipeline.why.explain import explain
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
@@ -129,14 +130,24 @@ def test_a_workers_last_end_is_read_off_the_supervisors_log(tmp_path: Path) -> N
             "at": "2026-11-21T12:00:00Z",
         },
         {"worker": "reward-0", "event": "worker_exited", "meaning": "killed by SIGKILL", "at": "2026-11-21T12:00:01Z"},
+        {"worker": "generator-0", "event": "worker_exited", "meaning": "failure", "at": "2026-11-21T11:00:00Z"},
+        {"worker": "generator-0", "event": "worker_exited", "meaning": "failure", "at": "2026-11-21T11:59:58Z"},
+        {
+            "worker": "generator-0",
+            "event": "worker_exited",
+            "meaning": "failure",
+            "error": "ImportError: no module named flash",
+            "at": "2026-11-21T12:00:02Z",
+        },
         {"event": "stopping", "at": "2026-11-21T12:00:01Z"},
     ]
     (tmp_path / "logs").mkdir()
     text = "torn" + "\n".join(["", *map(json.dumps, rows), '{"worker": "va'])
     (tmp_path / "logs" / "supervisor.jsonl").write_text(text)
     now_s = 1795262404.0  # 12:00:04
-    assert last_exits(tmp_path, now_s) == {
+    assert {worker: str(ended) for worker, ended in read_exits(tmp_path, now_s).items()} == {
         "value": "it ended (killed by SIGKILL), 4 s ago",
         "reward-0": "replaced, no heartbeat for 11 s, 4 s ago",
+        "generator-0": "it ended (failure) by ImportError: no module named flash, 2 s ago, the 2nd time within 10 min",
     }
-    assert last_exits(tmp_path / "nowhere", now_s) == {}
+    assert read_exits(tmp_path / "nowhere", now_s) == {}

@@ -14,7 +14,7 @@ from pipeline.replay.buffer import LatePolicy, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health
 from pipeline.why.explain import explain
-from pipeline.why.terms import Cause, Outlook, Snapshot, seconds
+from pipeline.why.terms import Cause, Ended, Outlook, Snapshot, seconds
 from protocol.trajectory import Field
 from tests.pipeline.why.scenes import (
     CRITIC,
@@ -80,7 +80,7 @@ def test_with_no_generator_left_the_one_that_is_to_come_back_is_the_root():
         [],
         AWAITED,
         without=["generator-1", "generator-2"],
-        exits={"generator-2": "it ended (killed by SIGKILL), 4 s ago"},
+        exits={"generator-2": Ended("it ended (killed by SIGKILL)", 4.0)},
     )
     found = explain(s).chains[0]
     assert (found.cause, found.who, found.outlook) == (Cause.ABSENT, "generator-2", Outlook.MENDS)
@@ -396,6 +396,28 @@ def test_every_moment_has_an_answer_that_begins_somewhere_ends_somewhere_and_say
     if found.chains[0].cause not in (Cause.NOBODY, Cause.DRAINING, Cause.LEDGER):
         told = found.headline + " ".join(link for chain in found.chains for link in chain.links) + " ".join(found.also)
         assert all(name in told for name in unwell), "an unwell worker is never left unsaid"
+
+
+CRASHED = {"generator-1": Ended("it ended (failure)", 3.0, 2, "ImportError: no module named flash")}
+
+
+def test_a_worker_that_an_error_ended_is_told_with_the_error_and_how_often_and_what_another_would_mean():
+    s = scene([], waits(running=0), without=["generator-1", "generator-2"], exits=CRASHED)
+    found = explain(s)
+    told = "generator-1 is not there: it ended (failure) by ImportError: no module named flash, 3 s ago, the 2nd time"
+    assert told in found.headline
+    assert found.outlook is Outlook.MENDS
+    assert "the same error, before it finished any work, ends the run" in found.chains[0].next
+    starting = scene([worker("generator-1", WaitingFor.STARTING)], AWAITED, exits=CRASHED)
+    assert any("generator-1 is there again: it ended" in words for words in explain(starting).also)
+
+
+def test_a_run_that_failed_names_the_error_and_needs_you():
+    detail = "generator-1 ended twice by the same error: ImportError: no module named flash (exit code 2)"
+    found = explain(scene([], AWAITED, state=RunState.FAILED, detail=detail))
+    assert (found.chains[0].cause, found.outlook) == (Cause.FAILED, Outlook.YOU)
+    assert "ImportError: no module named flash" in found.headline
+    assert "--resume" in found.chains[0].next
 
 
 def test_durations_are_for_people():
