@@ -1,0 +1,6 @@
+"""The smallest real model on a plain CPU: that default settings bear work whose steps take minutes.
+
+material  seed -> model, tokenizer, prompts
+verifier  about half of all responses are right
+__main__  the run, alone, beside neighbours, and interrupted; what it took
+"""
