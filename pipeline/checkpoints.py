@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
+from pipeline import work
 from pipeline.weights.digest import digest_file
 from protocol.errors import ConfigError, DataError, Fenced, StorageFailed
 
@@ -62,6 +63,10 @@ class Checkpoint:
     """Version of the model inside."""
     state: dict[str, Any]
     """What was handed to :meth:`CheckpointFolder.write`."""
+
+
+CHECKPOINTS = "checkpoints"
+"""The learner's, in the run's folder."""
 
 
 class _FileSeal(msgspec.Struct, frozen=True):
@@ -151,7 +156,8 @@ class CheckpointFolder:
             final = self._root / f"{sequence:06d}.version-{version}"
             partial.mkdir()
             try:
-                save(partial)
+                with work.part(0.6):
+                    save(partial)
                 (partial / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
                 _seal(partial, version)
                 partial.rename(final)
@@ -179,6 +185,12 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
     A damaged one is refused and named in a warning, and the one before it is tried. Raises DataError when all are damaged.
     """
     return _newest(root)[0]
+
+
+def newest_name(root: Path) -> str:
+    """Return the name of the newest checkpoint, which no later one has; "" when there is none. Its files are not read."""
+    complete = _complete(root)
+    return complete[-1][1].name if complete else ""
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
@@ -258,6 +270,7 @@ def _seal(folder: Path, version: int) -> None:
     (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     for path in (*files, folder / MANIFEST_FILE):
         _flush(path)
+        work.step(0.2 / len(files))
     for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
         _flush(path)
     _flush(folder)

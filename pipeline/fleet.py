@@ -24,6 +24,7 @@ A supervisor that takes over from one that died *adopts* the processes that it f
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Iterable
@@ -97,6 +98,9 @@ class RestartPolicy:
     backoff_s: float
     """Before the first restart; doubles with every failure that still counts, up to 16 times this."""
     drain_timeout_s: float
+    """Without anything done."""
+    drain_ceiling_s: float = math.inf
+    """In all."""
 
 
 @dataclass(slots=True)
@@ -110,12 +114,18 @@ class Worker:
     """Earliest time of the next start, in backoff."""
     kill_at_s: float = 0.0
     """Deadline of a drain."""
+    ceiling_s: float = math.inf
+    """The deadline never moves beyond it."""
     num_restarts: int = 0
     """Over the whole run, for people."""
     is_condemned: bool = False
     """Found frozen or stuck: it is being killed."""
     failures: deque[float] = field(default_factory=deque)
-    """Times of infrastructure failures within the period."""
+    """Times of infrastructure failures within the period; without a checkpoint between them, however long they are apart."""
+    kept: str | None = None
+    """The newest checkpoint at its last failure."""
+    stuck_with: str | None = None
+    """The newest checkpoint when it was last replaced because it stood still."""
     last_error: tuple[str, int] | None = None
     """The error that ended its last process, and how much work that had finished; None when it ended in another way."""
 
@@ -154,11 +164,34 @@ class FleetPlan:
         """Take over a process that an earlier supervisor started. It is drained if it is surplus."""
         self._workers[name] = Worker(name, role, Phase.RUNNING)
 
-    def condemn(self, name: str) -> bool:
-        """Take note that a worker was found frozen or stuck, whose exit is then none of its own; False when that is known."""
+    def condemn(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
+        """Take note that a worker was found frozen or stuck, whose exit is then none of its own; False when that is known.
+
+        Args:
+            name: The worker.
+            reason: Why, in words.
+            kept: Of a worker that learns and stood still though its process was alive: its newest checkpoint, "" for none. When
+                it kept nothing new since the same happened last, it would happen for ever, and the fleet has failed.
+        """
         worker = self._workers[name]
         is_news, worker.is_condemned = not worker.is_condemned, True
+        if is_news and kept is not None:
+            if worker.stuck_with == kept:
+                after = f"after checkpoint {kept}" if kept else "before its first checkpoint"
+                self.failure = self.failure or FleetFailure(
+                    name,
+                    ExitCode.STUCK,
+                    f"stood still twice {after} and would again: {reason}; give it more time (supervisor.stuck_after_s, "
+                    "start_timeout_s), less work at once (learner.micro_batch_tokens), or look at its log for what it hangs in",
+                )
+            worker.stuck_with = kept
         return is_news
+
+    def moved(self, name: str, at_s: float, patience_s: float) -> None:
+        """Take note that a worker which drains did something at ``at_s``: what comes next may take ``patience_s``."""
+        worker = self._workers.get(name)
+        if worker is not None and worker.phase is Phase.DRAINING:
+            worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)
 
     def recycle(self, now_s: float) -> list[Action]:
         """Drain every worker that runs; those that are still wanted are started again when they have gone."""
@@ -194,7 +227,7 @@ class FleetPlan:
         startable: list[Worker] = []
         for worker in self._workers.values():
             if worker.phase is Phase.DRAINING and now_s >= worker.kill_at_s:
-                worker.kill_at_s = now_s + self._policy.drain_timeout_s
+                worker.kill_at_s = worker.ceiling_s = now_s + self._policy.drain_timeout_s
                 actions.append(Action(Verb.KILL, worker.name, worker.role))
             if worker.phase is Phase.ABSENT or (worker.phase is Phase.BACKOFF and now_s >= worker.start_at_s):
                 startable.append(worker)
@@ -206,7 +239,14 @@ class FleetPlan:
         return actions
 
     def exited(
-        self, name: str, exit_code: int, now_s: float, *, error: LastError | None = None, delivered: int = 0
+        self,
+        name: str,
+        exit_code: int,
+        now_s: float,
+        *,
+        error: LastError | None = None,
+        delivered: int = 0,
+        kept: str | None = None,
     ) -> None:
         """Take note that a worker's process has ended.
 
@@ -216,6 +256,7 @@ class FleetPlan:
             now_s: Monotonic time.
             error: What ended it, if an error did.
             delivered: Pieces of work that it had finished for good.
+            kept: Of one that learns, its newest checkpoint, "" for none.
         """
         worker = self._workers[name]
         if worker.phase is Phase.DRAINING:
@@ -235,9 +276,16 @@ class FleetPlan:
                 worker, ExitCode.CONFIG, f"ended twice by the same error, {got}; no restart will mend it{_words(error)}"
             )
         else:
-            self._failed(worker, exit_code, now_s, error)
+            self._failed(worker, exit_code, now_s, error, kept)
 
-    def _failed(self, worker: Worker, exit_code: int, now_s: float, error: LastError | None = None) -> None:
+    def _failed(
+        self,
+        worker: Worker,
+        exit_code: int,
+        now_s: float,
+        error: LastError | None = None,
+        kept: str | None = None,
+    ) -> None:
         """Count an end that nobody asked for; start again after a pause, or give up."""
         kind = kind_of(exit_code)
         if kind is FailureKind.DATA:
@@ -246,10 +294,12 @@ class FleetPlan:
         else:
             intensity, whose, failures = self._policy.infrastructure, "it", worker.failures
         failures.append(now_s)
-        while failures[0] <= now_s - intensity.period_s:
+        is_for_nothing, worker.kept = kept is not None and kept == worker.kept, kept
+        while failures[0] <= now_s - intensity.period_s and not is_for_nothing:
             failures.popleft()
         if len(failures) > intensity.max_failures:
-            times = f"{len(failures)} {kind} failures of {whose} within {intensity.period_s:g} s"
+            between = "without a checkpoint between them" if is_for_nothing else f"within {intensity.period_s:g} s"
+            times = f"{len(failures)} {kind} failures of {whose} {between}"
             self._fail(worker, exit_code, f"is given up: {times}, {intensity.max_failures} are allowed{_words(error)}")
             return
         factor = min(2 ** (len(failures) - 1), _MAX_BACKOFF_FACTOR)
@@ -265,7 +315,8 @@ class FleetPlan:
     def _retire(self, worker: Worker, now_s: float) -> list[Action]:
         if worker.phase is Phase.RUNNING:
             worker.phase = Phase.DRAINING
-            worker.kill_at_s = now_s + self._policy.drain_timeout_s
+            worker.ceiling_s = now_s + self._policy.drain_ceiling_s
+            worker.kill_at_s = min(now_s + self._policy.drain_timeout_s, worker.ceiling_s)
             return [Action(Verb.DRAIN, worker.name, worker.role)]
         if worker.phase is not Phase.DRAINING:
             del self._workers[worker.name]

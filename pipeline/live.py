@@ -28,7 +28,7 @@ from rich.text import Text
 
 from pipeline.history import HISTORY_NAME, EvaluationRow, HistoryTail, Row, UpdateRow
 from pipeline.runtime.registry import RunState
-from pipeline.runtime.status import bottleneck, worker_rows
+from pipeline.runtime.status import bottleneck, in_minutes, worker_rows
 from pipeline.tables import fleet_table, groups_line, tokens_line
 from protocol.printable import printable_line
 
@@ -96,12 +96,6 @@ def _course(accuracies: Sequence[float]) -> str:
     return f"{first} → {last}" if len(accuracies) > 1 else first
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 class View(abc.ABC):
     """What both views share: the run's progress and the time since the start."""
 
@@ -131,7 +125,7 @@ class View(abc.ABC):
         return Progress.of(self._tail.read(), self._config.run.num_updates)
 
     def _elapsed(self) -> str:
-        return _clock(time.monotonic() - self._started_s)
+        return in_minutes(time.monotonic() - self._started_s)
 
 
 class PlainView(View):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline.checkpoints import CHECKPOINTS, newest_name
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
@@ -43,6 +44,7 @@ from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, open_ledger, process_runs, read_ledger_url
 from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over
+from pipeline.value_model import VALUE_CHECKPOINTS
 from pipeline.watchdog import Patience, Watchdog
 from pipeline.weights.store import remove_weights
 from protocol.errors import ConfigError, LedgerError
@@ -98,9 +100,11 @@ class Supervisor:
                 data=Intensity(settings.max_data_failures, settings.data_failure_window_s),
                 backoff_s=settings.backoff_s,
                 drain_timeout_s=settings.drain_timeout_s,
+                drain_ceiling_s=settings.drain_ceiling_s,
             )
         )
-        self._watchdog = Watchdog(_patience(config))
+        self._patience = _patience(config)
+        self._watchdog = Watchdog(self._patience)
         self._num_signals = 0
         self._next_look_s = 0.0
         self._is_starved = False
@@ -307,8 +311,13 @@ class Supervisor:
         for worker, reason in self._watchdog.look(beats, self._processes.pids, now, overdue_s).items():
             await registry.fence(worker)
             self._processes.signal(worker, signal.SIGKILL)
-            if self._plan.condemn(worker):
+            kept = None if self._watchdog.is_silent(worker, now) else self._kept(worker)
+            if self._plan.condemn(worker, reason, kept=kept):
                 log.error("worker_replaced", worker=worker, reason=reason)
+        for beat in beats:
+            worker = beat.who.worker
+            if self._processes.pids.get(worker) == beat.pid and (moved_s := self._watchdog.moved_s(worker)) is not None:
+                self._plan.moved(worker, moved_s, self._patience.drain_limit_s(beat))
         host = socket.gethostname()
         gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
         for worker, reason in self._watchdog.departed(beats, self._processes.pids, gone, now).items():
@@ -338,7 +347,8 @@ class Supervisor:
         is_asked_for = self._plan.is_draining(exit_.worker)
         # A worker obeys SIGTERM while its loop runs; one that dies of it holds nothing yet, or nothing any more.
         code = ExitCode.OK if is_asked_for and exit_.code == -signal.SIGTERM else exit_.code
-        self._plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered)
+        kept = self._kept(exit_.worker)
+        self._plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
         if exit_.role is Role.LEARNER:
             self._is_starved |= code == ExitCode.STARVED
             if is_asked_for and self._plan.is_stopping and code not in _DIED_WELL:
@@ -346,6 +356,11 @@ class Supervisor:
         if code not in (ExitCode.OK, ExitCode.STARVED):
             told = {} if exit_.error is None else {"error": str(exit_.error)}
             log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **told)
+
+    def _kept(self, worker: str) -> str | None:
+        """Return a learning worker's newest checkpoint, "" before the first; None of a worker that keeps nothing."""
+        folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
+        return newest_name(self._run_dir / folders[worker]) if worker in folders else None
 
     def _outcome(self, status: RunStatus) -> Outcome:
         failure = self._plan.failure

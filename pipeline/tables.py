@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.replay.buffer import Audit, Totals
-from pipeline.runtime.status import Health, QueueRow, WorkerRow
+from pipeline.runtime.status import Health, QueueRow, WorkerRow, doing
 from protocol.ids import Role
 from protocol.printable import printable_line
 
@@ -35,7 +35,7 @@ def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max
     for row in workers:
         if row.worker not in shown:
             continue
-        what = f"{row.waiting_for}{f': {row.detail}' if row.detail else ''}"
+        what = doing(row)
         unwell_s = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
         table.add_row(
             Text(row.worker, style=_HEALTH_STYLE[row.health]),

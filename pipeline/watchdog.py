@@ -9,14 +9,19 @@ an hour, a ledger that was away for a minute, or a reader that was itself stoppe
     what stands still          means                                  borne for
     the heartbeat              the process is frozen                  silent_after_s
     nothing: it has left       the process does not end               drain_timeout_s
-    turns                      the main loop is dead, whatever        the limit of what it says it waits for
+    turns, and pieces          the main loop is dead, whatever        the limit of what it says it waits for
                                it says that it waits for
-    progress, at compute or    it is stuck with work in its hands     the limit of what it says it waits for
-    with work held
-    progress, at input, while  it turns, but past its work            stuck_after_s
+    progress, and pieces, at   it is stuck with work in its hands     the limit of what it says it waits for
+    compute or with work held
+    progress, at input, while  it turns, but past its work            60 s, or stuck_after_s
     its role's work lies overdue
 
+A piece is what long work tells of before it has ended: a layer of a pass, a decode step, a verdict, a file
+(``pipeline.work``). How long one may take follows from what was measured: several times the slowest so far of that kind of
+work, and a minute in any case. What a person has set (``stuck_after_s``) is the most that is borne, however slow pieces were.
+
 An idle worker turns and holds nothing: it may be idle for ever. One that waits for credit or weights may hold what it likes.
+How long a worker was idle before its work says nothing of that work.
 """
 
 from __future__ import annotations
@@ -24,22 +29,25 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.runtime.registry import Heartbeat, WaitingFor
+from pipeline.runtime.registry import MAY_HOLD, Heartbeat, WaitingFor
+from pipeline.work import LEAST_S, piece_limit_s
 from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}
-_MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
-"""Whoever waits for these may hold work without progress: others end these waits, and have deadlines for it."""
+_WITH_DISK = frozenset({WaitingFor.DISK, WaitingFor.DRAINING})
+"""Where what is written to the disk is what is waited for; elsewhere it must not hide that nothing else moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long each sign of death may last, in seconds."""
 
-    stuck_after_s: float
-    """Without a turn of the main loop, or without progress though there is work."""
+    stuck_after_s: float | None
+    """Without a turn of the main loop, or without progress though there is work: at most. None: as long as what was measured
+    says, and a minute where nothing was."""
     start_timeout_s: float
-    """From the start of the process to its main loop (imports, models, data), and for the first call of a computation."""
+    """Without progress from the start of the process to its main loop (imports, models, data), and in the first call of a
+    computation."""
     silent_after_s: float = 10.0
     """Without a heartbeat: its thread writes one every second."""
     checkpoint_timeout_s: float = 600.0
@@ -49,21 +57,32 @@ class Patience:
     send_timeout_s: float = 0.0
     """How long a sender waits for room in a mailbox, before it leaves a chunk to the overdue index."""
 
-    def limit_s(self, waiting_for: WaitingFor) -> float:
-        """Return how long a worker may stand still at this wait."""
+    @property
+    def least_s(self) -> float:
+        """How long a worker may stand still where nothing is measured."""
+        return LEAST_S if self.stuck_after_s is None else self.stuck_after_s
+
+    def drain_limit_s(self, beat: Heartbeat) -> float:
+        """Return how long a worker that drains may stand still: what is computed or written is brought to its end."""
+        piece_s = piece_limit_s(beat.work.slowest_s, self.stuck_after_s) if beat.work.slowest_s else 0.0
+        storing_s = self.checkpoint_timeout_s if beat.waiting_for is WaitingFor.DISK else 0.0
+        return max(self.drain_timeout_s, piece_s, storing_s)
+
+    def limit_s(self, waiting_for: WaitingFor, slowest_s: float = 0.0) -> float:
+        """Return how long a worker may stand still at this wait; ``slowest_s``: what its slowest piece of work took so far."""
         match waiting_for:
             case WaitingFor.STARTING | WaitingFor.COMPILE:
                 return self.start_timeout_s
             case WaitingFor.DISK:
                 return self.checkpoint_timeout_s
             case WaitingFor.LEDGER:
-                return self.outage_timeout_s + self.stuck_after_s
+                return self.outage_timeout_s + self.least_s
             case WaitingFor.ROOM:
-                return self.send_timeout_s + self.stuck_after_s
+                return self.send_timeout_s + self.least_s
             case WaitingFor.DRAINING | WaitingFor.STOPPED:
-                return self.drain_timeout_s + self.stuck_after_s
+                return self.drain_timeout_s + piece_limit_s(slowest_s, self.stuck_after_s)
             case _:
-                return self.stuck_after_s
+                return piece_limit_s(slowest_s, self.stuck_after_s)
 
 
 @dataclass(slots=True)
@@ -78,7 +97,8 @@ class _Seen:
     turned_s: float
     beat_at_s: float | None = None
     """As the worker said, by its own clock: only whether it changes matters."""
-    progress: int = -1
+    progress: tuple[int, ...] = ()
+    """Turns of the loop that did something, pieces, and beginnings: only whether they change matters."""
     turns: int = -1
 
 
@@ -148,9 +168,19 @@ class Watchdog:
             seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s))
             _remember(seen, beat, now_s)
             silent_s = now_s - seen.changed_s
-            if silent_s > (self._patience.silent_after_s if beat.pid in gone else self._patience.stuck_after_s):
+            if silent_s > (self._patience.silent_after_s if beat.pid in gone else self._patience.least_s):
                 buried[worker] = f"no heartbeat for {silent_s:.0f} s"
         return buried
+
+    def moved_s(self, worker: str) -> float | None:
+        """Return when a worker was last seen to get on with its work, by the reader's clock; None for a stranger."""
+        seen = self._seen.get(worker)
+        return None if seen is None else seen.moved_s
+
+    def is_silent(self, worker: str, now_s: float) -> bool:
+        """Return whether a worker's heartbeat stands still: its process is frozen or gone, whatever it was doing."""
+        seen = self._seen.get(worker)
+        return seen is not None and now_s - seen.changed_s > self._patience.silent_after_s
 
     def _reason(self, seen: _Seen, beat: Heartbeat | None, now_s: float, overdue_s: Mapping[Role, float]) -> str | None:
         patience = self._patience
@@ -163,7 +193,7 @@ class Watchdog:
             return f"left {silent_s:.0f} s ago and has not ended (supervisor.drain_timeout_s)" if is_late else None
         if silent_s > patience.silent_after_s:
             return f"no heartbeat for {silent_s:.0f} s (supervisor.silent_after_s)"
-        at, limit_s = beat.waiting_for, patience.limit_s(beat.waiting_for)
+        at, limit_s = beat.waiting_for, patience.limit_s(beat.waiting_for, beat.work.slowest_s)
         if at is WaitingFor.STARTING:
             is_late = min(still_s, now_s - seen.started_s) > limit_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
@@ -171,10 +201,10 @@ class Watchdog:
             return f"at {at} without progress for {still_s:.0f} s, {limit_s:g} s are allowed"
         if beat.turns > 0 and dead_s > limit_s:
             return f"its loop has not turned for {dead_s:.0f} s, last at {at}; {limit_s:g} s are allowed"
-        if beat.held > 0 and at not in _MAY_HOLD and still_s > limit_s:
+        if beat.held > 0 and at not in MAY_HOLD and still_s > limit_s:
             return f"holds {beat.held} pieces of work without progress for {still_s:.0f} s, at {at}; {limit_s:g} s are allowed"
         lain_s = overdue_s.get(beat.who.role, 0.0)
-        if at is WaitingFor.INPUT and min(lain_s, still_s) > patience.stuck_after_s:
+        if at is WaitingFor.INPUT and min(lain_s, still_s) > patience.least_s:
             return f"idle for {still_s:.0f} s though work of its role is overdue since {lain_s:.0f} s"
         return None
 
@@ -184,7 +214,8 @@ def _remember(seen: _Seen, beat: Heartbeat | None, now_s: float) -> None:
         return
     if beat.at_s != seen.beat_at_s:
         seen.beat_at_s, seen.changed_s = beat.at_s, now_s
-    if beat.progress != seen.progress:
-        seen.progress, seen.moved_s = beat.progress, now_s
+    progress = (beat.progress, beat.work.steps, beat.storing.steps if beat.waiting_for in _WITH_DISK else 0, beat.begun)
+    if progress != seen.progress:
+        seen.progress, seen.moved_s, seen.turned_s = progress, now_s, now_s
     if beat.turns != seen.turns:
         seen.turns, seen.turned_s = beat.turns, now_s

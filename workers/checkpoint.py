@@ -105,7 +105,8 @@ class CheckpointWriter:
                     reason="the ledger's server cannot say that its file is on its disk",
                     action="set appendonly yes on a Redis 7.2 or later; until then its death may let units be trained on twice",
                 )
-            path = await ctx.store(self._folder.write, version, save, state)
+            with ctx.storing.task("checkpoint"):
+                path = await ctx.store(self._folder.write, version, save, state)
         except StorageFailed as error:
             self._failure = error
             ctx.counters["failed_checkpoints"] = ctx.counters.get("failed_checkpoints", 0) + 1

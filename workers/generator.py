@@ -26,6 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline import work
 from pipeline.algorithms.catalogue import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
@@ -99,6 +100,7 @@ class Generator(Actor):
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)
         self._tally = Tally(self.ctx.run_dir, self.ctx.who)
         self._decode_s = 0.0
+        self._pace = ""
         self._taker = WeightsTaker(self.ctx, self._engine)
         self._next_renewal = 0.0
         self._outboxes = [Outbox(self.ctx, Role.REWARD)]
@@ -132,10 +134,15 @@ class Generator(Actor):
                     self._say_writing()
                 await self.ctx.clock.sleep(_IDLE_S)
                 continue
-            self.ctx.waiting_for(WaitingFor.COMPUTE)
-            started = time.perf_counter()
+            self.ctx.waiting_for(WaitingFor.COMPUTE, self._pace)
+            started, before = time.perf_counter(), self._engine.stats().num_sampled_tokens
             windows = await self.ctx.compute(self._sample)
-            self._decode_s += time.perf_counter() - started
+            took_s = time.perf_counter() - started
+            self._decode_s += took_s
+            stats = self._engine.stats()
+            self._pace = (
+                f"{stats.num_live} live, {(stats.num_sampled_tokens - before) / max(took_s, 1e-9):,.0f} tokens/s"
+            )
             for window in windows:
                 await self._pass_on(window)
             self._count()
@@ -173,9 +180,13 @@ class Generator(Actor):
     def _sample(self) -> list[Window]:
         """Decode for a turn, one step at a time: what a generator that is killed had sampled is known to the step."""
         windows: list[Window] = []
+        stats = self._engine.stats()
         for _ in range(self.ctx.config.generation.steps_per_turn):
+            before = stats.num_decode_steps
             windows += self._engine.advance(1)
             stats = self._engine.stats()
+            if stats.num_decode_steps != before:  # an engine that decodes by itself may have stood still meanwhile
+                work.step()
             num_refused = int(self.ctx.counters.get("refused_tokens", 0))
             self._tally.write(num_sampled=stats.num_sampled_tokens, num_refused=num_refused, num_held=len(self._held))
             if stats.num_live == 0 or (windows and stats.num_live < self._engine.num_slots) or self._may_swap():

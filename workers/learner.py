@@ -29,7 +29,7 @@ import numpy as np
 
 from pipeline.algorithms.catalogue import declaration
 from pipeline.batching import TrainingSample
-from pipeline.checkpoints import CheckpointFolder
+from pipeline.checkpoints import CHECKPOINTS, CheckpointFolder
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
@@ -53,6 +53,10 @@ from workers.recording import SEGMENT_KEY, Recorder
 from workers.update import PolicyUpdate
 
 _POLL_S = 0.02
+_FIRST_CHECKPOINT_S = 30.0
+"""The first update that ends later than this is kept at once."""
+_CHECKPOINT_COST = 10.0
+"""Between two checkpoints that are due by time lies at least so many times what the last one took."""
 _LONGEST_POLL_S = 0.1
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
@@ -70,7 +74,7 @@ class Learner(Actor):
         source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
         await self.ctx.replay.open(ledger_spec(config, source))
         self._folder = CheckpointFolder(
-            self.ctx.run_dir / "checkpoints", owner=str(self.ctx.who), keep=config.checkpoint.keep
+            self.ctx.run_dir / CHECKPOINTS, owner=str(self.ctx.who), keep=config.checkpoint.keep
         )
         checkpoint = await self.ctx.compute(self._folder.take_over)
         state = checkpoint.state if checkpoint else {}
@@ -100,6 +104,7 @@ class Learner(Actor):
         has_critic = declaration(config).has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
         self._is_resumed = self._has_checkpoint = checkpoint is not None
+        self._kept_s = self.ctx.clock.monotonic()
         algorithm = config.algorithm
         self._hopeless = HopelessData(algorithm.max_generation_batches * algorithm.groups_per_update)
         self.ctx.log.info(
@@ -194,13 +199,17 @@ class Learner(Actor):
             self.ctx.log.error("non_finite_unit", unit=refused.unit, error=str(refused))
             await self.ctx.replay.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
         samples = prepared.samples
-        stepped = await self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
-        await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
-        self._num_updates, self._version = number, version
-        self._applied[claim.claim_id] = claim.units
-        started = time.monotonic()
-        await self._publish()
-        publish_s = time.monotonic() - started
+        with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
+            with self.ctx.work.part(0.9):
+                stepped = await self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
+            with self.ctx.work.part(0.05):
+                await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
+            self._num_updates, self._version = number, version
+            self._applied[claim.claim_id] = claim.units
+            started = time.monotonic()
+            with self.ctx.work.part(0.05):
+                await self._publish()
+            publish_s = time.monotonic() - started
         if samples:
             row = _row(self._num_updates, self._version, samples, stepped.results, self._lineage)
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
@@ -210,7 +219,7 @@ class Learner(Actor):
         is_last = self._num_updates >= self.ctx.config.run.num_updates  # evaluated at the end in any case
         if self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last:
             await self._evaluations.request(self._version)
-        if self._num_updates % self.ctx.config.checkpoint.every_updates == 0:
+        if self._is_checkpoint_due():
             await self._checkpoint()
         self.ctx.held = 0
         self.ctx.delivered += 1
@@ -231,10 +240,22 @@ class Learner(Actor):
             await self._checkpoint()
             await self._writer.complete(self._checkpoint)
 
+    def _is_checkpoint_due(self) -> bool:
+        """Whether so many updates, or so much time, would be lost with this process. The first checkpoint comes soon: a process
+        that dies again and again before it would begin at the same place each time."""
+        settings = self.ctx.config.checkpoint
+        if self._num_updates % settings.every_updates == 0:
+            return True
+        since_s = self.ctx.clock.monotonic() - self._kept_s
+        if not self._has_checkpoint and not self._writer.is_writing:
+            return since_s >= min(_FIRST_CHECKPOINT_S, settings.every_s)
+        return since_s >= max(settings.every_s, _CHECKPOINT_COST * self._writer.last_s)
+
     async def _checkpoint(self) -> None:
         """Begin a checkpoint, after which the claims whose effect it holds are settled."""
         await self._writer.wait()
         num_updates, claims = self._num_updates, tuple(self._applied)
+        self._kept_s = self.ctx.clock.monotonic()
         self._history.sync()
         state = {
             "policy_version": self._version,

@@ -54,14 +54,20 @@ class Reward(Scorer):
         await self._pool.aclose()
         await super().teardown()
 
+    def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
+        """Return how many responses are judged at once."""
+        return float(len(chunks)), "responses"
+
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Only a finished trajectory can be scored."""
         return chunk.finish_reason.is_final
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
         """Read, verify, shape and write a batch."""
-        read = await self._read(chunks)
-        verdicts = await self._pool.score([_response(chunk, score) for chunk, score in read])
+        with self.ctx.work.part(0.0 if self._model is None else 0.8):
+            read = await self._read(chunks)
+        with self.ctx.work.part(1.0 if self._model is None else 0.2):
+            verdicts = await self._pool.score([_response(chunk, score) for chunk, score in read])
         scored: list[tuple[TrajectoryChunk, Score]] = []
         for (chunk, score), verdict in zip(read, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):

@@ -36,6 +36,11 @@ class Scorer(Actor):
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
         """Compute the field for a batch; end each chunk with ``write_all`` or ``fail``."""
 
+    def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
+        """Return how much work a batch is, and of what."""
+        tokens = sum(int(c.prompt.tokens.size + c.context_tokens.size + c.tokens.size) for c in chunks)
+        return float(tokens), "tokens"
+
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Whether this role adds anything to ``chunk``."""
         return True
@@ -64,14 +69,20 @@ class Scorer(Actor):
         if batch:
             self.ctx.waiting_for(WaitingFor.COMPUTE)
             self.ctx.held = len(batch)
-            await self.score(batch)
+            await self._score(batch)
             self.ctx.held = 0
             self.ctx.progress(len(batch))
         return len(batch)
 
     async def drain(self) -> None:
-        """Score what is in the mailbox already; the rest is overdue later and goes to others."""
-        while batch := await self._receive(timeout_s=0.0):
+        """Score what is in the mailbox already, but for no longer than half a drain: where senders go on it never empties. The
+        rest is overdue later and goes to others."""
+        until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
+        while self.ctx.clock.monotonic() < until_s and (batch := await self._receive(timeout_s=0.0)):
+            await self._score(batch)
+
+    async def _score(self, batch: list[TrajectoryChunk]) -> None:
+        with self.ctx.work.task("scoring", *self.amount(batch)):
             await self.score(batch)
 
     async def teardown(self) -> None:

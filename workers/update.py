@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from pipeline import work
 from pipeline.algorithms import build
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.batching import TrainingSample, split_minibatches
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 Compute = Callable[..., Awaitable[Any]]
 """Runs a blocking function on the thread that does such work: ``ActorContext.compute``."""
+
+_OLD_LOGPROBS = 0.25
+"""About the share that a forward pass over the batch has in it and the steps together."""
 
 _log = structlog.get_logger(__name__)
 
@@ -88,13 +92,17 @@ class PolicyUpdate:
             return Stepped([], 0.0, 0.0)
         started = time.monotonic()
         if self._needs_old_logprobs:
-            logprobs = await compute(self._backend.response_logprobs, samples)
+            with work.part(_OLD_LOGPROBS):
+                logprobs = await compute(self._backend.response_logprobs, samples)
             samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
         stepping = time.monotonic()
         objective = self._algorithm.objective.at(policy_version)
         results: list[StepResult] = []
-        for minibatch in split_minibatches(samples, self._config.algorithm.num_minibatches):
-            results.append(await compute(self._backend.step, minibatch, objective))
+        minibatches = split_minibatches(samples, self._config.algorithm.num_minibatches)
+        share = (1.0 - _OLD_LOGPROBS if self._needs_old_logprobs else 1.0) / len(minibatches)
+        for minibatch in minibatches:
+            with work.part(share):
+                results.append(await compute(self._backend.step, minibatch, objective))
             self._check(results[-1])
         return Stepped(results, stepping - started, time.monotonic() - stepping)
 

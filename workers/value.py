@@ -161,7 +161,8 @@ class Value(Scorer):
         for sample in samples:
             if not _is_finite(sample):
                 self.ctx.log.error("response_not_finite", trajectory=sample.name, action="not trained on")
-        result = await self.ctx.compute(self._engine.step, usable) if usable else None
+        with self.ctx.work.task("value step", float(sum(sample.tokens.size for sample in usable)), "tokens"):
+            result = await self.ctx.compute(self._engine.step, usable) if usable else None
         self._applied.append(claim.claim_id)
         if result is not None and self._is_applied(result):
             await self._record(result, usable, step_s=time.monotonic() - started)

@@ -115,6 +115,12 @@ class CheckpointSection(Section):
     """Durability of learning. A batch is settled by the checkpoint that holds its effect."""
 
     every_updates: Positive = Field(default=10)
+    every_s: float = Field(
+        default=300.0,
+        gt=0.0,
+        description="Also after an update, when the last one is so long ago, and ten times as long as it took to write. "
+        "The first comes with the first update that ends later than 30 s after the learner's start.",
+    )
     keep: Positive = Field(default=2, description="Older ones are removed after a newer one is complete.")
 
 
@@ -221,27 +227,36 @@ class SupervisorSection(Section):
     )
     data_failure_window_s: float = Field(default=600.0, gt=0.0)
     backoff_s: float = Field(default=0.5, gt=0.0, description="Before the first restart; doubles up to 16 times this.")
-    drain_timeout_s: float = Field(default=20.0, gt=0.0, description="For two-phase stop; then workers are killed.")
+    drain_timeout_s: float = Field(
+        default=20.0,
+        gt=0.0,
+        description="In a two-phase stop, a worker that gets on with nothing for so long is killed. A piece of work that is "
+        "known to take longer, and a checkpoint that is being written, are waited for.",
+    )
+    drain_ceiling_s: float = Field(
+        default=3600.0, gt=0.0, description="A drain that takes longer in all is ended, whatever is still being done."
+    )
     silent_after_s: float = Field(
         default=20.0,
         gt=0.0,
         description="A worker without a heartbeat for so long (they come every second) is replaced.",
     )
-    stuck_after_s: float = Field(
-        default=60.0,
+    stuck_after_s: float | None = Field(
+        default=None,
         gt=0.0,
-        description="A worker is replaced whose loop has not turned for so long, or that computes, holds work, or leaves its "
-        "role's work lying without progress for so long. Above the longest single decode turn, scoring batch or optimiser "
-        "step. Waiting for room, the ledger or weights is not counted; nor is waiting for credit or input with no work there.",
+        description="A worker is replaced whose loop has not turned, or that computes, holds work, or leaves its role's work "
+        "lying, without a piece of it done for so long. A piece is a layer of a pass, a decode step, a verdict, a file. "
+        "Absent: five times the slowest piece so far of that kind of work, and a minute at least. A value is the most that is "
+        "borne. Waiting for room, the ledger or weights is not counted; nor is waiting for credit or input with no work there.",
     )
     start_timeout_s: float = Field(
         default=300.0,
         gt=0.0,
-        description="A worker that has not begun by then (imports, model, data) is replaced; so is one whose first call of a "
-        "computation (compilation) takes longer.",
+        description="A worker that has not begun (imports, model, data) and loads nothing more for so long is replaced; so is "
+        "one whose first call of a computation (compilation) does nothing for so long.",
     )
     checkpoint_timeout_s: float = Field(
-        default=600.0, gt=0.0, description="A worker whose checkpoint is not written by then is replaced."
+        default=600.0, gt=0.0, description="A worker whose checkpoint does not grow by a file for so long is replaced."
     )
     metrics_port: int | None = Field(default=None, ge=1, le=65535, description="Prometheus on 127.0.0.1; absent: off.")
 

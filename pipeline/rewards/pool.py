@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterat
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, Self
 
+from pipeline import work
 from pipeline.descendants import session_sizes
 from pipeline.rewards.process import SandboxProcess
 from pipeline.rewards.registry import VerifierSpec, load, resolve, resolve_named
@@ -172,6 +173,7 @@ class VerifierPool:
         try:
             for index, spec, response in jobs:
                 (outcomes[index],) = await process.call(spec, (response,), self._timeout_s)
+                work.step(1.0 / len(outcomes))
         finally:
             self._idle.put_nowait(process)
 

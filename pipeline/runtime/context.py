@@ -30,6 +30,7 @@ from pipeline.runtime.registry import (
     WaitingFor,
     link_name,
 )
+from pipeline.work import Meter, listening, piece_limit_s
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation
 
@@ -159,6 +160,16 @@ class ActorContext:
         """Say what is waited for while a ``with`` block runs."""
         return self.pulse.waiting(kind, detail)
 
+    @property
+    def work(self) -> Meter:
+        """Counts what is done inside long work, on the loop and on the compute thread; see ``pipeline.work``."""
+        return self.pulse.work
+
+    @property
+    def storing(self) -> Meter:
+        """... and inside what is written to the disk beside it."""
+        return self.pulse.storing
+
     def watch_mailbox(self, mailbox: Mailbox) -> None:
         """Put a mailbox's counters into the heartbeat: one link a sender, for the few that sent most, and the others' sum."""
         self.watch_links(lambda: _received(mailbox.stats(), self.who.worker))
@@ -176,15 +187,16 @@ class ActorContext:
     async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run blocking work on the one thread that the actor owns, in order of arrival, and return its result.
 
-        Counts as progress when it ends. Cancelling the wait does not stop the function: the thread is busy until it ends. The
-        first call of a function is told apart from later ones, and work within a wait that has a time limit of its own is told
-        as that wait: each is given its own time before the worker counts as stuck (``pipeline.watchdog``).
+        Counts as progress when it ends, and before that with every piece that it tells of (``pipeline.work``). Cancelling the
+        wait does not stop the function: the thread is busy until it ends. The first call of a function is told apart from later
+        ones, and work within a wait that has a time limit of its own is told as that wait: each is given its own time before
+        the worker counts as stuck (``pipeline.watchdog``).
         """
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
         self._computed.add(name)
         with self.pulse.waiting(self.pulse.kind if self.pulse.kind in _LONG else kind):
-            result = await self._on(self._compute_thread, "compute", function, args)
+            result = await self._on(self._compute_thread, "compute", self.work, function, args)
         self.progress()
         return result
 
@@ -193,9 +205,25 @@ class ActorContext:
 
         Counts as progress when it ends. Cancelling the wait does not stop the function.
         """
-        result = await self._on(self._storage_thread, "storage", function, args)
+        result = await self._on(self._storage_thread, "storage", self.storing, function, args)
         self.progress()
         return result
+
+    @property
+    def moved_s(self) -> float:
+        """When anything was last done here, by the actor's monotonic clock."""
+        return self.pulse.moved_s
+
+    @property
+    def drain_patience_s(self) -> float:
+        """How long a worker that drains may do nothing: what computes or is written now may take longer than a window."""
+        settings = self.config.supervisor
+        patience_s = settings.drain_timeout_s
+        if "compute" in self._busy and (slowest_s := self.work.report().slowest_s):
+            patience_s = max(patience_s, piece_limit_s(slowest_s, settings.stuck_after_s))
+        if "storage" in self._busy:
+            patience_s = max(patience_s, settings.checkpoint_timeout_s)
+        return patience_s
 
     @property
     def is_computing(self) -> bool:
@@ -238,12 +266,17 @@ class ActorContext:
                 f"set, or spawn it with endless=False"
             )
 
-    async def _on(self, thread: ThreadPoolExecutor, name: str, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+    async def _on(
+        self, thread: ThreadPoolExecutor, name: str, meter: Meter, function: Callable[..., T], args: tuple[Any, ...]
+    ) -> T:
         def run() -> T:
             self._busy.add(name)  # by that thread alone
+            meter.begin()
             try:
-                return function(*args)
+                with listening(meter):
+                    return function(*args)
             finally:
+                meter.step()
                 self._busy.discard(name)
 
         return await asyncio.get_running_loop().run_in_executor(thread, run)

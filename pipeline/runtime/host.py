@@ -44,6 +44,7 @@ from pipeline.runtime.registry import Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.retry import ride_out
 from pipeline.runtime.threads import limit_threads
+from pipeline.work import listening
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.ids import Incarnation, Role, is_worker_name
 from protocol.printable import printable
@@ -176,7 +177,8 @@ class Host:
         self._worker_log = log
         self._log: FilteringBoundLogger = log.logger
         self._clock: Clock = RealClock()
-        self._lifecycle = Lifecycle(drain_timeout_s=config.supervisor.drain_timeout_s)
+        settings = config.supervisor
+        self._lifecycle = Lifecycle(settings.drain_timeout_s, settings.drain_ceiling_s)
         self._nudged = asyncio.Event()
         self._is_fenced = False
         self._context: ActorContext | None = None
@@ -244,7 +246,8 @@ class Host:
         self._watch(tasks, "news", ctx.news.watch())
         self._watch(tasks, "links", self._read_links(ctx))
         try:
-            await self._act(self._actor_class(ctx), ctx)
+            with listening(ctx.work):
+                await self._act(self._actor_class(ctx), ctx)
         finally:
             await asyncio.to_thread(heartbeats.stop, timeout_s=self._at_most(_HEARTBEAT_END_S))
             await self._depart(registry, who)
@@ -341,6 +344,8 @@ class Host:
     async def _watch_stop(self) -> None:
         while True:
             now = self._clock.monotonic()
+            if self._context is not None:
+                self._lifecycle = self._lifecycle.moved(self._context.moved_s, self._context.drain_patience_s)
             if self._is_fenced:
                 raise Fenced(f"{self._worker} is fenced: a newer incarnation of it exists; this process ends")
             if self._lifecycle.is_immediate:
@@ -349,8 +354,10 @@ class Host:
                 raise Interrupted(f"{self._worker} was told to stop before it had reached the ledger; it held nothing")
             if self._lifecycle.is_overdue(now):
                 raise DrainTimeout(
-                    f"{self._worker} ({self._lifecycle.reason}) did not drain within {self._lifecycle.drain_timeout_s:g} s; "
-                    "what it held is leased to others; raise supervisor.drain_timeout_s if windows take longer"
+                    f"{self._worker} ({self._lifecycle.reason}) did not drain: it got on with nothing for "
+                    f"{self._lifecycle.drain_timeout_s:g} s (supervisor.drain_timeout_s), or took more than "
+                    f"{self._lifecycle.drain_ceiling_s:g} s in all (supervisor.drain_ceiling_s); what it held is leased to "
+                    "others; raise the one that was too short"
                 )
             deadline = self._lifecycle.deadline_s
             self._nudged.clear()

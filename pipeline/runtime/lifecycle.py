@@ -4,12 +4,14 @@
         └────────────────stop────────────────┘
 
 *Consumes* what happened and when. *Produces* the next state. *Waits for* nothing. The first request to stop begins the
-drain and sets its deadline; a second one by signal, or the deadline, makes the stop immediate. A request that repeats the
+drain and sets its deadline, which moves on while work is brought to its end, up to a ceiling; a second one by signal, or the
+deadline, makes the stop immediate. A request that repeats the
 first for another reason (the run ended while a signal was being obeyed) never shortens the drain.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -30,9 +32,14 @@ class Lifecycle:
     """One moment of a worker's life. Every transition returns a new one."""
 
     drain_timeout_s: float
+    """Without anything done."""
+    drain_ceiling_s: float = math.inf
+    """In all."""
     phase: Phase = Phase.STARTING
     deadline_s: float | None = None
     """On the caller's monotonic clock; set while draining."""
+    ceiling_s: float = math.inf
+    """Likewise; the deadline never moves beyond it."""
     reason: str = ""
     """Why it stops, in words."""
     code: ExitCode = ExitCode.OK
@@ -50,7 +57,15 @@ class Lifecycle:
         code = code if self.code is ExitCode.OK else self.code
         if self.phase is Phase.DRAINING:
             return replace(self, code=code)
-        return replace(self, phase=Phase.DRAINING, deadline_s=now_s + self.drain_timeout_s, reason=reason, code=code)
+        ceiling_s = now_s + self.drain_ceiling_s
+        deadline_s = min(now_s + self.drain_timeout_s, ceiling_s)
+        return replace(self, phase=Phase.DRAINING, deadline_s=deadline_s, ceiling_s=ceiling_s, reason=reason, code=code)
+
+    def moved(self, at_s: float, patience_s: float) -> Lifecycle:
+        """Something was done at ``at_s``: what comes next may take ``patience_s``."""
+        if self.phase is not Phase.DRAINING or self.deadline_s is None:
+            return self
+        return replace(self, deadline_s=min(max(self.deadline_s, at_s + patience_s), self.ceiling_s))
 
     def signal(self, now_s: float, name: str) -> Lifecycle:
         """A SIGTERM or SIGINT came: the first drains, the second is immediate."""

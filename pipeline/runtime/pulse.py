@@ -18,10 +18,12 @@ from pathlib import Path
 
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.process_records import worker_pid
-from pipeline.runtime.registry import MAX_DETAIL_CHARS, Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry import MAX_DETAIL_CHARS, MAY_HOLD, Heartbeat, LinkReport, WaitingFor
+from pipeline.work import Meter
 from protocol.ids import Incarnation
 
 _STATM = Path("/proc/self/statm")
+_AT_WORK = frozenset({WaitingFor.COMPUTE, WaitingFor.COMPILE})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,31 +52,38 @@ class Pulse:
         self._turns = 0
         self._turned_at_s = self._started_s
         self._wait = _Wait(WaitingFor.STARTING, "")
+        self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
+        self._begun = 0
+        self._moved_s = clock.monotonic()
         self._host = socket.gethostname()
 
     def progress(self, n: int = 1) -> None:
         """Count ``n`` turns of the main loop that did something."""
         self._progress += n
         self._progress_at_s = self._clock.time()
+        self._moved_s = self._clock.monotonic()
         self._turn()
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
         """Say what the loop waits for from now on; said again at every turn of an idle loop."""
-        self._wait = _Wait(kind, detail)
-        self._turn()
+        self._enter(_Wait(kind, detail))
 
     @contextmanager
     def waiting(self, kind: WaitingFor, detail: str = "") -> Generator[None]:
         """Say what the loop waits for while the block runs; afterwards what it was before, unless that has changed."""
         previous, mine = self._wait, _Wait(kind, detail)
-        self._wait = mine
-        self._turn()
+        self._enter(mine)
         try:
             yield
         finally:
             if self._wait is mine:
                 self._wait = previous
             self._turn()
+
+    @property
+    def moved_s(self) -> float:
+        """When anything was last done, or work last began, by the monotonic clock."""
+        return max(self._moved_s, self.work.moved_s, self.storing.moved_s)
 
     @property
     def kind(self) -> WaitingFor:
@@ -101,7 +110,19 @@ class Pulse:
             turns=self._turns,
             turned_at_s=self._turned_at_s,
             held=self.held,
+            begun=self._begun,
+            moved_at_s=self._clock.time() - max(0.0, self._clock.monotonic() - self.moved_s),
+            work=self.work.report(),
+            storing=self.storing.report(),
         )
+
+    def _enter(self, wait: _Wait) -> None:
+        was_idle = self._wait.kind not in _AT_WORK and (not self.held or self._wait.kind in MAY_HOLD)
+        if was_idle and wait.kind in _AT_WORK:
+            self._begun += 1
+            self._moved_s = self._clock.monotonic()
+        self._wait = wait
+        self._turn()
 
     def _turn(self) -> None:
         self._turns += 1

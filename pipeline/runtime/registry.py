@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from pipeline.work import WorkReport
 from protocol.ids import Incarnation, Role
 
 
@@ -41,6 +42,10 @@ class WaitingFor(StrEnum):
     """a checkpoint to be written"""
     DRAINING = "draining"
     STOPPED = "stopped"
+
+
+MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
+"""A worker that waits for these may hold work without progress: others end these waits, and have deadlines for it."""
 
 
 MAX_NAMED_LINKS = 8
@@ -100,6 +105,14 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """When ``turns`` last grew."""
     held: int = 0
     """Pieces of work that this worker has taken and not finished: trajectories, chunks, units. With some, it must progress."""
+    begun: int = 0
+    """How often work began after idleness: how long that lasted says nothing of the work."""
+    moved_at_s: float = 0.0
+    """When work last moved or began: what stands still, stands still since then. 0: not told."""
+    work: WorkReport = WorkReport()
+    """What was done inside the computing, or whatever else the main loop waits for."""
+    storing: WorkReport = WorkReport()
+    """... and inside the writing to the disk beside it."""
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,11 +12,15 @@ from enum import StrEnum
 
 from pipeline.replay.buffer import QueueStat
 from pipeline.runtime.registry import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
+from pipeline.work import WorkReport, piece_limit_s
 from protocol.ids import Role
 from protocol.printable import printable_line
 
 SILENT_AFTER_S = 5.0
 """Heartbeats come every second; this many missed ones are worth a word."""
+_A_MOMENT_S = 2.0
+_LEAST_SHARE = 0.02
+"""Before so much is done, nothing is said of how long the rest takes."""
 ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
 
 _ENDS = {
@@ -57,10 +61,46 @@ class WorkerRow:
     policy_version: int
     progress: int
     since_progress_s: float
+    """Since work last moved, or began."""
     since_heartbeat_s: float
     uptime_s: float
     rss_bytes: int
     counters: Mapping[str, float]
+    work: WorkRow | None = None
+    """What it is in the middle of, when that takes longer than a moment."""
+    storing: WorkRow | None = None
+    """What it writes to the disk beside that."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRow:
+    """How far something is that takes long."""
+
+    kind: str
+    share: float
+    """From 0 to 1."""
+    elapsed_s: float
+    remaining_s: float | None
+    """At the rate so far; None before there is one."""
+    per_s: float | None
+    """Units a second."""
+    unit: str
+
+    def in_words(self) -> str:
+        """Return a phrase, as ``update 40 %, 85 tokens/s, 2:10 left``."""
+        parts = [f"{self.kind} {100 * self.share:.0f} %"]
+        if self.per_s is not None:
+            parts.append(f"{self.per_s:,.{1 if self.per_s < 10 else 0}f} {self.unit}/s")
+        if self.remaining_s is not None:
+            parts.append(f"{in_minutes(self.remaining_s)} left")
+        return ", ".join(parts)
+
+
+def in_minutes(seconds: float) -> str:
+    """Return a length of time as ``2:10``, or ``1:02:10``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +129,27 @@ class QueueRow:
     num_gaps: int = 0
 
 
-def worker_rows(heartbeats: Iterable[Heartbeat], *, now_s: float, stuck_after_s: float) -> list[WorkerRow]:
-    """Return one row a worker: by role along the pipeline's order of interest, then by name."""
+def worker_rows(heartbeats: Iterable[Heartbeat], *, now_s: float, stuck_after_s: float | None) -> list[WorkerRow]:
+    """Return one row a worker: by role along the pipeline's order of interest, then by name.
+
+    ``stuck_after_s``: as configured; see ``pipeline.watchdog``.
+    """
     rows = [_worker_row(beat, now_s, stuck_after_s) for beat in heartbeats]
     return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
 
 
-def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float) -> WorkerRow:
+def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> WorkerRow:
     # clocks of two hosts may differ: what would be negative is shown as now
     since_heartbeat_s = max(0.0, now_s - beat.at_s)
-    since_progress_s = max(0.0, beat.at_s - beat.progress_at_s)
+    since_progress_s = max(0.0, beat.at_s - max(beat.progress_at_s, beat.moved_at_s))
     health = Health.LIVE
     if since_heartbeat_s > SILENT_AFTER_S:
         health = Health.SILENT
     elif beat.waiting_for not in _PATIENT:
         has_work = beat.waiting_for is WaitingFor.COMPUTE
-        is_still = beat.turns > 0 and beat.at_s - beat.turned_at_s > stuck_after_s
-        if is_still or (has_work and since_progress_s > stuck_after_s):
+        limit_s = piece_limit_s(beat.work.slowest_s, stuck_after_s)
+        is_still = beat.turns > 0 and beat.at_s - max(beat.turned_at_s, beat.moved_at_s) > limit_s
+        if is_still or (has_work and since_progress_s > limit_s):
             health = Health.STUCK
     return WorkerRow(
         worker=printable_line(beat.who.worker),
@@ -123,7 +167,17 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float) -> WorkerRo
         uptime_s=max(0.0, now_s - beat.started_s),
         rss_bytes=beat.rss_bytes,
         counters=beat.counters,
+        work=work_row(beat.work),
+        storing=work_row(beat.storing),
     )
+
+
+def work_row(report: WorkReport) -> WorkRow | None:
+    """Return what a heartbeat says of work that takes longer than a moment; None when there is none."""
+    if not report.kind or report.elapsed_s < _A_MOMENT_S:
+        return None
+    remaining_s = report.remaining_s if report.share >= _LEAST_SHARE else None
+    return WorkRow(report.kind, report.share, report.elapsed_s, remaining_s, report.per_s, report.unit)
 
 
 def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -> list[RoleRow]:
@@ -189,8 +243,15 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
             break
         row = following
         seen.append(row.worker)
-    what = f"{row.waiting_for}{f': {row.detail}' if row.detail else ''}"
+    what = doing(row)
     return f"{' waits for '.join(seen)}, which is at {what}" if len(seen) > 1 else f"{row.worker} is at {what}"
+
+
+def doing(row: WorkerRow) -> str:
+    """Return what a worker does or waits for, and how far it is with what takes long."""
+    parts = [row.detail, row.work.in_words() if row.work else "", row.storing.in_words() if row.storing else ""]
+    told = "; ".join(part for part in parts if part)
+    return f"{row.waiting_for}{f': {told}' if told else ''}"
 
 
 def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from pipeline import work
 from protocol.arrays import Buffer
 
 _READ_BYTES = 1 << 22
@@ -42,4 +43,5 @@ def digest_file(path: Path) -> str:
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
+            work.step()
     return str(digest)

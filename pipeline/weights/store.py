@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline import work
 from pipeline.runtime.registry import WeightsAnnouncement
 from pipeline.weights.delta import encode
 from pipeline.weights.digest import Digest, digest_buffer
@@ -185,6 +186,7 @@ def write_publication(data: np.ndarray, publication: Publication) -> str:
         digest.update(block)  # first: the copy then finds it in the processor's cache
         data[end : end + block.size] = block
         end += block.size
+        work.step(block.size / data.size)
     if end != data.size:
         raise ValueError(f"a publication of {data.size} bytes yielded {end}")
     return str(digest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -46,6 +48,54 @@ def test_a_drain_past_its_deadline_is_killed() -> None:
     plan.want({Role.GENERATOR: 0}, 5.0)
     assert plan.due(14.9) == []
     assert _names(plan.due(15.0), Verb.KILL) == ["generator-0"]
+
+
+def test_a_drain_is_waited_for_while_something_is_done_but_not_beyond_its_ceiling() -> None:
+    plan = FleetPlan(replace(POLICY, drain_ceiling_s=100.0))
+    plan.want({Role.LEARNER: 1}, 0.0)
+    plan.due(0.0)
+    plan.stop(0.0)
+    for now in range(5, 95, 5):
+        assert plan.due(float(now)) == []
+        plan.moved("learner", float(now), 10.0)
+    assert _names(plan.due(100.0), Verb.KILL) == ["learner"]
+    plan.moved("learner", 100.0, 500.0)
+    assert _names(plan.due(110.0), Verb.KILL) == ["learner"], "what was killed is not waited for again"
+
+
+def test_a_worker_that_does_not_drain_moves_no_deadline() -> None:
+    plan = _plan(learner=1)
+    plan.due(0.0)
+    plan.moved("learner", 50.0, 10.0)
+    plan.stop(60.0)
+    assert _names(plan.due(70.0), Verb.KILL) == ["learner"]
+
+
+def test_a_learner_that_stood_still_twice_with_nothing_kept_between_ends_the_run_with_a_sentence() -> None:
+    plan = _plan(learner=1)
+    for time_s, kept in ((0.0, ""), (4000.0, "000001.version-2"), (8000.0, "000001.version-2")):
+        assert plan.failure is None
+        plan.due(time_s)
+        assert plan.condemn("learner", "at compute without progress for 61 s, 60 s are allowed", kept=kept)
+        assert not plan.condemn("learner", "the same", kept=kept), "found dead twice, killed once"
+        plan.exited("learner", -9, time_s + 1.0, kept=kept)
+    assert plan.failure is not None
+    assert plan.failure.exit_code == ExitCode.STUCK
+    assert "stood still twice after checkpoint 000001.version-2" in plan.failure.reason
+    assert "at compute without progress" in plan.failure.reason
+    assert _names(plan.due(9000.0), Verb.START) == []
+
+
+def test_failures_of_a_learner_count_together_however_far_apart_while_it_keeps_nothing() -> None:
+    crashing, learning = _plan(learner=1), _plan(learner=1)
+    for number in range(4):
+        now = 1000.0 * number
+        for plan, kept in ((crashing, ""), (learning, f"{number:06d}.version-{number}")):
+            plan.due(now)
+            plan.exited("learner", -9, now + 100.0, kept=kept)
+    assert learning.failure is None, "once in a while, with a checkpoint between: for ever"
+    assert crashing.failure is not None
+    assert "4 infrastructure failures of it without a checkpoint between them" in crashing.failure.reason
 
 
 def test_a_dead_worker_is_started_again_after_a_growing_pause() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.watchdog import Patience, Watchdog
+from pipeline.work import WorkReport
 from protocol.ids import Incarnation, Role
 
 PATIENCE = Patience(
@@ -33,6 +35,9 @@ def _beat(
     pid: int = 7,
     turns: int | None = None,
     held: int = 0,
+    work: WorkReport | None = None,
+    storing: WorkReport | None = None,
+    begun: int = 0,
 ) -> Heartbeat:
     """A heartbeat; its loop turns between any two, unless ``turns`` says otherwise."""
     return Heartbeat(
@@ -46,6 +51,9 @@ def _beat(
         waiting_for=waiting,
         turns=int(at_s) + 1 if turns is None else turns,
         held=held,
+        work=work or WorkReport(),
+        storing=storing or WorkReport(),
+        begun=begun,
     )
 
 
@@ -109,6 +117,66 @@ def test_a_loop_that_does_not_turn_is_dead_at_the_limit_of_what_it_says(
 def test_computing_without_progress_is_stuck_though_other_tasks_turn(dog: Watchdog) -> None:
     found = _condemned_after(dog, 100, waiting=WaitingFor.COMPUTE)
     assert found == (61, "at compute without progress for 61 s, 60 s are allowed")
+
+
+@pytest.mark.parametrize("waiting", [WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.STARTING, WaitingFor.DRAINING])
+def test_work_whose_pieces_end_is_left_alone_however_long_the_whole_takes(dog: Watchdog, waiting: WaitingFor) -> None:
+    for second in range(3000):
+        pieces = WorkReport(steps=second // 50)  # one in 50 s
+        assert (
+            dog.look([_beat(float(second), waiting=waiting, turns=1, held=9, work=pieces)], PIDS, float(second)) == {}
+        )
+    still = WorkReport(steps=60)
+    found = [
+        second
+        for second in range(3000, 3400)
+        if dog.look([_beat(float(second), waiting=waiting, turns=1, held=9, work=still)], PIDS, float(second))
+    ]
+    assert found, "when its pieces stand still it is stuck all the same"
+
+
+def test_a_piece_may_take_several_times_the_slowest_before_it_when_no_one_said_otherwise() -> None:
+    dog = Watchdog(replace(PATIENCE, stuck_after_s=None))
+    slow = WorkReport(steps=3, slowest_s=40.0)
+    found = [
+        second
+        for second in range(300)
+        if dog.look([_beat(float(second), waiting=WaitingFor.COMPUTE, work=slow)], PIDS, float(second))
+    ]
+    assert found[0] == 201, "five times 40 s"
+
+
+def test_what_a_person_has_set_is_the_most_that_is_borne(dog: Watchdog) -> None:
+    slow = WorkReport(steps=3, slowest_s=40.0)
+    found = [
+        second
+        for second in range(100)
+        if dog.look([_beat(float(second), waiting=WaitingFor.COMPUTE, work=slow)], PIDS, float(second))
+    ]
+    assert found[0] == 61
+
+
+def test_idle_time_before_work_is_not_counted_against_the_work(dog: Watchdog) -> None:
+    assert _condemned_after(dog, 500) is None
+    for second in range(500, 561):
+        beat = _beat(float(second), waiting=WaitingFor.COMPUTE, held=16, begun=1)
+        assert dog.look([beat], PIDS, float(second)) == {}, "it was idle for 500 s, and has worked since"
+    assert dog.look([_beat(561.0, waiting=WaitingFor.COMPUTE, held=16, begun=1)], PIDS, 561.0)
+
+
+def test_what_is_written_to_the_disk_hides_no_stuck_computing_and_is_waited_for_at_the_disk(dog: Watchdog) -> None:
+    for second in range(1000):
+        writing = WorkReport(steps=second)
+        beat = _beat(float(second), waiting=WaitingFor.DISK, turns=1, storing=writing)
+        assert dog.look([beat], PIDS, float(second)) == {}
+    found = [
+        second
+        for second in range(1000, 1100)
+        if dog.look(
+            [_beat(float(second), waiting=WaitingFor.COMPUTE, storing=WorkReport(steps=second))], PIDS, float(second)
+        )
+    ]
+    assert found, "files that are written are no progress of what is computed"
 
 
 @pytest.mark.parametrize(("waiting", "limit_s"), [(WaitingFor.INPUT, 60), (WaitingFor.ROOM, 70)])

@@ -14,6 +14,7 @@ import torch
 
 from pipeline.value_model import HEAD_PREFIXES, ValueSource, value_source
 from protocol.errors import ConfigError, DataError, EngineError
+from workers.engines.layers import count_files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -69,9 +70,8 @@ def load_model(
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # a worker's standard error is a log
+    count_files()
     _check_folder(path, "config.json", "a model")
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -117,7 +117,7 @@ def load_value_model(
     from transformers import AutoModelForTokenClassification
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    count_files()
     source = value_source(path)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # that the language model's head is not used, and ours is new, is meant
@@ -165,9 +165,8 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
         DataError: transformers has no sequence classifier of this architecture, or the folder lacks weights of it.
     """
     from transformers import AutoModelForSequenceClassification
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    count_files()
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=dtype, output_loading_info=True, **_OURS_ONLY

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
+from pipeline import work
 from workers.engines.training_state import (
     TrainingState,
     read_optimizer,
@@ -21,6 +22,9 @@ from workers.engines.training_state import (
     restore_rng,
     snapshot_optimizer,
 )
+
+GRADIENT = 0.95
+"""About the share that making the gradient has in an optimiser step, for those who look on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class GuardedAdamW:
         if isinstance(norm, DTensor):  # of gradients that are shared out among ranks
             norm = norm.full_tensor()
         grad_norm = float(norm)
+        work.step()
         learning_rate = self.learning_rate
         applied = math.isfinite(loss) and math.isfinite(grad_norm)
         if applied:
@@ -97,6 +102,7 @@ class GuardedAdamW:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
             self._optimizer.step()
+            work.step()
             self.num_steps += 1
         return AppliedStep(applied, grad_norm, learning_rate)
 

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.batching import PackedBatch
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION, PackedLayout
+from workers.engines.layers import count_layers, count_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,7 +107,7 @@ class TokenScores:
 
 
 def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
-    """Make ``model`` attend by packed layout from now on; return it.
+    """Make ``model`` attend by packed layout, and count its layers, from now on; return it.
 
     Raises:
         EngineError: The model mixes tokens by other means than attention through transformers' attention interface.
@@ -123,7 +124,7 @@ def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
             f"{type(model).__name__} does not call attention through transformers' AttentionInterface, so its sequences "
             "cannot be packed; choose another model (Qwen2, Qwen3 and Llama do)"
         )
-    return model
+    return count_layers(model)
 
 
 def score_packed(
@@ -169,6 +170,7 @@ def score_packed(
             part = cast("_Scores", checkpoint(score_part, states, targets, use_reentrant=False))
         else:
             part = score_part(states, targets)
+        count_part(part[0], 0.0)
         logprobs.append(part[0])
         if part[1] is not None:
             entropies.append(part[1])

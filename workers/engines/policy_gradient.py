@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pipeline import work
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.batching import PackedBatch, TrainingSample, pack
 from protocol.errors import EngineError
@@ -95,9 +96,11 @@ def sample_logprobs(
 ) -> dict[int, np.ndarray]:
     """Return float32 [response tokens] for each sample that ``plan`` names, by its index, without gradients."""
     results: dict[int, np.ndarray] = {}
+    lengths = [int(sample.tokens.size) for sample in samples]
     for indices in plan:
-        batch = _pack(samples, indices)
-        logprobs, _ = policy(PackedTokens.from_batch(batch, device), Entropy.NONE)
+        with work.part(share_of_plan(plan, indices, lengths)):
+            batch = _pack(samples, indices)
+            logprobs, _ = policy(PackedTokens.from_batch(batch, device), Entropy.NONE)
         results |= zip(indices, batch.split(logprobs.to("cpu", torch.float32).numpy()), strict=False)
     return results
 
@@ -147,27 +150,29 @@ def accumulate_gradient(
     entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
     sums: dict[str, torch.Tensor] = {}
     largest_ratio = torch.zeros((), dtype=torch.float64, device=device)
+    lengths = [int(sample.tokens.size) for sample in samples]
     for number, indices in enumerate(plan, start=1):
-        batch = _pack(samples, indices)
-        scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy))
-        losses, metrics = _token_loss(objective, batch, scores)
-        counts = float(bool(indices))
-        chosen = indices or [_shortest(samples)]
-        weight = counts * torch.from_numpy(np.concatenate([weights[index] for index in chosen])).to(losses)
-        loss = (losses * weight).sum()
-        if has_imitation:
-            nll = imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
-            weight = counts * torch.from_numpy(np.concatenate([imitation[index] for index in chosen])).to(losses)
-            loss = loss + (nll * weight).sum()
-            metrics["nll"] = nll.detach()
-        for name, values in {**metrics, "loss": loss.detach()}.items():
-            total = counts * values.double().sum()
-            sums[name] = sums[name] + total if name in sums else total
-        largest_ratio = torch.maximum(largest_ratio, counts * metrics["policy_ratio"].max().double())
-        if backward is None:
-            (loss * loss_scale).backward()
-        else:
-            backward(loss * loss_scale, sums["loss"] if number == len(plan) else None)
+        with work.part(share_of_plan(plan, indices, lengths)):
+            batch = _pack(samples, indices)
+            scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy))
+            losses, metrics = _token_loss(objective, batch, scores)
+            counts = float(bool(indices))
+            chosen = indices or [_shortest(samples)]
+            weight = counts * torch.from_numpy(np.concatenate([weights[index] for index in chosen])).to(losses)
+            loss = (losses * weight).sum()
+            if has_imitation:
+                nll = imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
+                weight = counts * torch.from_numpy(np.concatenate([imitation[index] for index in chosen])).to(losses)
+                loss = loss + (nll * weight).sum()
+                metrics["nll"] = nll.detach()
+            for name, values in {**metrics, "loss": loss.detach()}.items():
+                total = counts * values.double().sum()
+                sums[name] = sums[name] + total if name in sums else total
+            largest_ratio = torch.maximum(largest_ratio, counts * metrics["policy_ratio"].max().double())
+            if backward is None:
+                (loss * loss_scale).backward()
+            else:
+                backward(loss * loss_scale, sums["loss"] if number == len(plan) else None)
     return BatchSums(sums, largest_ratio)
 
 
@@ -186,6 +191,12 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
         metrics=metrics | {"policy_ratio_max": largest_ratio},
         num_tokens=sum(int(sample.tokens.size) for sample in samples),
     )
+
+
+def share_of_plan(plan: Plan, indices: Sequence[int], lengths: Sequence[int]) -> float:
+    """Return the share that a micro-batch of ``plan`` has in it, by tokens; an empty one counts for nothing."""
+    everything = sum(lengths[index] for micro in plan for index in micro)
+    return sum(lengths[index] for index in indices) / max(1, everything)
 
 
 def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from pipeline import work
 from pipeline.batching import plan_padded_batches
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.reward_model import check_reward_model, longest_input
@@ -66,7 +67,9 @@ class TorchRewardModel:
             self._check(tokens)
         scores = [0.0] * len(sequences)
         for batch in plan_padded_batches([tokens.size for tokens in sequences], self._micro_batch_tokens):
-            for index, score in zip(batch, self._forward([sequences[index] for index in batch]), strict=True):
+            read = self._forward([sequences[index] for index in batch])
+            work.step(len(batch) / len(sequences))
+            for index, score in zip(batch, read, strict=True):
                 if not math.isfinite(score):
                     raise EngineError(
                         f"the reward model gives {score} to a response to {responses[index][0].prompt_id}; expected a finite "

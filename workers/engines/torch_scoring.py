@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from pipeline import work
 from pipeline.batching import plan_micro_batches
 from protocol.errors import ConfigError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device, resolve_dtype
 from workers.engines.packed import PackedTokens, prepare_packed, score_packed
+from workers.engines.policy_gradient import share_of_plan
 from workers.engines.scoring import ScoringRequest, check_requests
 
 if TYPE_CHECKING:
@@ -55,13 +57,16 @@ class TorchScoring:
         vocabulary = cast("torch.Tensor", self._model.get_input_embeddings().weight).shape[0]
         check_requests(requests, vocabulary)
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(requests)
-        for micro in plan_micro_batches([request.tokens.size for request in requests], self._micro_batch_tokens):
-            num_scored = [requests[index].num_scored for index in micro]
-            batch = PackedTokens.of([requests[index].tokens for index in micro], num_scored, self._model.device)
-            scores = score_packed(self._model, batch, self._temperature).logprobs
-            tails = np.split(scores.to("cpu", torch.float32).numpy(), np.cumsum(num_scored)[:-1])
-            for index, tail in zip(micro, tails, strict=True):
-                results[index] = tail
+        lengths = [int(request.tokens.size) for request in requests]
+        plan = plan_micro_batches(lengths, self._micro_batch_tokens)
+        for micro in plan:
+            with work.part(share_of_plan(plan, micro, lengths)):
+                num_scored = [requests[index].num_scored for index in micro]
+                batch = PackedTokens.of([requests[index].tokens for index in micro], num_scored, self._model.device)
+                scores = score_packed(self._model, batch, self._temperature).logprobs
+                tails = np.split(scores.to("cpu", torch.float32).numpy(), np.cumsum(num_scored)[:-1])
+                for index, tail in zip(micro, tails, strict=True):
+                    results[index] = tail
         return results
 
 

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from pipeline import work
 from pipeline.batching import TrainingSample, plan_micro_batches
 from pipeline.lora_check import check_lora
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device
-from workers.engines.optimizer import GuardedAdamW, OptimizerSettings
+from workers.engines.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
 from workers.engines.packed import prepare_packed
 from workers.engines.policy_gradient import (
     ForwardSettings,
@@ -106,7 +107,10 @@ class TorchTraining:
         check_samples(samples, objective)
         try:
             with memory_errors(self._max_tokens):
-                sums = accumulate_gradient(self._policy, samples, objective, self._plan(samples), self._model.device)
+                with work.part(GRADIENT):
+                    sums = accumulate_gradient(
+                        self._policy, samples, objective, self._plan(samples), self._model.device
+                    )
                 totals = batch_totals(samples, objective, sums)
                 step = self._optimizer.step(totals.loss)
         finally:

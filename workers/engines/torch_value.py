@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pipeline import work
 from pipeline.batching import plan_micro_batches
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_value_model, resolve_device
-from workers.engines.optimizer import GuardedAdamW, OptimizerSettings
+from workers.engines.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
 from workers.engines.packed import prepare_packed
 from workers.engines.scoring import ScoringRequest
 from workers.engines.training_state import put_model, read_model, read_training_state, snapshot_model
@@ -94,7 +95,8 @@ class TorchValue:
         try:
             with value_memory_errors(self._settings.micro_batch_tokens):
                 plan = self._plan(samples)
-                sums = accumulate_regression(self._value, samples, self._settings, plan, self._model.device)
+                with work.part(GRADIENT):
+                    sums = accumulate_regression(self._value, samples, self._settings, plan, self._model.device)
                 step = self._optimizer.step(float(sums.loss))
         finally:
             self._optimizer.clear()

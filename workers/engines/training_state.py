@@ -24,9 +24,10 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers.utils.logging import disable_progress_bar
 
+from pipeline import work
 from protocol.errors import DataError
+from workers.engines.layers import count_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,12 +74,13 @@ def model_writer(
     named = {name: weights[owner] for name, owner in weight_owners(model).items()}  # tied weights stay tied: one tensor
 
     def write(folder: Path) -> None:
-        disable_progress_bar()
+        count_files()
         with storage_errors(folder / MODEL_FOLDER):
             model.save_pretrained(folder / MODEL_FOLDER, state_dict=named)
         for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
             if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TOKENIZER_FILES):
                 shutil.copyfile(path, folder / MODEL_FOLDER / path.name)
+        work.step()
 
     return write
 
@@ -130,6 +132,7 @@ def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Call
     def write(folder: Path) -> None:
         with storage_errors(folder / OPTIMIZER_FILE):
             save_file(tensors, folder / OPTIMIZER_FILE)
+        work.step()
         (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(TrainingState(format=_FORMAT, num_steps=num_steps)))
 
     return write
@@ -149,7 +152,7 @@ def read_training_state(folder: Path) -> TrainingState:
 
 def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
     """Read the weights under ``folder/model`` that fit ``model``, by its own names. Raises DataError naming the file."""
-    disable_progress_bar()
+    count_files()
     path = folder / MODEL_FOLDER
     for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
         if not file.is_file():
@@ -247,7 +250,9 @@ def restore_rng(states: Mapping[str, torch.Tensor]) -> None:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the host that nothing else writes to."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    copied = tensor.detach().to("cpu", copy=True).contiguous()
+    work.step()
+    return copied
 
 
 def rng_states() -> dict[str, torch.Tensor]:

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pipeline import work
 from pipeline.algorithms.value_loss import clipped_value_loss
 from pipeline.algorithms.value_targets import explained_variance, lambda_targets, monte_carlo_targets
 from protocol.errors import EngineError
 from workers.engines.models import value_head
 from workers.engines.optimizer import AppliedStep
 from workers.engines.packed import PackedTokens, hidden_packed
-from workers.engines.policy_gradient import Backward, Plan
+from workers.engines.policy_gradient import Backward, Plan, share_of_plan
 from workers.engines.scoring import ScoringRequest
 from workers.engines.value import ValueSample, ValueStepResult
 
@@ -97,12 +98,14 @@ def compute_values(
     Raises EngineError when a request has no token before its tail.
     """
     results: dict[int, np.ndarray] = {}
+    sizes = [int(request.tokens.size) for request in requests]
     for indices in plan:
-        chosen = indices or [_shortest(requests)]
-        num_scored = [requests[index].num_scored for index in chosen]
-        values = model(PackedTokens.of([requests[index].tokens for index in chosen], num_scored, device))
-        tails = np.split(values.to("cpu", torch.float32).numpy(), np.cumsum(num_scored)[:-1])
-        results |= zip(indices, tails, strict=False)
+        with work.part(share_of_plan(plan, indices, sizes)):
+            chosen = indices or [_shortest(requests)]
+            num_scored = [requests[index].num_scored for index in chosen]
+            values = model(PackedTokens.of([requests[index].tokens for index in chosen], num_scored, device))
+            tails = np.split(values.to("cpu", torch.float32).numpy(), np.cumsum(num_scored)[:-1])
+            results |= zip(indices, tails, strict=False)
     return results
 
 
@@ -150,33 +153,35 @@ def accumulate_regression(
     values = np.zeros(int(ends[-1]))
     loss = torch.zeros((), dtype=torch.float64, device=device)
     clipped = torch.zeros_like(loss)
+    sizes = [int(sample.tokens.size) for sample in samples]
     for number, indices in enumerate(plan, start=1):
-        counts = float(bool(indices))
-        chosen = indices or [_shortest(samples)]
-        num_scored = [lengths[index] for index in chosen]
-        new = model(PackedTokens.of([samples[index].tokens for index in chosen], num_scored, device))
+        with work.part(share_of_plan(plan, indices, sizes)):
+            counts = float(bool(indices))
+            chosen = indices or [_shortest(samples)]
+            num_scored = [lengths[index] for index in chosen]
+            new = model(PackedTokens.of([samples[index].tokens for index in chosen], num_scored, device))
 
-        def like(arrays: Sequence[np.ndarray], new: torch.Tensor = new) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate(arrays)).to(new)
+            def like(arrays: Sequence[np.ndarray], new: torch.Tensor = new) -> torch.Tensor:
+                return torch.from_numpy(np.concatenate(arrays)).to(new)
 
-        token = clipped_value_loss(
-            new,
-            like([samples[index].old_values for index in chosen]),
-            like([_targets(samples[index], settings) for index in chosen]),
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-        )
-        weight = counts * like([_token_weights(lengths[index], len(samples)) for index in chosen])
-        part = (token.loss * weight).sum()
-        loss += part.detach()
-        clipped += (token.clipped * weight).sum()
-        tails = np.split(new.detach().to("cpu", torch.float64).numpy(), np.cumsum(num_scored)[:-1])
-        for index, tail in zip(indices, tails, strict=False):
-            values[ends[index] - lengths[index] : ends[index]] = tail
-        if backward is None:
-            (part * loss_scale).backward()
-        else:
-            backward(part * loss_scale, loss if number == len(plan) else None)
+            token = clipped_value_loss(
+                new,
+                like([samples[index].old_values for index in chosen]),
+                like([_targets(samples[index], settings) for index in chosen]),
+                clip_low=settings.clip_low,
+                clip_high=settings.clip_high,
+            )
+            weight = counts * like([_token_weights(lengths[index], len(samples)) for index in chosen])
+            part = (token.loss * weight).sum()
+            loss += part.detach()
+            clipped += (token.clipped * weight).sum()
+            tails = np.split(new.detach().to("cpu", torch.float64).numpy(), np.cumsum(num_scored)[:-1])
+            for index, tail in zip(indices, tails, strict=False):
+                values[ends[index] - lengths[index] : ends[index]] = tail
+            if backward is None:
+                (part * loss_scale).backward()
+            else:
+                backward(part * loss_scale, loss if number == len(plan) else None)
     return RegressionSums(loss, clipped, torch.from_numpy(values))
 
 

@@ -30,6 +30,16 @@ def test_the_first_signal_drains_until_the_deadline():
     assert life.is_overdue(120.0)
 
 
+def test_a_drain_goes_on_while_something_is_done_up_to_its_ceiling():
+    life = Lifecycle(drain_timeout_s=20.0, drain_ceiling_s=100.0).moved(50.0, 20.0).ready().signal(100.0, "SIGTERM")
+    assert life.deadline_s == 120.0, "what was done before says nothing"
+    life = life.moved(115.0, 20.0)
+    assert not life.is_overdue(134.9)
+    assert life.is_overdue(135.0)
+    assert life.moved(90.0, 20.0).deadline_s == 135.0, "a deadline never moves back"
+    assert life.moved(130.0, 600.0).deadline_s == 200.0, "the ceiling"
+
+
 def test_the_second_signal_is_immediate_and_moves_no_deadline():
     life = Lifecycle(drain_timeout_s=20.0).ready().signal(100.0, "SIGINT").signal(110.0, "SIGTERM")
     assert life.is_immediate

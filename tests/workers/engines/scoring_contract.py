@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.work import Meter, listening
 from protocol.errors import ConfigError, EngineError
 from tests.workers.engines.tiny import plain_logprobs, ragged, tiny_model
 from workers.engines.scoring import ScoringEngine, ScoringRequest
@@ -70,3 +71,12 @@ class ScoringContract(abc.ABC):
     def test_a_temperature_of_zero_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"temperature is 0\.0"):
             self.make_engine(tiny_model(), temperature=0.0, micro_batch_tokens=256)
+
+    def test_a_batch_tells_of_its_pieces_while_it_is_scored(self) -> None:
+        engine = self.make_engine(tiny_model(), temperature=1.0, micro_batch_tokens=90)
+        asked = [ScoringRequest(tokens, response) for tokens, response in ragged(np.random.default_rng(4), 15)]
+        meter = Meter()
+        with listening(meter), meter.task("scoring"):
+            engine.logprobs(asked)
+            assert meter.report().steps >= 3
+            assert meter.report().share == pytest.approx(1.0)

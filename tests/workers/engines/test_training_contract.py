@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.batching import TrainingSample
+from pipeline.batching import TrainingSample, plan_micro_batches
+from pipeline.work import Meter, listening
 from protocol.errors import ConfigError, DataError, EngineError
 from tests.workers.engines.subjects import (
     CONTRACT,
@@ -57,6 +58,18 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 def own_old(backend: TrainingBackend, samples: list[TrainingSample]) -> list[TrainingSample]:
     return with_old(samples, backend.response_logprobs(samples))
+
+
+class Told(Meter):
+    """A meter that keeps what each step left done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares: list[float] = []
+
+    def step(self, share: float = 0.0) -> None:
+        super().step(share)
+        self.shares.append(self.report().share)
 
 
 # -- log-probs ---------------------------------------------------------------------------------------------------------
@@ -228,6 +241,18 @@ def test_the_temperature_of_sampling_is_that_of_the_loss(make: Make) -> None:
         backend = make(tiny_model(), Settings(temperature=temperature))
         losses.append(backend.step(make_samples(), Objective()).loss)
     assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def test_a_step_tells_of_every_layer_of_every_micro_batch_forward_and_backward(make: Make) -> None:
+    samples, told = make_samples(), Told()
+    backend = make(tiny_model(), Settings(micro_batch_tokens=64))
+    with listening(told), told.task("update"):
+        backend.step(samples, Objective())
+    plan = plan_micro_batches([sample.tokens.size for sample in samples], 64)
+    mine = len(plan) // 2  # of two ranks; one that is alone has all of them
+    assert len(told.shares) >= 2 * 2 * mine, "two layers, forward and backward"
+    assert told.shares == sorted(told.shares), "what is done is never undone"
+    assert sum(0.0 < share < 0.95 for share in told.shares) >= 2 * 2 * mine - 1, "spread over the whole"
 
 
 def test_warm_up_is_linear_and_then_the_rate_is_constant(make: Make) -> None:

@@ -1,14 +1,17 @@
-"""Time that emulated work takes: slept, not spun.
+"""Time that emulated work takes: slept, not spun, and told piece by piece as real work is.
 
-*Consumes* seconds of work. *Produces* nothing. *Waits for* time to pass; nobody unblocks it earlier, so callers
-keep each call short.
+*Consumes* seconds of work. *Produces* marks of its pieces. *Waits for* time to pass; nobody unblocks it earlier.
 """
 
 from __future__ import annotations
 
 import time
 
+from pipeline import work
+
 _LARGEST_CREDIT_S = 0.01
+_PIECE_S = 0.25
+"""Longest piece of emulated work, as a layer is of a real pass."""
 
 
 class Pace:
@@ -23,6 +26,8 @@ class Pace:
             return
         started = time.monotonic()
         owed = seconds - self._overslept_s
-        if owed > 0.0:
-            time.sleep(owed)
+        while (left := started + owed - time.monotonic()) > 0.0:
+            piece = min(_PIECE_S, left)
+            time.sleep(piece)
+            work.step(piece / owed)
         self._overslept_s = min(_LARGEST_CREDIT_S, time.monotonic() - started - owed)

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from pipeline import work
 from protocol.errors import EngineError
 from workers.engines.attention import PackedLayout
+from workers.engines.layers import count_layers
 from workers.engines.local.attention import SLOT_ATTENTION, hide
 from workers.engines.local.cache import DecodeStep, PrefillStep, SlotCache
 from workers.engines.local.dense import DenseForward, is_dense
@@ -47,7 +49,7 @@ def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
             f"{type(model).__name__} does not call attention through transformers' AttentionInterface, so the local engine "
             "cannot serve it; choose another model (Qwen2, Qwen3 and Llama do)"
         )
-    return model.eval()
+    return count_layers(model).eval()
 
 
 class SlotForward:
@@ -86,16 +88,17 @@ class SlotForward:
             return 0
         self.cache.reserve(max(rows) + 1, max(context.size for context in contexts))
         by_length = sorted(wanted.values(), key=lambda entry: entry[0].size)
-        computed = 0
+        computed, total = 0, sum(head.size for head, _ in by_length)
         batch: list[tuple[np.ndarray, list[int]]] = []
-        for entry in by_length:
-            if batch and sum(head.size for head, _ in batch) + entry[0].size > PREFILL_TOKENS:
-                computed += self._prefill(batch)
-                batch = []
-            batch.append(entry)
-        return computed + self._prefill(batch)
+        with work.task("prefill", float(total), "tokens"):
+            for entry in by_length:
+                if batch and sum(head.size for head, _ in batch) + entry[0].size > PREFILL_TOKENS:
+                    computed += self._prefill(batch, total)
+                    batch = []
+                batch.append(entry)
+            return computed + self._prefill(batch, total)
 
-    def _prefill(self, batch: list[tuple[np.ndarray, list[int]]]) -> int:
+    def _prefill(self, batch: list[tuple[np.ndarray, list[int]]], total: int) -> int:
         lengths = np.array([head.size for head, _ in batch])
         starts = np.cumsum(lengths) - lengths
         stored = [(start, head.size, row) for (head, rows), start in zip(batch, starts, strict=True) for row in rows]
@@ -105,6 +108,11 @@ class SlotForward:
         layout = PackedLayout.of(lengths, self.device)
         self.cache.step = PrefillStep(self._put(source), self._put(target), self._put(positions))
         tokens = self._put(np.concatenate([head for head, _ in batch]).astype(np.int64))
+        with work.part(int(lengths.sum()) / total):
+            self._fill(tokens, layout)
+        return int(lengths.sum())
+
+    def _fill(self, tokens: torch.Tensor, layout: PackedLayout) -> None:
         if self._dense is not None:
             self._dense.prefill(tokens, self.cache, layout)
         else:  # the base model: a prefill needs keys and values, no logits
@@ -115,7 +123,6 @@ class SlotForward:
                 use_cache=True,
                 packed_layout=layout,
             )
-        return int(lengths.sum())
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Feed one token to each of the first n rows.

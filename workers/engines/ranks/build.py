@@ -55,7 +55,7 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
     if device == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(threads)
     # a first step may compile kernels; nothing between two steps takes longer than a worker may stand still
-    timeout_s = max(config.supervisor.start_timeout_s, config.supervisor.stuck_after_s)
+    timeout_s = max(config.supervisor.start_timeout_s, config.supervisor.stuck_after_s or 0.0)
     group = join(device, timeout_s=timeout_s)
     with peers():
         group.agree(hashlib.sha256(to_toml(config).encode()).digest(), "configuration")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from pipeline import work
 from protocol.errors import EngineError
 from workers.engines.optimizer import AppliedStep
 from workers.engines.ranks.group import Group
@@ -223,4 +224,6 @@ class ShardedModel:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the host that nothing else writes to."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    copied = tensor.detach().to("cpu", copy=True).contiguous()
+    work.step()
+    return copied

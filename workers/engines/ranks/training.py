@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pipeline import work
 from pipeline.batching import TrainingSample
+from workers.engines.optimizer import GRADIENT
 from workers.engines.policy_gradient import (
     BatchSums,
     ForwardSettings,
@@ -84,15 +86,16 @@ class RankedTraining(RankedBackend):
         shards = self._shards
         try:
             with memory_errors(self._max_tokens):
-                sums = accumulate_gradient(
-                    shards.module,
-                    samples,
-                    objective,
-                    self._plan(samples),
-                    self._group.device,
-                    backward=shards.backward,
-                    loss_scale=self._loss_scale,
-                )
+                with work.part(GRADIENT):
+                    sums = accumulate_gradient(
+                        shards.module,
+                        samples,
+                        objective,
+                        self._plan(samples),
+                        self._group.device,
+                        backward=shards.backward,
+                        loss_scale=self._loss_scale,
+                    )
                 totals = batch_totals(samples, objective, self._over_ranks(sums))
                 step = shards.step(totals.loss)
         finally:

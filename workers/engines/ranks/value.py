@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline import work
 from protocol.errors import EngineError
+from workers.engines.optimizer import GRADIENT
 from workers.engines.ranks.backend import RankedBackend
 from workers.engines.ranks.group import Group
 from workers.engines.ranks.lead import Lead
@@ -83,15 +85,16 @@ class RankedValue(RankedBackend):
         shards, settings = self._shards, self._settings
         try:
             with value_memory_errors(self._max_tokens):
-                part = accumulate_regression(
-                    shards.module,
-                    samples,
-                    settings,
-                    self._plan(samples),
-                    self._group.device,
-                    backward=shards.backward,
-                    loss_scale=self._loss_scale,
-                )
+                with work.part(GRADIENT):
+                    part = accumulate_regression(
+                        shards.module,
+                        samples,
+                        settings,
+                        self._plan(samples),
+                        self._group.device,
+                        backward=shards.backward,
+                        loss_scale=self._loss_scale,
+                    )
                 figures = self._group.sum(torch.stack([part.loss, part.clipped]))
                 sums = RegressionSums(figures[0], figures[1], self._group.sum(part.values))
                 step = shards.step(float(sums.loss))

@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from pipeline import work
 from protocol.errors import Diverged, EngineDied, EngineError, ParityFailed
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
@@ -207,7 +208,11 @@ class VllmEngine:
 
     def _step(self) -> list[Window]:
         try:
-            return self._windows(self._core.step(TURN_S))
+            before = self._core.num_steps()
+            samples = self._core.step(TURN_S)
+            if self._core.num_steps() != before:  # what decodes by itself may have stood still meanwhile
+                work.step()
+            return self._windows(samples)
         except EngineDied as error:
             self._failure = error
             raise

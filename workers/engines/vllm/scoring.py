@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import AutoConfig
 
+from pipeline import work
 from pipeline.vllm_check import check_versions
 from protocol.errors import ConfigError, EngineDied, EngineError
 from workers.engines.models import resolve_device
@@ -77,7 +78,9 @@ class VllmScoring:
         scored: dict[int, np.ndarray] = {}
         try:
             while self._engine.has_unfinished_requests():
-                for output in self._engine.step():
+                finished = self._engine.step()
+                work.step(len(finished) / len(requests))
+                for output in finished:
                     scored[int(output.request_id)] = np.asarray(output.prompt_logprobs.logprobs, np.float32)
         except Exception as error:
             raise EngineDied(f"vLLM failed in scoring: {type(error).__name__}: {error}") from error

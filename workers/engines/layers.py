@@ -1,0 +1,76 @@
+"""Counts what goes through a model, layer by layer, for whoever must know that long work goes on (``pipeline.work``).
+
+*Consumes* a model of transformers. *Produces* a mark at the end of every layer, forward and backward, and of every tensor that
+is loaded and every file that is saved. *Waits for* nothing. What is computed stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from pipeline import work
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FORWARD = 1.0 / 3.0
+"""Share of a forward pass in forward and backward together: a backward pass computes twice as much."""
+
+
+def count_layers(model: PreTrainedModel) -> PreTrainedModel:
+    """Let every layer of ``model`` tell when a pass has gone through it; return the model."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+    def passed(_module: torch.nn.Module, _inputs: object, output: Any) -> None:
+        count_part(output[0] if isinstance(output, tuple) else output, 1.0 / len(layers))
+
+    for layer in layers:
+        layer.register_forward_hook(passed)
+    return model
+
+
+def count_part(output: object, share: float) -> None:
+    """Say that ``share`` of a forward pass has made ``output``, and see to it that its backward pass is told as well."""
+    meter = work.current()  # a backward pass may run on a thread of its own
+    if not isinstance(output, torch.Tensor) or not output.requires_grad:
+        meter.step(share)
+        return
+    meter.step(FORWARD * share)
+
+    def went_back(_gradient: torch.Tensor) -> None:
+        meter.step((1.0 - FORWARD) * share)
+
+    cast("Callable[[Callable[[torch.Tensor], None]], object]", output.register_hook)(went_back)
+
+
+def count_files() -> None:
+    """Let transformers tell of every tensor that it loads and every file that it saves, in place of its progress bars."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # a worker's standard error is a log
+    logging.set_tqdm_hook(lambda factory, args, kwargs: _Counted(factory(*args, **kwargs)))
+
+
+class _Counted:
+    """A progress bar of transformers that counts."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in cast("Iterable[Any]", self._bar):
+            yield item
+            work.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bar, name)
+
+    def __enter__(self) -> Any:
+        return self._bar.__enter__()
+
+    def __exit__(self, *failure: object) -> Any:
+        return self._bar.__exit__(*failure)
