@@ -12,8 +12,8 @@ bounded queues.
 
 Counters in the heartbeat: ``sampled_tokens``, of which ``written_tokens`` are in the ledger and ``refused_tokens`` were of
 windows that it did not want any more (after a drain nothing is left between them); ``prefill_tokens``, ``decode_steps``,
-``decode_s`` (seconds in the engine), ``live``, ``chunks``, ``undelivered`` (left to the ledger's overdue index); those of the
-weights are told in ``workers.taking``.
+``turns``, ``decode_s`` (seconds in the engine), ``live``, ``chunks``, ``undelivered`` (left to the ledger's overdue index);
+those of the weights are told in ``workers.taking``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox
 from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.retry import ride_out
+from pipeline.work import TIMES_SLOWEST
 from protocol.codec import Encoded, encode_once
 from protocol.errors import EngineDied, ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import ChunkId, Role, TrajectoryId
@@ -44,6 +45,7 @@ from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
 from workers.engines.build import build_generation_engine
 from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
 from workers.patience import Backoff
+from workers.publishing import TURNS
 from workers.taking import WeightsTaker
 
 _NUM_WRITERS = 16
@@ -102,7 +104,6 @@ class Generator(Actor):
         self._decode_s = 0.0
         self._pace = ""
         self._taker = WeightsTaker(self.ctx, self._engine)
-        self._next_renewal = 0.0
         self._outboxes = [Outbox(self.ctx, Role.REWARD)]
         if config.needs_reference:
             self._outboxes.append(Outbox(self.ctx, Role.REFERENCE))
@@ -117,6 +118,7 @@ class Generator(Actor):
         for number in range(_NUM_WRITERS):
             self.ctx.spawn(f"writer-{number}", self._write_windows())
         self.ctx.spawn("weights", self._taker.watch())
+        self.ctx.spawn("leases", self._keep_leases())
         try:
             await self._decode()
         except (EngineDied, ParityFailed, WeightsRejected) as error:
@@ -126,7 +128,6 @@ class Generator(Actor):
     async def _decode(self) -> None:
         while not self.ctx.draining.is_set():
             await self._swap_weights()
-            await self._renew()
             await self._lease_and_resume()
             self.ctx.held = len(self._held)
             if self._engine.stats().num_live == 0:
@@ -146,6 +147,7 @@ class Generator(Actor):
             for window in windows:
                 await self._pass_on(window)
             self._count()
+            self._add(TURNS, 1)
             self.ctx.progress()
 
     async def drain(self) -> None:
@@ -288,11 +290,15 @@ class Generator(Actor):
             )
         )
 
-    async def _renew(self) -> None:
-        now = self.ctx.clock.monotonic()
-        if self._held and now >= self._next_renewal:
-            self._next_renewal = now + self.ctx.config.ledger.lease_s / 4
-            await self.ctx.replay.renew(self.ctx.who)
+    async def _keep_leases(self) -> None:
+        """Renew the leases while the engine gets on: a turn may take longer than they last. When it stands still, they run out,
+        and what it held goes on elsewhere."""
+        lease_s = self.ctx.config.ledger.lease_s
+        while True:
+            await self.ctx.clock.sleep(lease_s / 4)
+            patience_s = max(lease_s, TIMES_SLOWEST * self.ctx.work.report().slowest_s)
+            if self._held and self.ctx.clock.monotonic() - self.ctx.moved_s < patience_s:
+                await self.ctx.replay.renew(self.ctx.who)
 
     def _add(self, counter: str, amount: int) -> None:
         self.ctx.counters[counter] = self.ctx.counters.get(counter, 0) + amount

@@ -3,7 +3,8 @@
 *Consumes* the training backend's weights; or its adapter, and once what is below it. *Produces* announced, digested versions.
 *Waits for* generators that lag too far behind: a live generator that serves an older version than ``max_generator_lag`` allows
 is given ``ack_timeout_s`` to take the new weights; then it is fenced, so that the supervisor replaces it and its trajectories
-go on elsewhere. So the version never runs away from generators that have failed silently.
+go on elsewhere. So the version never runs away from generators that have failed silently. One that is in the middle of a long
+turn (a prefill, most of all) cannot take any before its end: while pieces of it get done, it is waited for.
 
 A generator that could not make a version's bytes match says so in its heartbeat. Then the learner looks at its own copy, and
 publishes the version again if that is damaged: the same bytes, the same digest, in other pages.
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _SERVE_TIMEOUT_S = 0.5
 _MEND_EVERY_S = 1.0
+TURNS = "turns"
+"""Counter in a generator's heartbeat: turns of decoding that have ended."""
+_TURNS_TO_TAKE = 2
+"""The first may have begun before the version was there."""
 _SILENT_AFTER_S = 5.0
 """A generator without a heartbeat for this long is the supervisor's business, not ours."""
 
@@ -144,19 +149,47 @@ class Publisher:
         ctx = self._ctx
         oldest_allowed = policy_version - ctx.config.weights.max_generator_lag
         deadline = ctx.clock.monotonic() + ctx.config.weights.ack_timeout_s
+        amid: dict[str, _Amid] = {}
         while laggards := [
             beat
             for beat in await ctx.registry.heartbeats()
             if _lags(beat, oldest_allowed, ctx.clock.time()) and not ctx.draining.is_set()
         ]:
             names = ", ".join(f"{beat.who.worker} (version {beat.policy_version})" for beat in laggards)
-            if ctx.clock.monotonic() >= deadline:
-                ctx.log.error("generators_fenced", generators=names, oldest_allowed=oldest_allowed)
-                for beat in laggards:
+            now = ctx.clock.monotonic()
+            for beat in laggards:
+                amid.setdefault(beat.who.worker, _Amid(beat, now)).see(beat, now)
+            still_s = ctx.config.weights.ack_timeout_s
+            failed = [beat for beat in laggards if not amid[beat.who.worker].is_at_work(beat, now - still_s)]
+            if now >= deadline and failed:
+                failing = ", ".join(beat.who.worker for beat in failed)
+                ctx.log.error("generators_fenced", generators=failing, oldest_allowed=oldest_allowed)
+                for beat in failed:
                     await ctx.registry.fence(beat.who.worker)
-                return
+                if len(failed) == len(laggards):
+                    return
             ctx.waiting_for(WaitingFor.WEIGHTS, f"{names} to take version {policy_version - 1}")
             await ctx.clock.sleep(_POLL_S)
+
+
+class _Amid:
+    """A laggard's turn: whether it is the one that it was in when it was first found, and still gets on."""
+
+    def __init__(self, beat: Heartbeat, now_s: float) -> None:
+        self._turn = beat.counters.get(TURNS, 0.0)
+        self._steps = -1
+        self._moved_s = now_s
+
+    def see(self, beat: Heartbeat, now_s: float) -> None:
+        """Take note of a heartbeat."""
+        if beat.work.steps != self._steps:
+            self._steps, self._moved_s = beat.work.steps, now_s
+
+    def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
+        """Whether no turn has ended since that could have brought new weights, and a piece of work has, after ``since_s``."""
+        return (
+            beat.counters.get(TURNS, 0.0) - self._turn < _TURNS_TO_TAKE and self._steps > 0 and self._moved_s > since_s
+        )
 
 
 def _lags(beat: Heartbeat, oldest_allowed: int, now_s: float) -> bool:

@@ -13,9 +13,9 @@ from pipeline.replay.buffer import LatePolicy, Totals, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.admission import admission_chain
-from pipeline.why.terms import Cause, Chain, CriticNeeds, Explanation, Outlook, Snapshot, count, gravity, seconds, worst
+from pipeline.why.terms import Cause, Chain, CriticNeeds, Explanation, Outlook, Snapshot, count, gravity, worst
 from pipeline.why.work import evaluation_chain, unit_chain
-from pipeline.why.workers import absent_chain, role_absent_chain, unwell, worker_chain
+from pipeline.why.workers import absent_chain, how_far, role_absent_chain, unwell, worker_chain
 from protocol.ids import Role
 
 _OVER = (RunState.FINISHED, RunState.FAILED, RunState.STOPPING)
@@ -103,11 +103,11 @@ def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
     if chain.cause is not Cause.WORKING:
         return chain
     if row.policy_version < 0:
-        return replace(chain, links=(f"learner is getting ready, last progress {seconds(row.since_progress_s)} ago",))
+        return replace(chain, links=(f"learner is getting ready, {how_far(row)}",))
     done, wanted = row.counters.get("updates", 0), row.counters.get("num_updates", 0)
     of = f"update {done + 1:.0f} of {wanted:.0f}" if wanted else "the first update"
     ready = f"{waits.num_ready} of {count(waits.num_needed, _noun(waits))} of the next update are ready"
-    link = f"learner is at {of}, last progress {seconds(row.since_progress_s)} ago; {ready}"
+    link = f"learner is at {of}, {how_far(row)}; {ready}"
     return replace(chain, links=(link,))
 
 

@@ -88,12 +88,17 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
             return Chain((link,), cause, name, Outlook.MOVES, doing)
         return worker_chain(s, learner, seen=(*seen, name)).after(link)
     if at is WaitingFor.COMPUTE:
-        link = f"{name} {_AT_WORK.get(row.role, 'is computing')}, last progress {seconds(row.since_progress_s)} ago"
+        link = f"{name} {_AT_WORK.get(row.role, 'is computing')}, {how_far(row)}"
         return Chain((link,), Cause.WORKING, name, Outlook.MOVES, "nothing is wrong: this takes its time")
     link = f"{name} waits for {at}{detail}"
     return Chain(
         (link,), Cause.WORKING, name, Outlook.MOVES, "nothing is wrong: it takes the next piece of work as it comes"
     )
+
+
+def how_far(row: WorkerRow) -> str:
+    """Return how far a worker is with what takes long, else when it last got on."""
+    return row.work.in_words() if row.work is not None else f"last progress {seconds(row.since_progress_s)} ago"
 
 
 def scorer_chain(s: Snapshot, lack: Lack) -> Chain:

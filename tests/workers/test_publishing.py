@@ -17,9 +17,10 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.weights.digest import digest_file
+from pipeline.work import WorkReport
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
-from workers.publishing import Publisher
+from workers.publishing import TURNS, Publisher
 
 
 class Backend:
@@ -49,12 +50,20 @@ class Bench:
         self.beat(who, version, waiting=waiting)
         return who
 
-    def beat(self, who: Incarnation, version: int, *, waiting: WaitingFor = WaitingFor.COMPUTE) -> bool:
+    def beat(
+        self,
+        who: Incarnation,
+        version: int,
+        *,
+        waiting: WaitingFor = WaitingFor.COMPUTE,
+        steps: int = 0,
+        turns: int = 0,
+    ) -> bool:
         now = self.clock.time()
         return self.registry.beat(
             Heartbeat(
                 who=who, pid=1, host="h", at_s=now, started_s=0.0, progress=1, progress_at_s=now, waiting_for=waiting,
-                policy_version=version,
+                policy_version=version, work=WorkReport(steps=steps), counters={TURNS: float(turns)},
             )
         )  # fmt: skip
 
@@ -143,6 +152,32 @@ async def test_generators_that_serve_nothing_yet_drain_or_are_silent_are_not_wai
         await bench.clock.advance(6.0)
         await bench.publish(6)
         assert await bench.registry.epoch("generator-0") == 1
+
+
+async def test_a_laggard_in_the_middle_of_a_long_turn_is_waited_for_while_pieces_of_it_get_done(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        who = await bench.generator(0)
+        async with asyncio.TaskGroup() as tasks:
+            job = tasks.create_task(bench.publish(5))
+            for second in range(100):
+                bench.beat(who, 0, steps=second + 1)
+                await bench.clock.advance(1.0)
+            assert not job.done()
+            for _ in range(32):  # now it stands still
+                bench.beat(who, 0, steps=100)
+                await bench.clock.advance(1.0)
+        assert await bench.registry.epoch("generator-0") == 2
+
+
+async def test_a_laggard_that_decodes_turn_after_turn_and_takes_no_weights_is_fenced(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        who = await bench.generator(0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(bench.publish(5))
+            for second in range(32):
+                bench.beat(who, 0, steps=second + 1, turns=second)
+                await bench.clock.advance(1.0)
+        assert await bench.registry.epoch("generator-0") == 2
 
 
 async def test_a_learner_that_is_told_to_drain_waits_for_no_laggard(tmp_path: Path) -> None:
