@@ -27,7 +27,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench fuzz soak clean
+.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench fuzz soak real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -149,6 +149,11 @@ FUZZ_S ?= 600
 fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv
 	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
 	$(foreach target,decoder mailbox peek score,$(BIN)/python -m ops.fuzz $(target) --seconds $(FUZZ_S) &&) true
+
+real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings: alone, beside neighbours, interrupted (about an hour; 20 GB of memory)
+	$(BIN)/python -m ops.real_size
+	$(BIN)/python -m ops.real_size --neighbours
+	$(BIN)/python -m ops.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
 	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,6 +24,7 @@ from pipeline.fleet_size import check_fleet_size, desired_counts
 from pipeline.ledger_size import check_ledger_size
 from pipeline.lora_check import check_lora
 from pipeline.machine import this_machine
+from pipeline.memory_needs import is_cpu, judge, needs, read_shape, room_here
 from pipeline.model_folder import read_model_config
 from pipeline.ranks_check import check_ranks
 from pipeline.replay.buffer import LedgerSpec
@@ -73,6 +74,7 @@ def preflight(config: RunConfig) -> Preflight:
     if config.data.evaluation:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
     _check_length(config, model)
+    findings += _check_memory(config, model)
     findings += check_ranks(config)
     findings += check_lora(config)
     findings.append(check_ledger_size(config))
@@ -113,6 +115,18 @@ def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
             f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} was made for "
             f"{limit} positions: lower one of them"
         )
+
+
+def _check_memory(config: RunConfig, model: dict[str, Any]) -> list[str]:
+    """Tell what each role will need and what is there. Raises ConfigError when what is certain cannot fit."""
+    shape = read_shape(config.model.path, model)
+    if shape is None or config.learner.backend == "emulated":
+        return []
+    value_shape = (
+        shape if config.value.path is None else read_shape(config.value.path, read_model_config(config.value.path))
+    )
+    found = needs(config, shape, desired_counts(config), value_shape, on_cpu=is_cpu)
+    return judge(found, room_here(this_machine()), in_shared_memory=config.weights.shared_memory)
 
 
 def _check_reward_model(config: RunConfig) -> None:

@@ -1,0 +1,287 @@
+"""What memory a run will need, role by role, against what this machine has: said before anything is started.
+
+*Consumes* a configuration, the model's shape and number of weights, and the machine's memory. *Produces* needs in bytes, in
+words, and a refusal when what is certain cannot fit. *Waits for* nothing; only :func:`read_shape` and :func:`room_here` read
+files.
+
+    learner      4P weights + 4P gradients + 8P Adam + activations of a micro-batch + 12P copy while a checkpoint is written
+    value        the same, when there is a critic
+    generator    P weights in their type (on a CPU those that are published, where they lie) + KV cache of all slots
+    reference    P weights + the activations of one layer
+    /dev/shm     (weights.keep + 1) P published, once a host
+    ledger       ledger.max_memory_mb
+
+P is the number of weights, tied ones once. Activations are those of a decoder layer without gradient checkpointing, measured on
+a CPU in fp32 (``tests/pipeline/test_memory_needs.py`` has the figures): (18 hidden + 4 intermediate + 7 key width) numbers a
+token and layer. What a GPU holds is not counted: what a checkpoint copies to the host is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import RunConfig
+from pipeline.machine import Machine
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+PROCESS_BYTES = 350 << 20
+"""Python, torch and transformers, before any model; a process without torch takes 70 MiB."""
+_LIGHT_BYTES = 70 << 20
+_FP32 = 4
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_MAX_LOGITS = 1 << 26
+"""Logits that are alive at once: see ``workers.engines.packed``. Three times as many numbers are made of them."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
+_MAX_HEAD_BYTES = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a model its memory depends on."""
+
+    num_weights: int
+    layers: int
+    hidden: int
+    intermediate: int
+    key_width: int
+    """Key heads times their width."""
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one process, or one place, takes."""
+
+    name: str
+    parts: Mapping[str, int]
+    """Bytes by what they are for."""
+    certain: int
+    """Of them, what it takes whatever the data."""
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it at its highest."""
+        return sum(self.parts.values())
+
+    def in_words(self) -> str:
+        """Return a phrase, as ``learner 16.2 GB (weights 2.0, gradients 2.0, ...)``."""
+        parts = ", ".join(f"{name} {_gb(size)}" for name, size in self.parts.items() if size >= 50e6)
+        return f"{self.name} {_gb(self.num_bytes)} GB" + (f" ({parts})" if parts else "")
+
+
+_ON_GPU = Need("", {"process": 4 * PROCESS_BYTES}, 0)
+"""A process whose model lies on a GPU: CUDA's libraries and staging."""
+
+
+def activation_bytes(shape: Shape, tokens: int, *, checkpointing: bool = False) -> int:
+    """Return what a forward pass over ``tokens`` keeps for its backward pass, in fp32."""
+    layer = tokens * (18 * shape.hidden + 4 * shape.intermediate + 7 * shape.key_width) * _FP32
+    return layer + tokens * shape.layers * shape.hidden * _FP32 if checkpointing else shape.layers * layer
+
+
+def needs(
+    config: RunConfig,
+    shape: Shape,
+    counts: Mapping[Role, int],
+    value_shape: Shape | None = None,
+    *,
+    on_cpu: Callable[[str], bool],
+) -> list[Need]:
+    """Return what each process of a run needs of the host's memory, then what its host needs once.
+
+    Args:
+        config: The run.
+        shape: The policy's.
+        counts: Workers by role.
+        value_shape: The value model's, when there is one.
+        on_cpu: Whether what a configured device names is the CPU.
+    """
+    found: list[Need] = []
+    if config.learner.backend != "emulated" and counts.get(Role.LEARNER):
+        is_here = on_cpu(config.model.device)
+        found.append(_trained("learner", shape, config, is_value=False, on_cpu=is_here))
+    if config.generation.engine == "local":
+        need = _generator(shape, config) if on_cpu(config.generation.device) else _ON_GPU
+        found += _each("generator", counts.get(Role.GENERATOR, 0), need)
+    elif config.generation.engine == "vllm":
+        kv_bytes = config.generation.vllm.kv_cache_gb << 30
+        weights = shape.num_weights * _ITEM_BYTES[config.generation.dtype]
+        parts = {"weights": weights, "KV cache": kv_bytes, "process": 4 * PROCESS_BYTES}
+        need = Need("", parts, weights) if on_cpu(config.generation.device) else _ON_GPU
+        found += _each("generator", counts.get(Role.GENERATOR, 0), need)
+    if config.needs_reference and config.reference.backend == "torch":
+        weights = shape.num_weights * _ITEM_BYTES[config.model.dtype]
+        work = activation_bytes(shape, config.reference.micro_batch_tokens) // shape.layers
+        parts = {"weights": weights, "activations": work, "process": PROCESS_BYTES}
+        need = Need("", parts, weights) if on_cpu(config.reference.device) else _ON_GPU
+        found += _each("reference", counts.get(Role.REFERENCE, 0), need)
+    if value_shape is not None and config.value.backend != "emulated" and counts.get(Role.VALUE):
+        found.append(_trained("value", value_shape, config, is_value=True, on_cpu=on_cpu(config.value.device)))
+    reward = PROCESS_BYTES if config.reward.model is not None else _LIGHT_BYTES
+    found += _each("reward", counts.get(Role.REWARD, 0), Need("", {"process": reward}, 0))
+    ledger = config.ledger.max_memory_mb << 20 if config.ledger.url is None else 0
+    found.append(Need("ledger", {"data at its limit": ledger}, 0))
+    if config.learner.backend != "emulated":
+        found.append(published(config, shape))
+    return found
+
+
+def published(config: RunConfig, shape: Shape) -> Need:
+    """Return what published versions take, in shared memory or in the run's folder: those that are kept and the next."""
+    size = (
+        shape.num_weights * _ITEM_BYTES[config.weights.dtype] if not config.learner.lora.rank else shape.num_weights * 4
+    )
+    versions = config.weights.keep + 1 if not config.learner.lora.rank else 1
+    return Need("published weights", {f"{versions} versions": versions * size}, size)
+
+
+def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_cpu: bool) -> Need:
+    section = config.value if is_value else config.learner
+    is_whole = is_value or not config.learner.lora.rank
+    weights = shape.num_weights * _FP32
+    trained = weights if is_whole else 0
+    checkpointing = config.model.gradient_checkpointing and not is_value
+    copied = {"copy for a checkpoint": 3 * trained, "process": section.ranks * PROCESS_BYTES}
+    if not on_cpu:
+        return Need(name, copied, 3 * trained)
+    logits = 0 if is_value else 3 * min(_MAX_LOGITS, section.micro_batch_tokens * shape.vocabulary) * _FP32
+    parts = {
+        "weights": weights,
+        "gradients": trained,
+        "optimiser": 2 * trained,
+        "activations": activation_bytes(shape, section.micro_batch_tokens, checkpointing=checkpointing),
+        "logits": logits,
+    }
+    return Need(name, parts | copied, weights + 3 * trained)
+
+
+def _generator(shape: Shape, config: RunConfig) -> Need:
+    generation = config.generation
+    item = _ITEM_BYTES[generation.dtype]
+    tokens = generation.num_slots * (config.data.max_prompt_tokens + generation.max_response_tokens)
+    shares = config.weights.path != "wire" and generation.dtype == config.weights.dtype and not config.learner.lora.rank
+    weights = 0 if shares else shape.num_weights * item
+    parts = {
+        "weights": weights,
+        "KV cache at most": tokens * shape.layers * 2 * shape.key_width * item,
+        "process": PROCESS_BYTES,
+    }
+    return Need("", parts, weights)
+
+
+def _each(role: str, count: int, need: Need) -> list[Need]:
+    if count == 0:
+        return []
+    name = role if count == 1 else f"each of {count} {role}s"
+    one = Need(name, need.parts, need.certain)
+    return [one] if count == 1 else [Need(name, {k: v * count for k, v in need.parts.items()}, need.certain * count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a host has, in bytes."""
+
+    memory: int
+    """All of it, as far as the control group leaves it to us."""
+    free: int
+    """What could be had now."""
+    shared: int | None
+    """Free in memory-backed storage; None where there is none."""
+
+
+def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[str]:
+    """Return what to tell a person: every need, the sum, and a warning when it is more than there is.
+
+    Raises:
+        ConfigError: What is certain is more than the machine has.
+    """
+    listed = list(found)
+    total, certain = sum(need.num_bytes for need in listed), sum(need.certain for need in listed)
+    lines = [f"memory: {'; '.join(need.in_words() for need in listed)}"]
+    if certain > room.memory:
+        largest = max(listed, key=lambda need: need.certain)
+        raise ConfigError(
+            f"the run needs {_gb(certain)} GB of memory whatever its data, most of it for the {largest.in_words()}; "
+            f"this machine has {_gb(room.memory)} GB: take a smaller model, a larger machine, or an adapter (learner.lora.rank)"
+        )
+    lines.append(
+        f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"
+        + (
+            "; this may not fit: lower learner.micro_batch_tokens, generation.num_slots or the lengths, or set "
+            "model.gradient_checkpointing"
+            if total > room.free
+            else ""
+        )
+    )
+    versions = [need for need in listed if need.name == "published weights"]
+    if in_shared_memory and room.shared is not None and versions and versions[0].num_bytes > room.shared:
+        lines.append(
+            f"shared memory: {versions[0].in_words()} do not fit into the {_gb(room.shared)} GB that are free; set "
+            "weights.shared_memory to false, or weights.dtype to bfloat16"
+        )
+    return lines
+
+
+def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
+    """Return a model folder's shape, from its ``config.json`` and the heads of its weights; None when they do not tell."""
+    text: Mapping[str, Any] = config.get("text_config") or config
+    try:
+        hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
+        heads = int(text["num_attention_heads"])
+        head_dim = int(text.get("head_dim") or hidden // heads)
+        keys = int(text.get("num_key_value_heads") or heads)
+        intermediate = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * hidden)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    num_weights = _count_weights(model)
+    vocabulary = int(text.get("vocab_size") or 0)
+    return Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary) if num_weights else None
+
+
+def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo")) -> Room:
+    """Return what this host has now."""
+    free = machine.memory_bytes
+    with suppress(OSError, ValueError, IndexError):
+        line = next(
+            line for line in meminfo.read_text(encoding="ascii").splitlines() if line.startswith("MemAvailable")
+        )
+        free = min(free, int(line.split()[1]) << 10)
+    shared = None
+    with suppress(OSError):
+        told = os.statvfs(_SHARED_MEMORY)
+        shared = told.f_bavail * told.f_frsize
+    return Room(machine.memory_bytes, free, shared)
+
+
+def is_cpu(device: str, devices: Path = Path("/dev")) -> bool:
+    """Return whether a configured device is the CPU, as far as that is known without torch."""
+    return device == "cpu" or (device == "auto" and not any(devices.glob("nvidia[0-9]*")))
+
+
+def _count_weights(model: Path) -> int:
+    """Return how many numbers the safetensors files of a folder hold, by their heads."""
+    total = 0
+    for path in sorted(model.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                head = json.loads(file.read(min(_MAX_HEAD_BYTES, int.from_bytes(file.read(8), "little"))))
+        except (OSError, ValueError, MemoryError):
+            return 0
+        for name, entry in head.items():
+            if name != "__metadata__":
+                size = 1
+                for length in entry["shape"]:
+                    size *= length
+                total += size
+    return total
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f}"
