@@ -31,7 +31,7 @@ TIMES_SLOWEST = 5.0
 """... and so many times what the slowest of its kind took."""
 
 
-class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
+class WorkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one thread's work has done so far, in a heartbeat."""
 
     steps: int = 0
