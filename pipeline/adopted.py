@@ -77,8 +77,9 @@ class AdoptedProcess:
     def _runs(self) -> bool:
         if self._descriptor is None:
             return identify(self.pid) == self._identity
-        ended, _, _ = select.select([self._descriptor], [], [], 0.0)
-        return not ended
+        looking = select.poll()  # not select(), which refuses descriptors from 1024 on
+        looking.register(self._descriptor, select.POLLIN)
+        return not looking.poll(0)
 
     def _close(self) -> None:
         if self._descriptor is not None:

