@@ -20,9 +20,9 @@ from xxhash import xxh3_64_intdigest
 
 from protocol.arrays import Buffer, pack_array, pack_large_array, unpack_array
 from protocol.errors import ChecksumMismatch, MalformedMessage, UnknownMessage, UnknownVersion
-from protocol.limits import FREE_BODY_BYTES, MAX_ENVELOPE_BYTES, NUM_FRAMES, check_size, check_values
+from protocol.limits import FREE_BODY_BYTES, MAX_ENVELOPE_BYTES, MAX_TEXT_BYTES, NUM_FRAMES, check_size, check_values
 from protocol.messages import SCHEMA_VERSION, Message, WeightsPart
-from protocol.trajectory import Score
+from protocol.trajectory import Score, TrajectoryChunk
 from protocol.validate import check_consistency, check_vectors
 
 T = TypeVar("T")
@@ -218,8 +218,12 @@ def _encode_body(obj: Storable) -> bytes:
         body = _encode_large(obj) if obj.__class__ is WeightsPart else _encode(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {_told(error)}") from error
-    if len(body) > FREE_BODY_BYTES:
-        check_values(memoryview(body))  # else every receiver would refuse it
+    if (
+        obj.__class__ is TrajectoryChunk
+        and len(body) > FREE_BODY_BYTES
+        and (obj.prompt.extra or len(body) > MAX_TEXT_BYTES)
+    ):
+        check_values(memoryview(body))  # else every receiver would refuse it; without extra columns it holds few values
     return body
 
 

@@ -20,6 +20,7 @@ from protocol.ids import Role
 
 _OVER = (RunState.FINISHED, RunState.FAILED, RunState.STOPPING)
 _MAX_CHAINS = 4
+_MAX_WORKERS = 8
 
 
 def explain(s: Snapshot) -> Explanation:
@@ -219,6 +220,8 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
         for name, ended in s.exits.items()
         if name in present and name not in told and ended.is_worth_a_word
     ]
+    if len(words) > _MAX_WORKERS:
+        words[_MAX_WORKERS:] = [f"{len(words) - _MAX_WORKERS} more workers: `headrace status {s.run}`"]
     if dead := s.depth("dead"):
         words.append(f"{count(dead, 'dead letter')}: `headrace dead-letters list`")
     if not s.has_supervisor and s.waits is not None and s.workers:

@@ -429,3 +429,11 @@ def test_durations_are_for_people():
         "3 min 5 s",
         "2 h 10 min",
     ]
+
+
+def test_hundreds_of_workers_in_trouble_are_told_in_few_lines() -> None:
+    s = scene([silent(f"generator-{number}") for number in range(300)], AWAITED, queues=queues(dead=2))
+    also = explain(s).also
+    assert len(also) <= 10
+    assert any("more workers: `headrace status runs/demo`" in words for words in also)
+    assert "2 dead letters: `headrace dead-letters list`" in also
