@@ -62,6 +62,10 @@ class Sender(Protocol):
         """Return this link's counters."""
         ...
 
+    def unreached_s(self) -> float:
+        """Return for how long the mailbox could not be reached, in seconds; 0 while it is."""
+        ...
+
     def close(self) -> None:
         """Close at once, without lingering. Repeated calls do nothing."""
         ...

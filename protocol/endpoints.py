@@ -13,20 +13,20 @@ import hashlib
 import ipaddress
 import os
 import re
-import socket
 import stat
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, Self, cast
 
 from protocol.errors import ConfigError
+from protocol.hosts import numeric, own_address
 from protocol.ids import Incarnation
 
 MAX_IPC_PATH_BYTES = 107
 """``sun_path`` of a Unix socket address, less its closing zero (Linux; unix(7))."""
 _WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 -- recognised, in order to be replaced
-_TCP = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]/]+)):(?P<port>\d{1,5}|\*)")
+_TCP = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]/]+)):(?P<port>\d{1,5}|\*)(?:-(?P<last>\d{1,5}))?")
 
 
 class WireSettings(Protocol):
@@ -40,6 +40,11 @@ class WireSettings(Protocol):
     @property
     def host(self) -> str:
         """Address to bind when the transport is tcp."""
+        ...
+
+    @property
+    def ports(self) -> str | None:
+        """Ports to bind, as FIRST-LAST; any free port when None."""
         ...
 
 
@@ -57,6 +62,8 @@ class Endpoint:
     """Without brackets, for tcp."""
     port: int = 0
     """0 asks for any free port."""
+    last_port: int = 0
+    """To listen: any free port from ``port`` up to this one; 0 asks for ``port`` alone."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -70,17 +77,19 @@ class Endpoint:
             return cls("ipc", path=_checked_path(rest, text))
         match = _TCP.fullmatch(rest)
         port = 0 if match is None or match["port"] == "*" else int(match["port"])
-        if match is None or port > 65535:
+        last = int(match["last"]) if match is not None and match["last"] else 0
+        if match is None or max(port, last) > 65535 or (last and not 0 < port <= last):
             raise ConfigError(
-                f"endpoint {text!r} is not tcp://host:port with a port up to 65535; IPv6 hosts go in brackets"
+                f"endpoint {text!r} is not tcp://host:port or tcp://host:first-last with ports up to 65535; IPv6 hosts go in "
+                "brackets"
             )
-        return cls("tcp", host=cast("str", match["v6"] or match["name"]), port=port)
+        return cls("tcp", host=cast("str", match["v6"] or match["name"]), port=port, last_port=last)
 
     def __str__(self) -> str:
         if self.scheme == "ipc":
             return f"ipc://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        return f"tcp://{host}:{self.port}" + (f"-{self.last_port}" if self.last_port else "")
 
     @property
     def is_local(self) -> bool:
@@ -94,10 +103,19 @@ class Endpoint:
 
     @property
     def reachable(self) -> Self:
-        """The address to tell others: a wildcard becomes this host's name."""
+        """The address to tell others: a wildcard becomes this host's name, or its address where the name means loopback."""
         if self.scheme == "tcp" and self.host in _WILDCARDS:
-            return type(self)("tcp", host=socket.gethostname(), port=self.port)
+            return replace(self, host=own_address())
         return self
+
+    @property
+    def candidates(self) -> list[Self]:
+        """What to try to listen at, one after the other: numeric addresses, each with one port."""
+        if self.scheme == "ipc":
+            return [self]
+        host = numeric(self.host)
+        ports = range(self.port, max(self.port, self.last_port) + 1)
+        return [replace(self, host=host, port=port, last_port=0) for port in ports]
 
 
 def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str:
@@ -106,7 +124,8 @@ def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str
     The epoch is part of the file's name, so that a frozen older incarnation keeps nobody from starting.
     """
     if wire.transport == "tcp":
-        return str(Endpoint("tcp", host=wire.host))
+        first, _, last = (wire.ports or "0").partition("-")
+        return str(Endpoint("tcp", host=wire.host, port=int(first), last_port=int(last or first)))
     return ipc_endpoint(run_dir, f"{who.worker}.{who.epoch}")
 
 

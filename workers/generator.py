@@ -53,6 +53,9 @@ _NUM_WRITERS = 16
 _IDLE_S = 0.02
 _LONGEST_REFUSAL_S = 0.1
 _GIVE_UP_S = 5.0
+_LOOK_AROUND_S = 1.0
+_SILENT_AFTER_S = 5.0
+"""A generator without a heartbeat for so long does nobody's work."""
 _DRAIN_SEND_S = 0.2
 """While draining nobody is kept waiting for a scorer that may be draining too."""
 
@@ -89,6 +92,9 @@ class Generator(Actor):
         self._ended: set[TrajectoryId] = set()
         """Their last window is being written."""
         self._store_trouble = ""
+        self._outboxes: list[Outbox] = []
+        self._next_look_around = 0.0
+        self._others_reach = False
         self._credit = Backoff(least_s=_IDLE_S, most_s=_LONGEST_REFUSAL_S)
 
     async def setup(self) -> None:
@@ -215,6 +221,12 @@ class Generator(Actor):
             if not self._engine.stats().num_live:
                 self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
             return
+        if await self._is_better_left_to_others():
+            while not self._resumed.empty():
+                await self._let_go(self._resumed.get_nowait())
+            if not self._held:
+                self.ctx.waiting_for(WaitingFor.ROOM, f"{self.ctx.pulse.unreached}; others do its work")
+            return
         while not self._resumed.empty():
             self._submit(self._held[self._resumed.get_nowait()])
         # A response that has ended needs no slot while it is written; one that goes on keeps its slot, and its KV cache.
@@ -239,6 +251,24 @@ class Generator(Actor):
             self._credit.refused(self.ctx.clock.monotonic())
         if grant.refusal is not None and not self._held:
             self.ctx.waiting_for(WaitingFor.CREDIT, _REFUSALS[grant.refusal])
+
+    async def _is_better_left_to_others(self) -> bool:
+        """Whether chunks from here reach no scorer, while another generator's do: its are scored at once, ours when due."""
+        if not any(outbox.is_cut_off for outbox in self._outboxes):
+            return False
+        now = self.ctx.clock.monotonic()
+        if now >= self._next_look_around:
+            self._next_look_around = now + _LOOK_AROUND_S
+            beats, at_s = await self.ctx.registry.heartbeats(), self.ctx.clock.time()
+            self._others_reach = any(
+                beat.who.role is Role.GENERATOR
+                and beat.who.worker != self.ctx.who.worker
+                and beat.policy_version >= 0
+                and not beat.unreached
+                and at_s - beat.at_s < _SILENT_AFTER_S
+                for beat in beats
+            )
+        return self._others_reach
 
     async def _is_new(self, lease: Lease) -> bool:
         """Return whether nothing of a leased trajectory is under way here. A trajectory that was opened by hand may come back

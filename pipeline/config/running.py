@@ -167,6 +167,17 @@ class WireSection(Section):
         default="ipc", description="ipc on one host; tcp with CURVE keys across hosts."
     )
     host: str = Field(default="127.0.0.1", description="Address that mailboxes bind when the transport is tcp.")
+    advertise_host: str | None = Field(
+        default=None,
+        description="Name or address that other hosts are told, when the transport is tcp; absent: wire.host, or for a "
+        "wildcard this host's name, or its address where the name means loopback. A host that needs its own sets "
+        "HEADRACE_ADVERTISE_HOST.",
+    )
+    ports: str | None = Field(
+        default=None,
+        pattern=r"^[1-9]\d{0,4}(-[1-9]\d{0,4})?$",
+        description="Ports to listen at, FIRST-LAST, when the transport is tcp: for firewalls. Any free port when absent.",
+    )
     high_water_mark: Positive = Field(
         default=16, description="Messages a link may hold at each end: the back-pressure."
     )

@@ -116,6 +116,7 @@ class ActorContext:
         self._busy: set[str] = set()
         self._computed: set[str] = set()
         self._spawned: list[asyncio.Task[None]] = []
+        self._unreached: dict[str, str] = {}
         self._links: list[Callable[[], list[LinkReport]]] = []
 
     # -- what the heartbeat says ---------------------------------------------------------------------------------------
@@ -169,6 +170,11 @@ class ActorContext:
     def storing(self) -> Meter:
         """... and inside what is written to the disk beside it."""
         return self.pulse.storing
+
+    def say_unreached(self, of: str, words: str) -> None:
+        """Say which mailboxes of ``of`` (a role) cannot be reached; empty when all can."""
+        self._unreached[of] = words
+        self.pulse.unreached = "; ".join(filter(None, self._unreached.values()))
 
     def watch_mailbox(self, mailbox: Mailbox) -> None:
         """Put a mailbox's counters into the heartbeat: one link a sender, for the few that sent most, and the others' sum."""

@@ -53,6 +53,8 @@ from protocol.zeromq import CurveKeys, ZmqTransport
 if TYPE_CHECKING:
     from pipeline.runtime.actor import Actor
 
+ADVERTISE_HOST = "HEADRACE_ADVERTISE_HOST"
+"""Environment: what other hosts are told of this one, instead of ``wire.advertise_host``."""
 _LINKS_S = 0.5
 _STOP_WATCH_S = 1.0
 _TEARDOWN_S = 5.0
@@ -140,7 +142,13 @@ def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTra
     wire = config.wire
     keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
     max_bytes = wire.max_message_mb << 20
-    return ZmqTransport(str(who), high_water_mark=wire.high_water_mark, max_message_bytes=max_bytes, keys=keys)
+    return ZmqTransport(
+        str(who),
+        high_water_mark=wire.high_water_mark,
+        max_message_bytes=max_bytes,
+        keys=keys,
+        advertise_host=os.environ.get(ADVERTISE_HOST) or wire.advertise_host,
+    )
 
 
 def _threads_of(config: RunConfig, role: Role) -> int:

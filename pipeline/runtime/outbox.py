@@ -2,7 +2,8 @@
 
 *Consumes* messages. *Produces* deliveries, each to one link that has room. *Waits for* room: when every link of the role is
 full, or the role has no worker, the sender waits until its deadline, and that wait is the back-pressure. *Unblocked by* a
-worker of the role that reads its mailbox, or joins.
+worker of the role that reads its mailbox, or joins. A role none of whose mailboxes can be reached is not waited for: that is no
+back-pressure, and the heartbeat names them.
 
 Which link is asked first turns round with every message, and one that is full is passed over: equal workers get equal work, and
 a slow one gets what it can read. What finds no room in time is the caller's to leave to the ledger's overdue index.
@@ -23,6 +24,8 @@ from protocol.messages import Message
 
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
+UNREACHED_AFTER_S = 5.0
+"""Without a handshake for so long a mailbox counts as one that cannot be reached: one takes milliseconds."""
 _MAX_NAMED = 4
 
 
@@ -44,6 +47,11 @@ class Outbox:
         self._num_refused = 0
         self._num_sent: dict[str, int] = {}
         ctx.watch_links(self.reports)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there are mailboxes, and none of them can be reached from here."""
+        return bool(self._links) and len(self._unreached()) == len(self._links)
 
     @property
     def workers(self) -> list[str]:
@@ -80,6 +88,9 @@ class Outbox:
         """Send to a link that has room; wait for room at most ``timeout_s``. Returns whether a link took it."""
         if await self._offer(message):
             return True
+        if self.is_cut_off:  # that wait would be for nothing
+            self._num_refused += 1
+            return False
         deadline = self._ctx.clock.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         detail = f"{_named(self.workers)} to read" if self._links else f"a {self.role} worker to join"
@@ -94,6 +105,7 @@ class Outbox:
 
     def reports(self) -> list[LinkReport]:
         """Return one report a link for the first few links, and one for all others, for the heartbeat."""
+        self._ctx.say_unreached(self.role, _in_words(self._unreached()))
         mine, workers = self._ctx.who.worker, self.workers
         named, others = workers[:MAX_NAMED_LINKS], workers[MAX_NAMED_LINKS:]
         links = [LinkReport(name=link_name(mine, name), sent=self._num_sent.get(name, 0)) for name in named]
@@ -109,6 +121,11 @@ class Outbox:
         for link in self._links.values():
             link.sender.close()
         self._links.clear()
+
+    def _unreached(self) -> list[tuple[str, str, float]]:
+        """Return name, address and seconds of mailboxes that cannot be reached."""
+        found = [(name, link.address[0], link.sender.unreached_s()) for name, link in sorted(self._links.items())]
+        return [entry for entry in found if entry[2] >= UNREACHED_AFTER_S]
 
     async def _offer(self, message: Message | Encoded) -> bool:
         """Try every link once, without waiting, beginning one further than the last time."""
@@ -127,6 +144,14 @@ class Outbox:
                 self._num_sent[worker] = self._num_sent.get(worker, 0) + 1
                 return True
         return False
+
+
+def _in_words(unreached: list[tuple[str, str, float]]) -> str:
+    if not unreached:
+        return ""
+    name, address, seconds = unreached[0]
+    more = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
+    return f"{name} at {address} (no handshake for {seconds:.0f} s){more}"
 
 
 def _named(workers: list[str]) -> str:

@@ -43,6 +43,7 @@ class Pulse:
         self.counters: dict[str, float] = {}
         self.links: tuple[LinkReport, ...] = ()
         self.held = 0
+        self.unreached = ""
         self.on_version: Callable[[], None] = lambda: None
         """Called on the loop when the policy version changes: others wait to hear of that."""
         self._clock = clock
@@ -114,6 +115,7 @@ class Pulse:
             moved_at_s=self._clock.time() - max(0.0, self._clock.monotonic() - self.moved_s),
             work=self.work.report(),
             storing=self.storing.report(),
+            unreached=self.unreached[:MAX_DETAIL_CHARS],
         )
 
     def _enter(self, wait: _Wait) -> None:

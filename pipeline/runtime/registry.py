@@ -113,6 +113,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What was done inside the computing, or whatever else the main loop waits for."""
     storing: WorkReport = WorkReport()
     """... and inside the writing to the disk beside it."""
+    unreached: str = ""
+    """Mailboxes that it has tried to reach in vain, in words; empty while it reaches all."""
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):

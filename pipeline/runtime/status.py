@@ -70,6 +70,8 @@ class WorkerRow:
     """What it is in the middle of, when that takes longer than a moment."""
     storing: WorkRow | None = None
     """What it writes to the disk beside that."""
+    unreached: str = ""
+    """Mailboxes that it cannot reach, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> W
         counters=beat.counters,
         work=work_row(beat.work),
         storing=work_row(beat.storing),
+        unreached=printable_line(beat.unreached),
     )
 
 

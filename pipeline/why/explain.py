@@ -15,7 +15,7 @@ from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.admission import admission_chain
 from pipeline.why.terms import Cause, Chain, CriticNeeds, Explanation, Outlook, Snapshot, count, gravity, worst
 from pipeline.why.work import evaluation_chain, unit_chain
-from pipeline.why.workers import absent_chain, how_far, role_absent_chain, unwell, worker_chain
+from pipeline.why.workers import absent_chain, how_far, role_absent_chain, unreachable_chain, unwell, worker_chain
 from protocol.ids import Role
 
 _OVER = (RunState.FINISHED, RunState.FAILED, RunState.STOPPING)
@@ -214,6 +214,8 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
     words = [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
     if s.waits is not None and s.state not in _OVER and s.has_supervisor:
         words += [absent_chain(s, name).links[0] for name in s.absent() if name not in told]
+    cut_off = {chain.who for chain in chains if chain.cause is Cause.UNREACHABLE}
+    words += [unreachable_chain(row).links[0] for row in s.workers if row.unreached and row.worker not in cut_off]
     present = {row.worker for row in s.workers}
     words += [
         f"{name} is there again: {ended}"

@@ -51,6 +51,8 @@ class Cause(StrEnum):
     WEIGHTS = "weights"
     QUARANTINE = "quarantine"
     """A generator could not make the published weights match their digest."""
+    UNREACHABLE = "unreachable"
+    """A worker's mailbox cannot be reached from another worker's host."""
     EXHAUSTED = "exhausted"
     CLOSED = "closed"
     FAILED = "failed"

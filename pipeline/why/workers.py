@@ -75,6 +75,8 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         return Chain((f"{name} is in quarantine{detail}",), Cause.QUARANTINE, name, Outlook.MENDS, doing)
     if at is WaitingFor.LEDGER:
         return ledger_chain(f"{name} waits for the ledger{detail}")
+    if at is WaitingFor.ROOM and row.unreached:
+        return unreachable_chain(row)
     if at is WaitingFor.ROOM:
         return _room(s, row, seen)
     if at in (WaitingFor.WEIGHTS, WaitingFor.CREDIT):
@@ -120,11 +122,25 @@ def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
     busy = [row for row in healthy if row.waiting_for is not WaitingFor.INPUT]
     if busy:
         return worker_chain(s, busy[0]).after(link)
+    cut_off = [
+        row for row in s.workers if row.unreached and row.unreached.split()[0] in {one.worker for one in healthy}
+    ]
+    if cut_off:
+        return unreachable_chain(cut_off[0]).after(link)
     names = " and ".join(row.worker for row in healthy)
     idle = f"{names} {'is' if len(healthy) == 1 else 'are'} idle: the message is on its way, or was lost with a dead process"
     doing = f"it is handed out again at its deadline; `headrace requeue --field {lack.field}` does so now"
     outlook = Outlook.MOVES if lack.age_s < s.replaced_after_s else Outlook.MENDS
     return Chain((idle,), Cause.REDELIVERY, str(role), outlook, doing).after(link)
+
+
+def unreachable_chain(row: WorkerRow) -> Chain:
+    """Return the chain of a worker whose messages do not come to where they should."""
+    doing = (
+        f"let {row.host} connect there: a firewall (wire.ports), an address that means another host there (wire.host, "
+        "wire.advertise_host). Until then its chunks are scored at their deadlines, and others get its work"
+    )
+    return Chain((f"{row.worker} does not reach {row.unreached}",), Cause.UNREACHABLE, row.worker, Outlook.YOU, doing)
 
 
 def generators_chain(s: Snapshot) -> Chain:

@@ -19,13 +19,23 @@ from protocol.limits import check_size
 from protocol.messages import Message
 from protocol.zeromq.door import Door
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
+from protocol.zeromq.watch import HandshakeWatch
 
 
 class ZmqSender:
     """The sending end of one link. Made by ``ZmqTransport.sender``."""
 
-    def __init__(self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        socket: AsyncSocket,
+        *,
+        endpoint: str,
+        sender: str,
+        max_message_bytes: int,
+        watch: HandshakeWatch | None = None,
+    ) -> None:
         self._socket = socket
+        self._watch = watch
         self._endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
@@ -59,9 +69,15 @@ class ZmqSender:
         """Return this link's counters."""
         return LinkStats(self._endpoint, self._sequence, self._num_bytes, self._num_refused)
 
+    def unreached_s(self) -> float:
+        """Return for how long no handshake with the mailbox has stood; 0 on a host, where the socket's file says enough."""
+        return 0.0 if self._watch is None else self._watch.down_s()
+
     def close(self) -> None:
         """Close at once, without lingering. Repeated calls do nothing."""
         self._socket.close()
+        if self._watch is not None:
+            self._watch.close()
 
 
 class ZmqMailbox:

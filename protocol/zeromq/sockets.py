@@ -118,12 +118,13 @@ class AsyncSocket:
         if endpoint.scheme == "ipc":
             _take_socket_file(Path(endpoint.path))
         try:
-            self._socket.bind(str(endpoint))
+            self._bind_first(endpoint.candidates)
         except zmq.ZMQError as error:
             self.close()
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(
-                    f"{endpoint} is in use by another process; stop it, or use port 0 for any free port"
+                    f"{endpoint} is in use by another process; stop it, or use port 0 for any free port, or more of them "
+                    "(wire.ports)"
                 ) from error
             raise ConfigError(
                 f"cannot listen at {endpoint}: {error.strerror}; is it an address of this host (wire.host)?"
@@ -132,6 +133,18 @@ class AsyncSocket:
             return endpoint
         bound = Endpoint.parse(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         return Endpoint("tcp", host=endpoint.host, port=bound.port).reachable
+
+    def _bind_first(self, candidates: Sequence[Endpoint]) -> None:
+        """Listen at the first address that is free. Raises ZMQError when none is."""
+        for endpoint in candidates[:-1]:
+            try:
+                self._socket.bind(str(endpoint))
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return
+        self._socket.bind(str(candidates[-1]))
 
     def connect(self, endpoint: Endpoint) -> None:
         """Connect, now or as soon as somebody listens. Raises ConfigError."""

@@ -8,15 +8,19 @@ keys; without keys, tcp is for the loopback interface alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import zmq
 
 from protocol.endpoints import Endpoint
 from protocol.errors import ChannelClosed, ConfigError
+from protocol.hosts import wants_ipv6
 from protocol.zeromq.curve import CurveKeys, KeyAuthenticator
 from protocol.zeromq.door import Door
 from protocol.zeromq.links import ZmqMailbox, ZmqSender
 from protocol.zeromq.requests import ZmqRequester, ZmqResponder
 from protocol.zeromq.sockets import AsyncSocket, SocketLimits
+from protocol.zeromq.watch import HandshakeWatch
 
 
 class ZmqTransport:
@@ -26,17 +30,28 @@ class ZmqTransport:
         sender_name: the name under which this worker sends.
     """
 
-    def __init__(self, sender: str, *, high_water_mark: int, max_message_bytes: int, keys: CurveKeys | None) -> None:
+    def __init__(
+        self,
+        sender: str,
+        *,
+        high_water_mark: int,
+        max_message_bytes: int,
+        keys: CurveKeys | None,
+        advertise_host: str | None = None,
+    ) -> None:
         """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: larger ones are refused.
-        ``keys``: for tcp; None limits tcp to the loopback interface.
+        ``keys``: for tcp; None limits tcp to the loopback interface. ``advertise_host``: what others are told to connect to
+        instead of the address that was bound.
         """
         self.sender_name = sender
         self._limits = SocketLimits(high_water_mark, max_message_bytes)
         self._keys = keys
+        self._advertise_host = advertise_host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: KeyAuthenticator | None = None
         self._sockets: list[AsyncSocket] = []
         self._doors: list[Door] = []
+        self._watches: list[HandshakeWatch] = []
 
     @property
     def public_key(self) -> str:
@@ -50,11 +65,17 @@ class ZmqTransport:
 
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
         """Connect a link; ``server_key`` is the mailbox owner's public key, for tcp. Raises ConfigError."""
+        watches: list[HandshakeWatch] = []
+        socket = self._connect(
+            zmq.PUSH, endpoint, server_key, prepare=lambda raw: watches.append(HandshakeWatch(self._context, raw))
+        )
+        self._watches = [*(watch for watch in self._watches if not watch.is_closed), *watches]
         return ZmqSender(
-            self._connect(zmq.PUSH, endpoint, server_key),
+            socket,
             endpoint=endpoint,
             sender=self.sender_name,
             max_message_bytes=self._limits.max_message_bytes,
+            watch=watches[0] if watches else None,
         )
 
     def responder(self, endpoint: str) -> ZmqResponder:
@@ -77,6 +98,9 @@ class ZmqTransport:
         for socket in self._sockets:
             socket.close()
         self._sockets.clear()
+        for watch in self._watches:
+            watch.close()
+        self._watches.clear()
         for door in self._doors:
             door.join()
         self._doors.clear()
@@ -89,7 +113,9 @@ class ZmqTransport:
     def _socket(self, kind: int, endpoint: Endpoint) -> AsyncSocket:
         if self._context.closed:
             raise ChannelClosed("the transport was closed by its owner")
-        socket = AsyncSocket(self._context, kind, self._limits, ipv6=":" in endpoint.host)
+        socket = AsyncSocket(
+            self._context, kind, self._limits, ipv6=endpoint.scheme == "tcp" and wants_ipv6(endpoint.host)
+        )
         self._sockets = [*(other for other in self._sockets if not other.closed), socket]
         return socket
 
@@ -104,9 +130,20 @@ class ZmqTransport:
             self._keys.serve(socket.raw)
             door = Door(self._context, socket.raw)
             self._doors.append(door)
-        return socket, str(socket.bind(endpoint)), door
+        bound = socket.bind(endpoint)
+        if endpoint.scheme == "tcp" and self._advertise_host:
+            bound = Endpoint("tcp", host=self._advertise_host, port=bound.port)
+        return socket, str(bound), door
 
-    def _connect(self, kind: int, text: str, server_key: str) -> AsyncSocket:
+    def _connect(
+        self,
+        kind: int,
+        text: str,
+        server_key: str,
+        *,
+        prepare: Callable[[zmq.Socket[bytes]], None] | None = None,
+    ) -> AsyncSocket:
+        """Connect a socket; over tcp, let ``prepare`` look at it before."""
         endpoint = Endpoint.parse(text)
         secure = self._is_secure(endpoint)
         if secure and not server_key:
@@ -122,6 +159,8 @@ class ZmqTransport:
             except ConfigError:
                 socket.close()
                 raise
+        if prepare is not None and endpoint.scheme == "tcp":
+            prepare(socket.raw)
         socket.connect(endpoint)
         return socket
 

@@ -23,6 +23,7 @@ WHO = Incarnation(Role.REWARD, "reward-0", 3)
 class Wire:
     transport: Literal["ipc", "tcp"] = "ipc"
     host: str = "127.0.0.1"
+    ports: str | None = None
 
 
 @pytest.mark.parametrize("text", ["ipc:///run/a.sock", "tcp://10.0.0.7:5555", "tcp://host.example:1", "tcp://[::1]:80"])

@@ -14,6 +14,7 @@ from pipeline.replay.buffer import Unit
 from pipeline.replay.memory import MemoryReplay
 from pipeline.replay.memory_admin import MemoryAdmin
 from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
@@ -164,3 +165,36 @@ def window(trajectory: TrajectoryId) -> Window:
         segments=(Segment(0, 2),),
         finish_reason=FinishReason.WINDOW,
     )
+
+
+class _Cut:
+    """An outbox that reaches nobody while it is cut off."""
+
+    role = Role.REWARD
+    is_cut_off = True
+
+
+@pytest.mark.parametrize("other", ["reaches", "reaches nobody either", "is silent", "serves nothing yet", "none"])
+async def test_a_generator_that_reaches_no_scorer_leaves_work_to_others_that_do(tmp_path: Path, other: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock = ManualClock()
+        registry = MemoryRegistry(clock)
+        settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
+        ctx = await context_of(*settings, registry, memory_transport(4), clock)
+        neighbour = await registry.register(Role.GENERATOR, "generator-1")
+        if other != "none":
+            pulse = Pulse(neighbour, clock)
+            pulse.policy_version = -1 if other == "serves nothing yet" else 3
+            pulse.unreached = "reward-0" if other == "reaches nobody either" else ""
+            registry.beat(pulse.heartbeat())
+        if other == "is silent":
+            await clock.advance(30.0)
+        generator = Generator(ctx)
+        generator._outboxes = [_Cut()]  # pyright: ignore[reportAttributeAccessIssue]
+        assert await generator._is_better_left_to_others() is (other == "reaches")
+        await clock.advance(2.0)
+        reached = _Cut()
+        reached.is_cut_off = False
+        generator._outboxes = [reached]  # pyright: ignore[reportAttributeAccessIssue]
+        assert not await generator._is_better_left_to_others()
+        ctx.close()

@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext, Transport
-from pipeline.runtime.outbox import Outbox
+from pipeline.runtime.outbox import UNREACHED_AFTER_S, Outbox
 from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.channel import Mailbox
@@ -167,3 +167,63 @@ async def test_the_heartbeat_tells_what_each_link_carried(bench: Bench):
     sent, received = bench.ctx.pulse.heartbeat().links
     assert (sent.name, sent.sent) == ("generator-0>reward-0", 3)
     assert received.received == 3
+
+
+class Far:
+    """A link to another host, whose handshake a test rules."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.down_s = 0.0
+        self.sent = 0
+
+    async def send(self, message: object, *, timeout_s: float) -> bool:
+        self.sent += self.down_s == 0.0
+        return self.down_s == 0.0
+
+    def unreached_s(self) -> float:
+        return self.down_s
+
+    def close(self) -> None:
+        pass
+
+
+async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_another_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock = RealClock()
+        settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
+        ctx = await context_of(*settings, MemoryRegistry(clock), memory_transport(4), clock)
+        links: dict[str, Far] = {}
+        monkeypatch.setattr(
+            ctx.transport, "sender", lambda endpoint, server_key="": links.setdefault(endpoint, Far(endpoint))
+        )
+        for number in range(2):
+            who = await ctx.registry.register(Role.REWARD, f"reward-{number}")
+            await ctx.registry.set_endpoint(who, f"tcp://10.0.0.{number}:5600")
+        outbox = Outbox(ctx, Role.REWARD)
+        await outbox.refresh()
+        near, far = (links[f"tcp://10.0.0.{number}:5600"] for number in range(2))
+        far.down_s = UNREACHED_AFTER_S - 0.1
+        ctx.refresh_links()
+        assert ctx.pulse.heartbeat().unreached == "", "a handshake may take a moment"
+        far.down_s = 7.0
+        ctx.refresh_links()
+        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no handshake for 7 s)"
+        assert not outbox.is_cut_off
+        assert await outbox.send(message(0), timeout_s=60.0)
+        near.down_s = 6.0
+        ctx.refresh_links()
+        assert ctx.pulse.heartbeat().unreached == "reward-0 at tcp://10.0.0.0:5600 (no handshake for 6 s) and 1 more"
+        assert outbox.is_cut_off
+        async with asyncio.timeout(5.0):  # far less than the wait for room
+            assert not await outbox.send(message(1), timeout_s=60.0)
+        near.down_s = 0.0
+        assert await outbox.send(message(2), timeout_s=60.0)
+        far.down_s = 0.0
+        ctx.refresh_links()
+        assert ctx.pulse.heartbeat().unreached == ""
+        assert (near.sent, far.sent) != (0, 0)
+        outbox.close()
+        ctx.close()

@@ -420,6 +420,25 @@ def test_a_run_that_failed_names_the_error_and_needs_you():
     assert "--resume" in found.chains[0].next
 
 
+UNREACHED = "reward-0 at tcp://127.0.1.1:5600 (no handshake for 7 s)"
+
+
+def test_a_generator_that_reaches_no_scorer_is_named_with_the_address_and_needs_you():
+    far = replace(worker("generator-2", WaitingFor.ROOM, f"{UNREACHED}; others do its work"), unreached=UNREACHED)
+    one = trajectory("t.81.4", Place.FINISHED, "", lack())
+    found = explain(scene([far], waits(unit("81", one), ready=31, running=1))).chains[0]
+    assert (found.cause, found.who, found.outlook) == (Cause.UNREACHABLE, "generator-2", Outlook.YOU)
+    assert found.links[-1] == f"generator-2 does not reach {UNREACHED}"
+    assert "wire.advertise_host" in found.next
+    held = explain(scene([far], waits(unit("81", trajectory("t.81.4")), ready=31, running=1))).chains[0]
+    assert (held.cause, held.outlook) == (Cause.UNREACHABLE, Outlook.YOU)
+
+
+def test_a_generator_that_reaches_no_scorer_is_told_besides_while_others_do_its_work():
+    far = replace(worker("generator-2", WaitingFor.COMPUTE), unreached=UNREACHED)
+    assert f"generator-2 does not reach {UNREACHED}" in explain(scene([far], AWAITED)).also
+
+
 def test_durations_are_for_people():
     assert [seconds(s) for s in (-1.0, 0.04, 1.2, 61.0, 185.0, 7800.0)] == [
         "0.0 s",

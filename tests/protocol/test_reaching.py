@@ -1,0 +1,165 @@
+"""Names and addresses between hosts, and whether the other end of a link was ever reached."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol import hosts
+from protocol.endpoints import Endpoint, mailbox_endpoint
+from protocol.errors import ConfigError
+from protocol.hosts import is_loopback, numeric, own_address, wants_ipv6
+from protocol.ids import Incarnation, Role
+from protocol.zeromq import CurveKeys, ZmqTransport
+from tests.protocol.samples import chunk
+
+NAMES = {
+    "debian": ["127.0.1.1"],
+    "both": ["2001:db8::7", "10.0.0.7"],
+    "six": ["2001:db8::7"],
+    "four": ["10.0.0.7"],
+    "none": [],
+}
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = hosts.addresses
+    monkeypatch.setattr(hosts, "addresses", lambda host: NAMES[host] if host in NAMES else real(host))
+
+
+@pytest.fixture
+def transport(tmp_path: Path) -> Iterator[ZmqTransport]:
+    made = ZmqTransport(
+        "generator-0#1", high_water_mark=2, max_message_bytes=1 << 20, keys=CurveKeys.load_or_create(tmp_path / "keys")
+    )
+    yield made
+    made.close()
+
+
+def test_a_name_that_means_loopback_is_told_apart_from_one_that_others_can_use(resolver: None) -> None:
+    loopback = ["debian", "127.0.0.1", "::1", "localhost"]
+    assert [is_loopback(host) for host in loopback] == [True] * 4
+    assert not any(is_loopback(host) for host in ("four", "both", "none", "10.0.0.7", "2001:db8::7"))
+
+
+def test_ipv6_is_taken_for_literals_and_for_names_that_have_nothing_else(resolver: None) -> None:
+    assert [wants_ipv6(host) for host in ("::1", "six", "both", "four", "10.0.0.7", "*", "0.0.0.0")] == [
+        True, True, False, False, False, False, False,
+    ]  # fmt: skip
+    assert (numeric("both"), numeric("six"), numeric("*"), numeric("::1")) == ("10.0.0.7", "2001:db8::7", "*", "::1")
+
+
+def test_a_host_whose_name_means_loopback_is_told_by_the_address_of_its_way_out(
+    resolver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "four")
+    assert own_address() == "four"
+    monkeypatch.setattr(socket, "gethostname", lambda: "debian")
+    told = own_address()
+    has_way_out = told != "debian"
+    if has_way_out:
+        assert not ipaddress.ip_address(told).is_loopback
+    monkeypatch.setattr(hosts, "_ELSEWHERE", ((socket.AF_INET, "127.0.0.2"),))  # where the way leads over 127.0.0.1
+    assert own_address() == "127.0.0.1", "the kernel's word is taken"
+    assert Endpoint("tcp", host="0.0.0.0", port=5).reachable == Endpoint("tcp", host="127.0.0.1", port=5)
+
+
+class Wire:
+    transport = "tcp"
+    host = "127.0.0.1"
+
+    def __init__(self, ports: str | None) -> None:
+        self.ports = ports
+
+
+def _who() -> Incarnation:
+    return Incarnation(Role.REWARD, "reward-0", 1)
+
+
+@pytest.mark.parametrize("text", ["tcp://h:7-5", "tcp://h:0-5", "tcp://h:5-70000", "tcp://h:5-"])
+def test_a_range_of_ports_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Endpoint.parse(text)
+
+
+def test_the_first_free_port_of_a_range_is_taken_and_a_full_range_is_told(
+    transport: ZmqTransport, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        first = min(probe.getsockname()[1], 65000)
+    asked = mailbox_endpoint(Wire(f"{first}-{first + 2}"), tmp_path, _who())
+    assert asked == f"tcp://127.0.0.1:{first}-{first + 2}"
+    taken = [Endpoint.parse(transport.mailbox(asked).endpoint).port for _ in range(3)]
+    assert taken == [first, first + 1, first + 2]
+    with pytest.raises(ConfigError, match=r"wire\.ports"):
+        transport.mailbox(asked)
+    assert mailbox_endpoint(Wire(None), tmp_path, _who()) == "tcp://127.0.0.1:0"
+
+
+def test_what_is_advertised_is_told_in_place_of_what_was_bound(tmp_path: Path) -> None:
+    keys = CurveKeys.load_or_create(tmp_path / "keys")
+    transport = ZmqTransport(
+        "reward-0#1", high_water_mark=2, max_message_bytes=1 << 20, keys=keys, advertise_host="gpu-7.example"
+    )
+    try:
+        told = Endpoint.parse(transport.mailbox("tcp://127.0.0.1:0").endpoint)
+        assert (told.host, told.port > 0) == ("gpu-7.example", True)
+        assert Endpoint.parse(transport.responder("tcp://127.0.0.1:0").endpoint).host == "gpu-7.example"
+    finally:
+        transport.close()
+
+
+async def _unreached(sender, *, until: float = 5.0) -> float:
+    """Return ``unreached_s`` once it is 0, or after ``until``."""
+    for _ in range(round(until / 0.01)):
+        if sender.unreached_s() == 0.0:
+            break
+        await asyncio.sleep(0.01)
+    return sender.unreached_s()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+async def test_a_mailbox_that_answers_is_reached_and_one_that_went_is_not_any_more(
+    transport: ZmqTransport, host: str
+) -> None:
+    mailbox = transport.mailbox(f"tcp://{host}:0")
+    sender = transport.sender(mailbox.endpoint, server_key=transport.public_key)
+    assert await _unreached(sender) == 0.0
+    assert await sender.send(chunk(), timeout_s=5.0)
+    assert await mailbox.receive(timeout_s=5.0) is not None
+    mailbox.close()
+    deadline = asyncio.get_running_loop().time() + 5.0
+    while sender.unreached_s() == 0.0:
+        assert asyncio.get_running_loop().time() < deadline, "the end of the connection was not noticed"
+        await asyncio.sleep(0.01)
+    sender.close()
+
+
+async def test_a_port_where_nobody_listens_and_one_that_never_shakes_hands_are_not_reached(
+    transport: ZmqTransport,
+) -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            ports = [mute.getsockname()[1], closed.getsockname()[1]]
+            senders = [transport.sender(f"tcp://127.0.0.1:{port}", server_key=transport.public_key) for port in ports]
+            await asyncio.sleep(0.3)
+            for sender in senders:
+                assert sender.unreached_s() >= 0.3
+                assert not await sender.send(chunk(), timeout_s=0.0)
+
+
+async def test_a_key_that_is_not_the_owners_is_not_reached_either(transport: ZmqTransport, tmp_path: Path) -> None:
+    mailbox = transport.mailbox("tcp://127.0.0.1:0")
+    other = CurveKeys.load_or_create(tmp_path / "other")
+    sender = transport.sender(mailbox.endpoint, server_key=other.public)
+    assert await _unreached(sender, until=0.4) >= 0.4
