@@ -211,4 +211,6 @@ def _moving_s(fault: PlannedFault) -> float:
     """Return for how long the run takes updates while a fault is on."""
     if fault.kind in STANDSTILL:
         return 0.0
+    if fault.kind is FaultKind.ORPHANS_DOWN:
+        return 2 * _NAMING_S  # workers go on until they are told
     return fault.duration_s + (_NAMING_S if fault.kind in ASKED else 0.0)

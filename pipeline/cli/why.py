@@ -87,6 +87,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
     state = await at.registry.run_status()
     waits = await RedisAdmin(at.replay).waits()
     totals, queues = await at.replay.totals(), await at.replay.queues()
+    unwritten = await at.replay.unwritten()
     # last, so that nobody looks sillier than they are for the time that the rest took
     beats = await at.registry.heartbeats()
     return Snapshot(
@@ -105,6 +106,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         if declaration(at.config).has_critic
         else None,
         exits=read_exits(at.run_dir, time.time()),
+        unwritten=unwritten,
         replaced_after_s=settings.silent_after_s,
     )
 

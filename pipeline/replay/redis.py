@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from pipeline.replay import keys
 from pipeline.replay.buffer import (
@@ -321,6 +321,21 @@ class RedisReplay:
     async def ask(self, script: str, *args: object) -> Any:
         """Run a script that needs no incarnation, for ``pipeline.replay.redis_admin``."""
         return await self._call(script, None, *args)
+
+    async def unwritten(self) -> str | None:
+        """Return the folder that the server's last write to its append-only file did not go to; None when it did, or when this
+        server does not tell. Until a write succeeds the server refuses those of its clients (MISCONF)."""
+        try:
+            told: bytes = await self._link.ask("INFO", "persistence")
+            if b"aof_last_write_status:err" not in told:
+                return None
+            found = await self._link.ask("CONFIG", "GET", "dir")
+            folder: bytes = found[b"dir"] if hasattr(found, "items") else found[1]  # a map by RESP 3, a list by RESP 2
+            return folder.decode(errors="replace")
+        except ResponseError:  # hidden from this user
+            return None
+        except RAISED as error:
+            raise ledger_fault("unwritten", error) from error
 
     async def aclose(self) -> None:
         """Close the client. Repeated calls do nothing."""

@@ -26,6 +26,8 @@ _MAX_WORKERS = 8
 def explain(s: Snapshot) -> Explanation:
     """Return what the run waits for."""
     chains = _chains(s)
+    if _is_unsupervised(s):
+        chains.insert(int(chains[0].outlook is Outlook.YOU), _unsupervised(s))
     headline = "; ".join(chains[0].links)
     return Explanation(headline, chains[0].outlook, tuple(chains[:_MAX_CHAINS]), tuple(_also(s, chains[:_MAX_CHAINS])))
 
@@ -33,6 +35,8 @@ def explain(s: Snapshot) -> Explanation:
 def _chains(s: Snapshot) -> list[Chain]:
     if s.waits is None or s.totals is None:
         return [_no_ledger(s)]
+    if s.unwritten is not None and s.state not in _OVER:
+        return [_full_disk(s, s.unwritten)]
     alive = [row for row in s.workers if row.health is not Health.SILENT]
     if not s.has_supervisor and not alive:
         return [_nobody(s)]
@@ -60,6 +64,15 @@ def _no_ledger(s: Snapshot) -> Chain:
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
 
 
+def _full_disk(s: Snapshot, folder: str) -> Chain:
+    link = f"everything waits for room on the disk under the ledger: its server cannot write to {folder}, and takes no writes"
+    doing = (
+        f"make room there (`df {folder}`): the server tries again every second, and the run goes on by itself; workers wait "
+        "for it as long as ledger.outage_timeout_s"
+    )
+    return Chain((link,), Cause.DISK, "ledger", Outlook.YOU, doing)
+
+
 def _nobody(s: Snapshot) -> Chain:
     how = f"{s.state}" + (f": {s.detail}" if s.detail else "")
     if s.state is RunState.FINISHED:
@@ -70,6 +83,17 @@ def _nobody(s: Snapshot) -> Chain:
     if s.state is RunState.FAILED:
         doing = f"mend that first; then {doing}"
     return Chain((f"no process of the run is there; it is {how}",), Cause.NOBODY, "", Outlook.YOU, doing)
+
+
+def _is_unsupervised(s: Snapshot) -> bool:
+    is_alive = any(row.health is not Health.SILENT for row in s.workers)
+    return not s.has_supervisor and s.waits is not None and is_alive and s.state not in _OVER
+
+
+def _unsupervised(s: Snapshot) -> Chain:
+    link = "no supervisor runs: workers go on without it, and one that dies is not started again"
+    doing = f"`headrace up --resume {s.run}` goes on with them, `headrace down {s.run}` ends them"
+    return Chain((link,), Cause.SUPERVISOR, "supervisor", Outlook.YOU, doing)
 
 
 def _ending(s: Snapshot) -> Chain:
@@ -226,6 +250,4 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
         words[_MAX_WORKERS:] = [f"{len(words) - _MAX_WORKERS} more workers: `headrace status {s.run}`"]
     if dead := s.depth("dead"):
         words.append(f"{count(dead, 'dead letter')}: `headrace dead-letters list`")
-    if not s.has_supervisor and s.waits is not None and s.workers:
-        words.append(f"no supervisor runs: nobody replaces a worker that dies; `headrace up --resume {s.run}`")
     return words

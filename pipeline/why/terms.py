@@ -45,6 +45,8 @@ class Cause(StrEnum):
     """The scorer is idle, so the message was lost: the chunk is handed out again at its deadline."""
     LEDGER = "ledger"
     """The ledger's server does not answer, or is full."""
+    DISK = "disk"
+    """No room, or no right to write, in a folder that the chain names."""
     MEMORY = "memory"
     """The ledger is over its watermark: admission has stopped."""
     CREDIT = "credit"
@@ -57,6 +59,8 @@ class Cause(StrEnum):
     CLOSED = "closed"
     FAILED = "failed"
     """A worker ended in a way that no restart mends, or too often."""
+    SUPERVISOR = "supervisor"
+    """Workers go on, and nothing starts them again when they die."""
     NOBODY = "nobody"
     """No process of the run is there."""
 
@@ -113,6 +117,8 @@ class Snapshot:
     critic: CriticNeeds | None = None
     """None in a run without a critic."""
     ledger_error: str = ""
+    unwritten: str | None = None
+    """Folder that the ledger's server cannot write to; None while it can."""
     exits: Mapping[str, Ended] = field(default_factory=dict[str, "Ended"])
     """How each worker's last process ended, of those whose process has."""
     replaced_after_s: float = 10.0

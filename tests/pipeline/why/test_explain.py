@@ -332,7 +332,25 @@ def test_what_else_is_wrong_is_told_besides():
         "reward-0 is not there",
         "2 dead letters: `headrace dead-letters list`",
     )
-    assert "no supervisor runs" in explain(replace(s, has_supervisor=False)).also[-1]
+
+
+def test_a_full_disk_under_the_ledger_is_named_with_its_folder_before_all_that_follows_from_it() -> None:
+    s = scene([silent("learner"), silent("generator-1")], AWAITED, unwritten="/runs/demo/ledger")
+    assert root(s) == (Cause.DISK, "ledger", Outlook.YOU)
+    assert "/runs/demo/ledger" in explain(s).headline and "df /runs/demo/ledger" in explain(s).chains[0].next
+
+
+def test_a_supervisor_that_is_gone_is_told_although_its_workers_go_on() -> None:
+    s = scene([worker("learner", WaitingFor.COMPUTE)], AWAITED)
+    assert root(s) == (Cause.WORKING, "learner", Outlook.MOVES)
+    orphaned = replace(s, has_supervisor=False)
+    assert root(orphaned) == (Cause.SUPERVISOR, "supervisor", Outlook.YOU)
+    assert [chain.cause for chain in explain(orphaned).chains] == [Cause.SUPERVISOR, Cause.WORKING]
+    assert "headrace up --resume" in explain(orphaned).chains[0].next
+    frozen = replace(scene([silent("learner")], AWAITED), has_supervisor=False)
+    assert [chain.cause for chain in explain(frozen).chains][:2] == [Cause.SILENT, Cause.SUPERVISOR]
+    ending = replace(orphaned, state=RunState.STOPPING)
+    assert Cause.SUPERVISOR not in [chain.cause for chain in explain(ending).chains]
 
 
 _workers = st.builds(
