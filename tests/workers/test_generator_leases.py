@@ -198,3 +198,31 @@ async def test_a_generator_that_reaches_no_scorer_leaves_work_to_others_that_do(
         generator._outboxes = [reached]  # pyright: ignore[reportAttributeAccessIssue]
         assert not await generator._is_better_left_to_others()
         ctx.close()
+
+
+async def test_leases_are_kept_through_a_turn_longer_than_they_last_and_run_out_when_the_engine_stands_still(
+    tmp_path: Path,
+) -> None:
+    clock, renewed = ManualClock(), list[float]()
+    async with asyncio.TaskGroup() as tasks:
+        ctx = await context_of(
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, MemoryRegistry(clock),
+            memory_transport(4), clock,
+        )  # fmt: skip
+
+        async def renew(_who: Incarnation) -> None:
+            renewed.append(clock.monotonic())
+
+        ctx.replay.renew = renew  # pyright: ignore[reportAttributeAccessIssue]
+        generator = Generator(ctx)
+        generator._held = {TrajectoryId.parse("t.0.0"): None}  # pyright: ignore[reportAttributeAccessIssue]
+        keeping = tasks.create_task(generator._keep_leases())
+        lease_s = ctx.config.ledger.lease_s
+        for _ in range(60):  # one turn of a minute and a half, layer by layer
+            ctx.work.step()
+            await clock.advance(lease_s / 10)
+        assert len(renewed) >= 60 / 10 * 4 - 1
+        renewed.clear()
+        await clock.advance(100 * lease_s)
+        assert len(renewed) <= 5, "nothing moves: what it holds goes on elsewhere"
+        keeping.cancel()

@@ -14,6 +14,7 @@ from pipeline.config.secrets import without_ledger_password
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
 from pipeline.runtime.server import process_runs
+from pipeline.work import Meter, listening
 from protocol.errors import ConfigError
 
 USER = "tests.pipeline.rewards.user_verifiers"
@@ -351,3 +352,11 @@ async def test_a_sandbox_ends_with_its_parent_in_the_middle_of_a_call(tmp_path: 
     parent.kill()
     await parent.wait()
     await until_gone([sandbox])
+
+
+async def test_every_verdict_of_a_batch_is_told_as_it_comes() -> None:
+    meter = Meter()
+    with listening(meter), meter.task("scoring", 3.0, "responses"):
+        await judge(*(response("1", by=f"{USER}:equals") for _ in range(3)))
+        report = meter.report()
+    assert (report.steps, report.share) == (3, pytest.approx(1.0))

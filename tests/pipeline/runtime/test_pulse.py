@@ -53,3 +53,26 @@ def test_a_heartbeat_does_not_change_after_it_was_taken():
 
 def test_resident_memory_is_believable():
     assert 1 << 20 < resident_bytes() < 1 << 40
+
+
+def test_work_that_begins_after_idleness_is_told_apart_from_work_that_goes_on() -> None:
+    pulse = Pulse(WHO, ManualClock())
+    pulse.waiting_for(WaitingFor.INPUT)
+    pulse.waiting_for(WaitingFor.COMPUTE)
+    assert pulse.heartbeat().begun == 1
+    pulse.held = 4
+    pulse.waiting_for(WaitingFor.LEDGER)
+    pulse.waiting_for(WaitingFor.COMPUTE)
+    assert pulse.heartbeat().begun == 1, "with work in hand it goes on with the same"
+    pulse.waiting_for(WaitingFor.CREDIT)
+    pulse.waiting_for(WaitingFor.COMPUTE)
+    assert pulse.heartbeat().begun == 2, "a wait for credit or weights is none of the work's"
+
+
+def test_pieces_of_work_are_in_the_heartbeat_by_thread() -> None:
+    pulse = Pulse(WHO, ManualClock())
+    with pulse.work.task("update", 10.0, "tokens"):
+        pulse.work.step(0.5)
+        pulse.storing.step()
+        told = pulse.heartbeat()
+    assert (told.work.kind, told.work.share, told.work.steps, told.storing.steps) == ("update", 0.5, 1, 1)

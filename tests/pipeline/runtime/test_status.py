@@ -11,6 +11,7 @@ from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.metrics import MetricsServer
 from pipeline.runtime.registry import Heartbeat, LinkReport, WaitingFor
 from pipeline.runtime.status import Health, bottleneck, queue_rows, role_rows, worker_rows
+from pipeline.work import WorkReport
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
 
@@ -37,6 +38,27 @@ def test_a_beating_thread_does_not_hide_a_dead_loop():
     (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=61.0))
     assert row.health is Health.STUCK
     assert bottleneck([row]) == "learner-0 is stuck for 61 s (compute)"
+
+
+def test_long_work_tells_its_share_its_rate_and_its_estimated_end():
+    work = WorkReport(steps=9, kind="update", share=0.25, amount=2400.0, unit="tokens", elapsed_s=100.0)
+    (row,) = rows(beat("learner-0", WaitingFor.COMPILE, work=work))
+    assert bottleneck([row]) == "learner-0 is at compile: update 25 %, 6.0 tokens/s, 5:00 left"
+    assert row.work is not None
+    assert (row.work.share, row.work.remaining_s, row.work.per_s) == (0.25, 300.0, 6.0)
+    (quick,) = rows(beat("learner-0", WaitingFor.COMPUTE, work=WorkReport(kind="update", share=0.25, elapsed_s=1.0)))
+    assert quick.work is None, "what takes a moment is not worth a word"
+    (begun,) = rows(beat("learner-0", WaitingFor.COMPUTE, work=WorkReport(kind="update", share=0.01, elapsed_s=9.0)))
+    assert begun.work is not None and begun.work.remaining_s is None, "too early to tell"
+
+
+def test_a_worker_whose_pieces_end_or_that_has_just_begun_is_shown_as_well():
+    (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=500.0, moved_at_s=NOW - 3.0))
+    assert (row.health, row.since_progress_s) == (Health.LIVE, 3.0)
+    slow = WorkReport(steps=2, slowest_s=50.0)
+    beats = [beat("learner-0", WaitingFor.COMPUTE, still_s=200.0, work=slow)]
+    assert worker_rows(beats, now_s=NOW, stuck_after_s=None)[0].health is Health.LIVE
+    assert worker_rows(beats, now_s=NOW, stuck_after_s=100.0)[0].health is Health.STUCK
 
 
 def test_waiting_long_is_not_being_stuck():
