@@ -74,7 +74,7 @@ async def soak(
     server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
     server.start(timeout_s=_ANSWER_S)
     # a pipeline that was cut off by a time limit would be sent again, and its writes then truly be duplicates
-    client = connect(server.url, num_retries=200, timeout_s=_ANSWER_S)
+    client = connect(server.url, timeout_s=_ANSWER_S, patience_s=100.0)
     try:
         said = began = time.monotonic()
         for number in range(rounds):

@@ -39,7 +39,7 @@ from pipeline.runtime.server_terms import judge_terms, read_terms
 from pipeline.value_model import value_source
 from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint
-from protocol.errors import ConfigError, DataError
+from protocol.errors import ConfigError, DataError, LedgerUnavailable
 from protocol.hosts import is_loopback, numeric, wants_ipv6
 
 _ANSWER_S = 5.0
@@ -163,9 +163,14 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     if url is None:
         return ()
     _check_encryption(url, allowed=config.ledger.allow_plaintext)
-    client = connect(url, timeout_s=_ANSWER_S, num_retries=1)
+    client = connect(url, patience_s=_ANSWER_S)
     try:
-        terms = await read_terms(client, "ledger.url" if config.ledger.url else "REDIS_URL")
+        async with asyncio.timeout(2 * _ANSWER_S):  # however many answers that takes
+            terms = await read_terms(client, "ledger.url" if config.ledger.url else "REDIS_URL")
+    except TimeoutError as error:
+        raise LedgerUnavailable(
+            f"the ledger server {hide_password(url)} answers too slowly: expected its terms within {2 * _ANSWER_S:g} s"
+        ) from error
     finally:
         await client.aclose()
     return judge_terms(terms, hide_password(url))

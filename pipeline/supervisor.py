@@ -123,7 +123,7 @@ class Supervisor:
         """
         with self._signals(), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
-            client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, num_retries=1)
+            client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
             registry = RedisRegistry(client, self._config.run.name)
             replay = RedisReplay(client, self._config.run.name)
             try:
@@ -250,6 +250,7 @@ class Supervisor:
     async def _look(self, around: Surroundings, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
         """Do what the ledger's word asks for; return the run's status by it."""
         try:
+            await around.check()
             beats = await around.registry.heartbeats()
             if status.state is RunState.RUNNING:
                 status = await self._steer(around.registry, now)

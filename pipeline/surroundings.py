@@ -13,23 +13,30 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from pipeline.fleet import FleetPlan
 from pipeline.replay.buffer import Totals
 from pipeline.replay.redis import RedisReplay
+from pipeline.runtime.ledger_disk import disk_trouble
 from pipeline.runtime.registry import Heartbeat, Registry, RunStatus
 from pipeline.runtime.server import EmbeddedServer
 from pipeline.runtime.server_probe import Sight
 from pipeline.runtime.server_watch import ServerWatch
+from protocol.errors import LedgerDiskFailed, LedgerUnavailable
 from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.runtime.metrics import MetricsServer
 
 _SERVER_CHECK_S = 1.0
+_NO_ROOM_CHECK_S = 5.0
 _SUSPICIOUS_CHECK_S = 0.1
 """While the server seems dead, until enough looks agree."""
 _OVERDUE_CHECK_S = 1.0
 _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class Surroundings:
         self._watch_server = ServerWatch(patience_s=server_patience_s)
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-server")
         self._looking: Future[Sight] | None = None
+        self._folder = None if server is None else server.folder
+        self._is_disk_full = False
 
     def keep_server(self, now: float) -> None:
         """Have a thread look after the embedded server: it may wait long for one that is mute, and this loop must not.
@@ -84,7 +93,17 @@ class Surroundings:
             if not self._looking.done():
                 return
             looking, self._looking = self._looking, None
-            looking.result()
+            try:
+                looking.result()
+            except LedgerUnavailable as error:
+                trouble = disk_trouble(self._folder, is_refused=False)
+                if not trouble:
+                    raise
+                log.error(
+                    "ledger_server_not_started", reason=str(error), disk=trouble
+                )  # tried again until there is room
+                self._next_check_s = now + _NO_ROOM_CHECK_S
+                return
         if now >= self._next_check_s:
             self._next_check_s = now + (_SUSPICIOUS_CHECK_S if self._watch_server.is_suspicious else _SERVER_CHECK_S)
             self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
@@ -98,6 +117,23 @@ class Surroundings:
             self._server.stop()  # which also ends the wait of a start that is under way
             self._keeper.shutdown()
             self._server.stop()  # of a start that was just about to begin
+
+    async def check(self) -> None:
+        """Find out whether the ledger takes writes: while it takes none, heartbeats are old and no worker is dead.
+
+        Raises:
+            LedgerUnavailable: it does not answer, or its disk takes no writes.
+        """
+        try:
+            await self._replay.check()
+        except LedgerDiskFailed as error:
+            if not self._is_disk_full:
+                self._is_disk_full = True
+                log.error("ledger_disk_full", reason=str(error), folder=str(self._folder))
+            raise
+        if self._is_disk_full:
+            self._is_disk_full = False
+            log.warning("ledger_disk_has_room_again")
 
     async def overdue(self, now: float) -> dict[Role, float]:
         """Return how long the oldest work of each scoring role has lain beyond its deadline, as of the last second."""

@@ -13,6 +13,7 @@
     ├── DeadlineExceeded (TimeoutError)   a wait reached its deadline
     ├── LedgerError                       the durable ledger cannot do what was asked
     │   ├── LedgerUnavailable (ConnectionError)  no server answers; try again later
+    │   │   └── LedgerDiskFailed          the server answers, but its disk takes no writes
     │   ├── LedgerFull (MemoryError)      the server refuses writes; admission must stop
     │   ├── LedgerMismatch (ValueError)   the run was opened with another specification
     │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
@@ -82,6 +83,10 @@ class LedgerError(HeadraceError):
 
 class LedgerUnavailable(LedgerError, ConnectionError):
     """No ledger server answers; the caller backs off and tries again."""
+
+
+class LedgerDiskFailed(LedgerUnavailable):
+    """The ledger server answers and refuses writes: its append-only file cannot be written, as a rule on a full disk."""
 
 
 class LedgerFull(LedgerError, MemoryError):

@@ -279,7 +279,7 @@ async def test_a_ledger_over_tls_is_reached_only_with_the_certificate_that_is_tr
             f"rediss://localhost:{port}/0",
             f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}",  # a certificate of another name
         ):
-            client = connect(url, num_retries=0)
+            client = connect(url, patience_s=1.0)
             with pytest.raises(redis.exceptions.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.ping()
             await client.aclose()

@@ -2,9 +2,10 @@
 
 *Consumes* a run's folder. *Produces* its ledger and registry. *Waits for* the ledger's answer, a few seconds at most.
 
-Attaching to a run whose embedded server is down (the run has ended, or the machine was restarted) starts the server on the
-run's own append-only file for as long as the command looks, and stops it again; one command at a time does so, and none while
-a supervisor runs, whose business it is.
+Looking at a run whose embedded server is down (the run has ended, or the machine was restarted) asks a private server on a copy
+of its append-only file: nothing of the run is written or started. Attaching, for commands that change something, starts the
+run's own server on its own file for as long as the command lasts, and stops it again. One command at a time does so, and none
+while a supervisor runs, whose business it is.
 """
 
 from __future__ import annotations
@@ -59,14 +60,47 @@ def find_run(run: Path | None) -> Path:
 
 
 @asynccontextmanager
-async def attach(run: Path | None) -> AsyncIterator[Attached]:
-    """Connect to a run's ledger, starting its embedded server for the time being when it is down."""
+async def look_at(run: Path | None) -> AsyncIterator[Attached]:
+    """Connect to a run's ledger, for reading; to a copy of it when its embedded server is down."""
     from pipeline.config.load import read_resolved
+    from pipeline.run_dir import supervisor_pid
+    from pipeline.runtime.ledger_file import read_address
+    from pipeline.runtime.server import read_ledger_url, server_runs
+    from pipeline.runtime.server_copy import server_on_copy
+
+    run_dir = find_run(run)
+    config = read_resolved(run_dir)
+    url = read_ledger_url(run_dir)
+    address = read_address(run_dir)
+    with contextlib.ExitStack() as held:
+        if address is not None and address.is_embedded and supervisor_pid(run_dir) is None and not server_runs(run_dir):
+            url = held.enter_context(server_on_copy(run_dir, max_memory_mb=config.ledger.max_memory_mb))
+        async with _connected(run_dir, config, url) as attached:
+            yield attached
+
+
+@asynccontextmanager
+async def _connected(run_dir: Path, config: RunConfig, url: str) -> AsyncIterator[Attached]:
     from pipeline.replay.connect import connect
     from pipeline.replay.redis import RedisReplay
+    from pipeline.runtime.registry_redis import RedisRegistry
+
+    client = connect(url, patience_s=_ANSWER_S)
+    replay = RedisReplay(client, config.run.name)
+    registry = RedisRegistry(client, config.run.name)
+    try:
+        yield Attached(run_dir, config, replay, registry)
+    finally:
+        await registry.aclose()
+        await replay.aclose()
+
+
+@asynccontextmanager
+async def attach(run: Path | None) -> AsyncIterator[Attached]:
+    """Connect to a run's ledger, for changing it; its embedded server is started for the time being when it is down."""
+    from pipeline.config.load import read_resolved
     from pipeline.run_dir import server_lock, supervisor_pid
     from pipeline.runtime.ledger_file import read_address
-    from pipeline.runtime.registry_redis import RedisRegistry
     from pipeline.runtime.server import EmbeddedServer, read_ledger_url
 
     run_dir = find_run(run)
@@ -81,14 +115,8 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
             url = server.url
             if not was_running:
                 held.callback(server.stop)
-        client = connect(url, timeout_s=_ANSWER_S, num_retries=2)
-        replay = RedisReplay(client, config.run.name)
-        registry = RedisRegistry(client, config.run.name)
-        try:
-            yield Attached(run_dir, config, replay, registry)
-        finally:
-            await registry.aclose()
-            await replay.aclose()
+        async with _connected(run_dir, config, url) as attached:
+            yield attached
 
 
 def echo_json(value: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import attach, echo_json, json_option, run_argument
+from pipeline.cli.common import echo_json, json_option, look_at, run_argument
 from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
@@ -33,7 +33,7 @@ def status(run: Path | None, as_json: bool) -> None:
     from pipeline.runtime.status import bottleneck, role_rows, worker_rows
 
     async def look() -> None:
-        async with attach(run) as at:
+        async with look_at(run) as at:
             beats = await at.registry.heartbeats()
             workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.config.supervisor.stuck_after_s)
             fleet = await at.registry.fleet()
@@ -71,7 +71,7 @@ def queues(run: Path | None, as_json: bool) -> None:
     from pipeline.runtime.status import queue_rows
 
     async def look() -> None:
-        async with attach(run) as at:
+        async with look_at(run) as at:
             rows = queue_rows(await at.registry.heartbeats(), await at.replay.queues())
             if as_json:
                 echo_json(rows)
@@ -99,7 +99,7 @@ def audit(run: Path | None, as_json: bool) -> int:
     from pipeline.runtime.registry_memory import SILENT_AFTER_S
 
     async def look() -> int:
-        async with attach(run) as at:
+        async with look_at(run) as at:
             found = await at.replay.audit()
             beats, now = await at.registry.heartbeats(), time.time()
             rework = read_rework(
@@ -153,7 +153,7 @@ def peek(chunk: str, run: Path | None, as_json: bool) -> None:
     from protocol.peek import peek as read_plainly
 
     async def look() -> None:
-        async with attach(run) as at:
+        async with look_at(run) as at:
             blobs = await at.replay.peek(chunk)
             if not blobs:
                 raise ConfigError(
@@ -180,7 +180,7 @@ def report(run: Path | None, as_json: bool) -> None:
     from pipeline.report import summarize, write_report
 
     async def look() -> None:
-        async with attach(run) as at:
+        async with look_at(run) as at:
             state = await at.registry.run_status()
             found = await at.replay.audit()
             detail = f"{state.state}: {state.detail}" if state.detail else str(state.state)

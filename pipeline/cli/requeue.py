@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import attach, echo_json, json_option, run_argument
+from pipeline.cli.common import attach, echo_json, json_option, look_at, run_argument
 from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 
@@ -213,7 +213,7 @@ def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool)
 
 
 async def _read(run: Path | None, limit: int) -> list[DeadLetter]:
-    async with attach(run) as at:
+    async with look_at(run) as at:
         return await at.replay.dead_letters(limit=limit)
 
 

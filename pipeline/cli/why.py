@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import attach, echo_json, find_run, json_option, run_argument
+from pipeline.cli.common import echo_json, find_run, json_option, look_at, run_argument
 from protocol.errors import LedgerUnavailable
 from protocol.printable import printable_line
 
@@ -66,7 +66,7 @@ def why(run: Path | None, as_json: bool) -> int:
 
 
 async def _look(run_dir: Path) -> Snapshot:
-    async with attach(run_dir) as at:
+    async with look_at(run_dir) as at:
         return await snapshot_of(at)
 
 

@@ -158,6 +158,11 @@ class LedgerSection(Section):
     outage_timeout_s: float = Field(
         default=300.0, gt=0.0, description="How long workers ride out a ledger that is away or full."
     )
+    disk_timeout_s: float = Field(
+        default=86400.0,
+        gt=0.0,
+        description="How long workers ride out a ledger whose disk takes no writes: until a person has made room.",
+    )
 
 
 class WireSection(Section):

@@ -4,15 +4,14 @@
 master by its Sentinels (``pipeline.replay.sentinel``). *Produces* asyncio clients. *Waits for* at most ``timeout_s`` for a
 connection of the pool, for connecting, and for each answer.
 
-Commands are repeated after a lost connection, and when the server says that it cannot serve now. Every ledger script may be
-repeated: writes are keyed, and calls that give something out or take it back are numbered, so that the server knows a repeat.
+A client says how patient its calls are, and repeats nothing itself. ``pipeline.replay.link`` is the one layer that does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import hiredis
 import redis.asyncio
@@ -20,10 +19,9 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
-from redis.backoff import ExponentialBackoff
+from redis.backoff import NoBackoff
 
 from pipeline.config.secrets import hide_password
-from pipeline.replay.faults import NOT_NOW
 from pipeline.replay.sentinel import SCHEMES as SENTINEL_SCHEMES
 from pipeline.replay.sentinel import master_pool, parse_sentinel_url
 from protocol.errors import ConfigError
@@ -115,7 +113,22 @@ class _Unix(OwnConnection, UnixDomainSocketConnection):
 
 _OURS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
 _SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
-_LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, *NOT_NOW)
+
+
+class Patience(NamedTuple):
+    """How long calls over a client bear a server that does not serve them, in seconds."""
+
+    timeout_s: float
+    """Without any answer: then the connection is given up."""
+    lost_s: float
+    """Of one call, from its making to its end, while no server answers."""
+    disk_s: float
+    """Of one call, while the server answers that its disk takes no writes."""
+
+
+def patience_of(client: redis.asyncio.Redis) -> Patience:
+    """Return how patient calls over a client of ``connect`` are."""
+    return cast("Any", client.connection_pool).patience
 
 
 def connect(
@@ -124,23 +137,28 @@ def connect(
     password: str | None = None,
     max_connections: int = 16,
     timeout_s: float = 5.0,
-    num_retries: int = 3,
+    patience_s: float = 5.0,
+    disk_patience_s: float | None = None,
     client_name: str | None = None,
     **tls: Any,
 ) -> redis.asyncio.Redis:
     """Return a client of the server at ``url``; nothing is sent yet.
 
-    ``password`` overrides the one in the URL. A caller that finds all ``max_connections`` in use waits its turn for up to
-    ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL.
+    A ledger call ends ``patience_s`` after it was made, however often it was asked again meanwhile; while the server answers
+    that its disk takes no writes, after ``disk_patience_s``, if that is longer. Within that, a connection without an answer
+    for ``timeout_s`` is made anew. ``password`` overrides the one in the URL. A caller that finds all ``max_connections`` in
+    use waits its turn for up to ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises
+    ConfigError for a bad URL.
     """
     if not url.startswith(_SCHEMES):
         raise ConfigError(f"ledger URL is {hide_password(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")
+    timeout_s = min(timeout_s, patience_s)
     settings: dict[str, Any] = {
         "max_connections": max_connections,
         "timeout": timeout_s,
         "socket_timeout": timeout_s,
-        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.02), num_retries, _LOST),
-        "health_check_interval": 30,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
         **tls,
     }
     if not url.startswith("unix://"):
@@ -154,11 +172,11 @@ def connect(
     try:
         if url.startswith(SENTINEL_SCHEMES):
             address = parse_sentinel_url(url)
-            return redis.asyncio.Redis.from_pool(
-                master_pool(address, _TlsMaster if address.is_tls else _Master, settings)
-            )
-        pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
+            pool: Any = master_pool(address, _TlsMaster if address.is_tls else _Master, settings)
+        else:
+            pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
+            pool.connection_class = _OURS[pool.connection_class]
     except ValueError as error:
         raise ConfigError(f"ledger URL {hide_password(url)!r} cannot be read: {error}") from error
-    pool.connection_class = _OURS[pool.connection_class]
+    pool.patience = Patience(timeout_s, patience_s, max(patience_s, disk_patience_s or 0.0))
     return redis.asyncio.Redis.from_pool(pool)

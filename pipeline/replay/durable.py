@@ -1,17 +1,17 @@
 """Waiting until the server's append-only file is on its disk.
 
-*Consumes* a client. *Produces* certainty, or the word that there is none, which the ledger keeps for ``status`` and ``audit``.
-*Waits for* the server's flush, a second as a rule.
+*Consumes* a link of its own. *Produces* certainty, or the word that there is none, which the ledger keeps for ``status`` and
+``audit``. *Waits for* the server's flush, a second as a rule.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-import redis.asyncio
 from redis.exceptions import NoPermissionError, ResponseError
 
 from pipeline.replay.faults import ledger_faults
+from pipeline.replay.link import Link
 from pipeline.replay.scripts import load
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation
@@ -22,7 +22,7 @@ _MAX_STEPS = 30
 _CANNOT = ("unknown command", "appendonly is disabled")
 
 
-async def wait_durable(client: redis.asyncio.Redis, counters: str, who: Incarnation) -> bool:
+async def wait_durable(link: Link, counters: str, who: Incarnation) -> bool:
     """Return once all writes so far are flushed; False when this server cannot say.
 
     Raises:
@@ -31,29 +31,27 @@ async def wait_durable(client: redis.asyncio.Redis, counters: str, who: Incarnat
     """
     with ledger_faults("make_durable"):
         for _ in range(_MAX_STEPS):
-            async with client.pipeline(transaction=False) as pipe:
-                # on one connection: WAITAOF waits for that connection's last write
-                _sync(pipe, counters, who)
-                cast("Any", pipe).execute_command("WAITAOF", 1, 0, _STEP_MS)
-                num_unflushed, flushed = await pipe.execute(raise_on_error=False)
+            # on one connection: WAITAOF waits for that connection's last write
+            asked = [_sync(counters, who), ("WAITAOF", 1, 0, _STEP_MS)]
+            num_unflushed, flushed = await link.ask_all(asked, raises=False)
             if isinstance(num_unflushed, Exception):
                 raise num_unflushed
             if _cannot_say(flushed):
-                await _sync(client, counters, who, "unflushed")
+                await link.ask(*_sync(counters, who, "unflushed"))
                 return False
             if isinstance(flushed, Exception):
                 raise flushed
             if flushed[0] >= 1:
                 if num_unflushed:  # an operator has mended the server
-                    await _sync(client, counters, who, "flushed")
+                    await link.ask(*_sync(counters, who, "flushed"))
                 return True
     raise LedgerUnavailable(
         f"the ledger's append-only file was not flushed within {_MAX_STEPS * _STEP_MS // 1000} s: look at the server's disk"
     )
 
 
-def _sync(client: Any, counters: str, who: Incarnation, *outcome: str) -> Any:
-    return client.eval(load("sync"), 1, counters, "", who.worker, who.epoch, *outcome)
+def _sync(counters: str, who: Incarnation, *outcome: str) -> tuple[Any, ...]:
+    return ("EVAL", load("sync"), 1, counters, "", who.worker, who.epoch, *outcome)
 
 
 def _cannot_say(answer: object) -> bool:

@@ -1,6 +1,7 @@
 """From what the Redis client raises to the ledger's own errors.
 
-*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerFull, Fenced or LedgerError. *Waits for* nothing.
+*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerDiskFailed, LedgerFull, Fenced or LedgerError. *Waits
+for* nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 from redis import exceptions
 
 from pipeline.replay.checks import nothing_kept, unmarked
-from protocol.errors import Fenced, LedgerError, LedgerFull, LedgerUnavailable
+from protocol.errors import Fenced, LedgerDiskFailed, LedgerError, LedgerFull, LedgerUnavailable
 
 NOT_NOW: Final = (
     exceptions.ReadOnlyError,
@@ -25,6 +26,14 @@ NOT_NOW: Final = (
 
 RAISED: Final = (exceptions.RedisError, OSError)
 """By the Redis client."""
+
+
+def is_disk_failure(error: BaseException) -> bool:
+    """Whether the server refuses writes because its append-only file cannot be written, as on a full disk.
+
+    Servers before version 7 wrap what a script's command raised (https://valkey.io/topics/persistence).
+    """
+    return isinstance(error, exceptions.ResponseError) and "MISCONF" in str(error)
 
 
 @contextmanager
@@ -62,6 +71,11 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         return LedgerFull(
             f"{doing}: the ledger server is at its memory limit and refuses writes; nothing was changed. Let scorers and "
             "learner catch up, or raise ledger.max_memory_mb"
+        )
+    if is_disk_failure(error):
+        return LedgerDiskFailed(
+            f"{doing}: the ledger server cannot write its append-only file, and refuses writes; nothing was changed. Make room "
+            f"on the disk of its folder, and the run goes on by itself ({text})"
         )
     if isinstance(error, NOT_NOW):
         return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")

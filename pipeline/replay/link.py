@@ -1,15 +1,18 @@
 """The connection that all ledger calls of a process share: commands leave as they are made, answers come back in that order.
 
 *Consumes* commands. *Produces* each command's own answer or error, as soon as it is there. *Waits for* the server, at most the
-client's timeout for the next answer; and, while ``MAX_UNANSWERED`` commands have none, for answers, which make room.
+client's timeout for the next answer and its patience for one call; and, while ``MAX_UNANSWERED`` commands have none, for
+answers, which make room.
 
 Nobody waits for another's answer. While the server works on one command the next is on its way, and whoever has an answer goes
 on; what is asked in one turn of the event loop leaves together. Sharing changes nothing but the cost: it is no transaction,
 every script is atomic by itself, and one that fails fails alone.
 
 A connection that is lost, or on which nothing comes back in time, is given up with all that waits there, and each of those
-commands is asked again, as often as the client repeats commands: what the ledger promises of repeated calls holds for them. Who
-is cancelled leaves an answer behind that nobody reads.
+commands is asked again: writes are keyed, and calls that give out or take back are numbered, so that the server knows a repeat.
+So is a command to which the server says that it cannot serve now, or that its disk takes no writes. This is the one layer that
+repeats. Each call has one deadline (``pipeline.replay.connect.Patience``), which covers waiting, connecting and repeating, and
+which no server can stretch by trickling bytes. A cancelled caller leaves an answer behind that no call reads.
 """
 
 from __future__ import annotations
@@ -22,10 +25,9 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import hiredis
 import redis.asyncio
 from redis import exceptions
-from redis.asyncio.retry import Retry
 
-from pipeline.replay.connect import OwnConnection
-from pipeline.replay.faults import NOT_NOW
+from pipeline.replay.connect import OwnConnection, patience_of
+from pipeline.replay.faults import NOT_NOW, is_disk_failure
 
 T = TypeVar("T")
 Command: TypeAlias = Sequence[str | bytes | float]
@@ -38,19 +40,23 @@ _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
 """Of the parser's memory, which is otherwise given back after every long answer and is new to the process at the next."""
 _NOT_YET = object()
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
 
 
 class Link:
-    """Asks the server of ``client`` with its timeouts and repeats, over one connection at a time."""
+    """Asks the server of ``client`` with its patience, over one connection at a time."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._pool = cast("Any", client.connection_pool)
         if not issubclass(self._pool.connection_class, OwnConnection):
             kind = self._pool.connection_class.__name__
             raise TypeError(f"a {kind} cannot be taken over; make the client with pipeline.replay.connect.connect")
-        self._retry = cast("Retry", self._pool.connection_kwargs["retry"])
-        self._timeout_s = cast("float", self._pool.connection_kwargs["socket_timeout"])
+        self._patience = patience_of(client)
+        self._num_troubled = 0
+        self.on_trouble: Callable[[str], None] = lambda _: None
+        """Called with why calls are asked again, for people; with "" when the last of those has ended."""
         self._connection: OwnConnection | None = None
         """Of the client's pool, and in use until the end: closing the client closes it, too."""
         self._stream: _Stream | None = None
@@ -61,9 +67,12 @@ class Link:
         """Return a command's answer; raise what redis-py raises for it."""
         return await self._repeated(lambda stream: stream.ask(command))
 
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the commands' answers; raise what one of them raised. When the connection is lost, all are asked again."""
-        return await self._repeated(lambda stream: stream.ask_all(commands))
+    async def ask_all(self, commands: Sequence[Command], *, raises: bool = True) -> list[Any]:
+        """Return the commands' answers; raise what one of them raised. When the connection is lost, all are asked again.
+
+        Unless ``raises``, an error that the server answered is returned in its place.
+        """
+        return await self._repeated(lambda stream: stream.ask_all(commands, raises=raises))
 
     async def aclose(self) -> None:
         """Close the connection; what waits for an answer fails. Repeated calls do nothing."""
@@ -73,7 +82,37 @@ class Link:
             await self._pool.release(connection)
 
     async def _repeated(self, asking: _Asking[T]) -> T:
-        return await self._retry.call_with_retry(lambda: self._once(asking), _and_no_more)
+        now = asyncio.get_running_loop().time
+        last_of_all, deadline = now() + self._patience.disk_s, now() + self._patience.lost_s
+        pause, error, troubled = _FIRST_PAUSE_S, None, False
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        return await self._once(asking)
+                except (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_NOW) as failure:
+                    error = failure
+                except exceptions.ResponseError as failure:
+                    if not is_disk_failure(failure):
+                        raise
+                    error, deadline = failure, min(last_of_all, now() + pause + self._patience.lost_s)  # it answers
+                except (TimeoutError, OSError) as failure:
+                    error = error or exceptions.TimeoutError(
+                        f"no answer within {self._patience.lost_s:g} s{f': {failure}' if str(failure) else ''}"
+                    )
+                left_s = deadline - now()
+                if left_s <= 0:
+                    raise error
+                if not troubled:
+                    troubled, self._num_troubled = True, self._num_troubled + 1
+                self.on_trouble(str(error))
+                await asyncio.sleep(min(pause, left_s))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        finally:
+            if troubled:
+                self._num_troubled -= 1
+                if not self._num_troubled:
+                    self.on_trouble("")
 
     async def _once(self, asking: _Asking[T]) -> T:
         stream = self._stream
@@ -95,7 +134,7 @@ class Link:
             self._connecting, failure = asyncio.get_running_loop().create_future(), None
             try:
                 self._connection = connection = self._connection or self._pool.get_available_connection()
-                self._stream = _Stream(connection, await connection.take_over(), self._timeout_s)
+                self._stream = _Stream(connection, await connection.take_over(), self._patience.timeout_s)
             except exceptions.RedisError as error:
                 failure = error
                 raise
@@ -137,7 +176,7 @@ class _Stream(asyncio.BufferedProtocol):
             await self._room()
         return await self._sent(command)
 
-    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+    async def ask_all(self, commands: Sequence[Command], *, raises: bool) -> list[Any]:
         """Return the answers, in order."""
         if not commands:
             return []
@@ -152,9 +191,10 @@ class _Stream(asyncio.BufferedProtocol):
             for answer in answers:
                 if not answer.cancel() and not answer.cancelled():
                     answer.exception()  # else asyncio complains that nobody looked at it
-        if failed := [error for answer in answers if (error := answer.exception()) is not None]:
-            raise failed[0]
-        return [answer.result() for answer in answers]
+        for answer in answers:
+            if (error := answer.exception()) is not None and (raises or not _is_answer(error)):
+                raise error
+        return [answer.exception() or answer.result() for answer in answers]
 
     def _sent(self, command: Command) -> asyncio.Future[Any]:
         if self.is_lost:
@@ -266,8 +306,10 @@ class _Stream(asyncio.BufferedProtocol):
             queue.clear()
 
 
-async def _and_no_more(_error: Exception) -> None:
-    """Do between two attempts what redis-py's retries ask for."""
+def _is_answer(error: BaseException) -> bool:
+    """Whether the server answered a command with this error, and would do so again."""
+    is_reply = isinstance(error, exceptions.ResponseError) and not isinstance(error, NOT_NOW)
+    return is_reply and not is_disk_failure(error)
 
 
 def _wake(room: asyncio.Future[None]) -> bool:

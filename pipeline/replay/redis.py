@@ -83,6 +83,8 @@ class RedisReplay:
         self._now = now
         self._counters = keys.counters(run)
         self._link = Link(client)
+        self._durable = Link(client)
+        """Of its own: the server answers there when its file is flushed, and what others ask need not wait for that."""
         self._requests = Requests()
 
     async def open(self, spec: LedgerSpec) -> None:
@@ -99,8 +101,8 @@ class RedisReplay:
         flat = [text for pair in (texts | extra).items() for text in pair]
         both = [keys.spec(self._run), keys.settings(self._run)]
         with ledger_faults("open"):
-            script = self._client.register_script(_OPEN)
-            there = cast("list[bytes]", await script(keys=both, args=[_settings(spec, texts, credit), *flat]))
+            arguments = (*both, _settings(spec, texts, credit), *flat)
+            there = cast("list[bytes]", await self._link.ask("EVAL", _OPEN, len(both), *arguments))
         have = {there[i].decode(): there[i + 1].decode() for i in range(0, len(there), 2)}
         if have != texts | extra:
             raise mismatch(have, spec)
@@ -179,7 +181,7 @@ class RedisReplay:
         if limit <= 0:
             return []
         with ledger_faults("dead_letters"):
-            packed = cast("list[bytes]", await cast("Any", self._client.lrange(keys.dead(self._run), 0, limit - 1)))
+            packed = cast("list[bytes]", await self._link.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
         return [_dead_letter(record) for record in packed]
 
     # -- learning ----------------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class RedisReplay:
 
     async def make_durable(self, who: Incarnation) -> bool:
         """Wait until the append-only file is on the server's disk; False when this server has none, or cannot say."""
-        return await wait_durable(self._client, self._counters, who)
+        return await wait_durable(self._durable, self._counters, who)
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
@@ -318,6 +320,14 @@ class RedisReplay:
         [stored] = await self._pipelined("peek", [("HMGET", keys.chunk(self._run, key), "blob", *Field)])
         return [blob for blob in stored if blob is not None]
 
+    def on_trouble(self, tell: Callable[[str], None]) -> None:
+        """Have ``tell`` called with why calls are asked again, for people; with "" when that is over."""
+        self._link.on_trouble = tell
+
+    async def check(self) -> None:
+        """Ask for a sign of life. Raises LedgerUnavailable without one, LedgerDiskFailed while the server refuses writes."""
+        await self._pipelined("ping", [("PING",)])
+
     async def ask(self, script: str, *args: object) -> Any:
         """Run a script that needs no incarnation, for ``pipeline.replay.redis_admin``."""
         return await self._call(script, None, *args)
@@ -340,6 +350,7 @@ class RedisReplay:
     async def aclose(self) -> None:
         """Close the client. Repeated calls do nothing."""
         await self._link.aclose()
+        await self._durable.aclose()
         await self._client.aclose()
 
     # -- inside ------------------------------------------------------------------------------------------------------

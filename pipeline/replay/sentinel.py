@@ -20,13 +20,10 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
-import redis
-import redis.sentinel
 from redis.asyncio import sentinel as asyncio_sentinel
 from redis.asyncio.connection import BlockingConnectionPool, parse_url
-from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 SCHEMES: Final = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT: Final = 26379
@@ -91,21 +88,6 @@ def master_pool(address: SentinelAddress, connection_class: type, settings: dict
     """Return a pool of ``connection_class``, one of redis-py's Sentinel-managed ones."""
     own: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, **address.own}
     sentinels = asyncio_sentinel.Sentinel(
-        address.sentinels, sentinel_kwargs=own | {"retry": AsyncRetry(NoBackoff(), 0), "ssl": address.is_tls}
+        address.sentinels, sentinel_kwargs=own | {"retry": Retry(NoBackoff(), 0), "ssl": address.is_tls}
     )
     return MasterPool(address.service, sentinels, connection_class=connection_class, **settings | address.node)
-
-
-def blocking_client(url: str, *, timeout_s: float) -> redis.Redis:
-    """Return a client for a thread of its own, which tries once: of the server at ``url``, or of the master it leads to."""
-    settings: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    if not url.startswith(SCHEMES):
-        return cast("Any", redis.Redis).from_url(url, **settings)
-    address = parse_sentinel_url(url)
-    tls = {"ssl": True} if address.is_tls else {}
-    sentinels = redis.sentinel.Sentinel(address.sentinels, sentinel_kwargs={**settings, **address.own, **tls})
-    return cast("Any", sentinels).master_for(address.service, **settings | address.node | tls)

@@ -42,7 +42,6 @@ from pipeline.runtime.news import LOOK_ANYWAY_S
 from pipeline.runtime.process_records import Life, identify, worker_pid, write_life
 from pipeline.runtime.registry import Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
-from pipeline.runtime.retry import ride_out
 from pipeline.runtime.threads import limit_threads
 from pipeline.work import listening
 from protocol.errors import ConfigError, Fenced, LedgerError
@@ -51,6 +50,8 @@ from protocol.printable import printable
 from protocol.zeromq import CurveKeys, ZmqTransport
 
 if TYPE_CHECKING:
+    import redis.asyncio
+
     from pipeline.runtime.actor import Actor
 
 ADVERTISE_HOST = "HEADRACE_ADVERTISE_HOST"
@@ -131,10 +132,12 @@ class _LifeRecord:
                 write_life(self._run_dir, self._worker, life)
 
 
-def _retries(config: RunConfig) -> int:
-    """How often a ledger call is repeated, about twice a second, before it counts as unavailable: a server that is
-    restarted within the outage that the configuration allows is noticed by nobody but the heartbeats."""
-    return max(3, round(2.0 * config.ledger.outage_timeout_s))
+def _connect(config: RunConfig, url: str, worker: str) -> redis.asyncio.Redis:
+    """Return a client whose calls bear what the configuration lets an outage, or a full disk, last."""
+    settings = config.ledger
+    return connect(
+        url, patience_s=settings.outage_timeout_s, disk_patience_s=settings.disk_timeout_s, client_name=worker
+    )
 
 
 def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
@@ -227,7 +230,7 @@ class Host:
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         who = await self._register()
         self._on_epoch(who.epoch)
-        client = connect(self._url, num_retries=_retries(self._config), client_name=self._worker)
+        client = _connect(self._config, self._url, self._worker)
         registry = RedisRegistry(client, self._config.run.name)
         replay = RedisReplay(client, self._config.run.name)
         transport = open_transport(self._config, self._run_dir, who)
@@ -243,6 +246,7 @@ class Host:
             tasks=tasks,
             log_context=self._worker_log.context,
         )
+        replay.on_trouble(ctx.pulse.ledger_trouble)
         self._worker_log.context["epoch"] = who.epoch
         self._log.info("worker_started", pid=worker_pid())
         if self._lifecycle.is_draining:
@@ -268,14 +272,17 @@ class Host:
 
     async def _register(self) -> Incarnation:
         """Get an epoch, however long an outage may last, saying so meanwhile."""
-        registry = RedisRegistry(connect(self._url, client_name=self._worker), self._config.run.name)
+        registry = RedisRegistry(_connect(self._config, self._url, self._worker), self._config.run.name)
+        told: list[str] = []
+
+        def tell(trouble: str) -> None:
+            if trouble and not told:
+                told.append(trouble)
+                self._log.warning("ledger_awaited", reason=trouble)
+
+        registry.on_trouble(tell)
         try:
-            return await ride_out(
-                lambda: registry.register(self._actor_class.role, self._worker),
-                clock=self._clock,
-                timeout_s=self._config.ledger.outage_timeout_s,
-                on_wait=lambda error: self._log.warning("ledger_awaited", reason=str(error)),
-            )
+            return await registry.register(self._actor_class.role, self._worker)
         finally:
             await registry.aclose()
 

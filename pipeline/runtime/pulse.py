@@ -53,6 +53,7 @@ class Pulse:
         self._turns = 0
         self._turned_at_s = self._started_s
         self._wait = _Wait(WaitingFor.STARTING, "")
+        self._trouble = ""
         self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
         self._begun = 0
         self._moved_s = clock.monotonic()
@@ -81,6 +82,13 @@ class Pulse:
                 self._wait = previous
             self._turn()
 
+    def ledger_trouble(self, words: str) -> None:
+        """Say why ledger calls are asked again; "" when that is over. The wait then counts as no standing still."""
+        if self._trouble and not words:
+            self._progress_at_s, self._moved_s = self._clock.time(), self._clock.monotonic()
+        self._trouble = words
+        self._turn()
+
     @property
     def moved_s(self) -> float:
         """When anything was last done, or work last began, by the monotonic clock."""
@@ -93,7 +101,7 @@ class Pulse:
 
     def heartbeat(self) -> Heartbeat:
         """Return the state at this moment. Called from the heartbeat thread."""
-        wait = self._wait
+        wait = _Wait(WaitingFor.LEDGER, self._trouble) if self._trouble else self._wait
         return Heartbeat(
             who=self.who,
             pid=worker_pid(),

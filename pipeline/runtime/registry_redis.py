@@ -11,16 +11,21 @@ JSON: a person with ``redis-cli`` can read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import redis.asyncio
+from redis.exceptions import NoScriptError
 
 from pipeline.replay import keys
+from pipeline.replay.connect import connect
 from pipeline.replay.faults import ledger_faults
-from pipeline.replay.sentinel import blocking_client
+from pipeline.replay.link import Link
 from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from pipeline.runtime.registry_memory import SILENT_AFTER_S, check_grows, check_newest
 from protocol.ids import Incarnation, Role
@@ -44,9 +49,11 @@ class RedisRegistry:
 
     def __init__(self, client: redis.asyncio.Redis, run: str, *, silent_after_s: float = SILENT_AFTER_S) -> None:
         self._client = client
+        self._link = Link(client)
+        self._listening = Link(client)
+        """Of its own: what waits for news there holds up no other call."""
         self._keys = _Keys(run)
         self._silent_after_s = silent_after_s
-        self._scripts = {path.stem: client.register_script(path.read_text("utf-8")) for path in _SCRIPTS.glob("*.lua")}
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
@@ -138,11 +145,18 @@ class RedisRegistry:
         topics = {self._keys.news[topic].encode(): topic for topic in seen}
         milliseconds = max(1, round(1000.0 * timeout_s))  # 0 would be for ever
         since = [seen[topic] or "0" for topic in topics.values()]
-        reply = await self._command("XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since)
-        return {topics[key]: _last_id(entries) for key, entries in dict(reply).items()}
+        with ledger_faults("registry XREAD"):
+            reply = await self._listening.ask("XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since)
+        return {topics[key]: entries[-1][0].decode() for key, entries in dict(reply or {}).items()}
+
+    def on_trouble(self, tell: Callable[[str], None]) -> None:
+        """Have ``tell`` called with why calls are asked again, for people; with "" when that is over."""
+        self._link.on_trouble = tell
 
     async def aclose(self) -> None:
         """Close the client."""
+        await self._link.aclose()
+        await self._listening.aclose()
         await self._client.aclose()
 
     async def _raise_epoch(self, worker: str, *, begins: str) -> int:
@@ -150,38 +164,54 @@ class RedisRegistry:
 
     async def _command(self, *arguments: Any) -> Any:
         with ledger_faults(f"registry {arguments[0]}"):
-            return await self._client.execute_command(*arguments)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            return await self._link.ask(*arguments)
 
     async def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         with ledger_faults(f"registry {script}"):
-            return await self._scripts[script](keys=script_keys, args=arguments)  # pyright: ignore[reportUnknownVariableType]
+            return await _run(self._link, script, script_keys, arguments)
 
 
-def _last_id(entries: list[Any]) -> str:
-    """Return the id of the last of a stream's entries; under RESP3 they are one list deeper."""
-    while isinstance(entries[-1], list):
-        entries = cast("list[Any]", entries[-1])
-    return entries[-1][0].decode()
+@cache
+def _script(name: str) -> tuple[str, str]:
+    """Return a script's digest and text."""
+    text = (_SCRIPTS / f"{name}.lua").read_text("utf-8")
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text
+
+
+async def _run(link: Link, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    digest, text = _script(script)
+    asked = (len(script_keys), *script_keys, *arguments)
+    try:
+        return await link.ask("EVALSHA", digest, *asked)
+    except NoScriptError:  # a server that was started again, say, has forgotten the text
+        return await link.ask("EVAL", text, *asked)
 
 
 class RedisHeartbeatWriter:
-    """The blocking side, with a connection of its own. Used by one thread."""
+    """The blocking side, with an event loop and a connection of its own. Used by one thread at a time."""
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
         keys_ = _Keys(run)
         self._keys = [keys_.epochs, keys_.heartbeats, keys_.seen]
-        self._client = blocking_client(url, timeout_s=timeout_s)  # the next heartbeat is the retry
-        self._script = self._client.register_script((_SCRIPTS / "beat.lua").read_text("utf-8"))
+        self._runner = asyncio.Runner()
+        self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
+        self._link = Link(self._client)
 
     def beat(self, heartbeat: Heartbeat) -> bool:
-        """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable."""
+        """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable, after ``timeout_s`` at most."""
         who = heartbeat.who
         with ledger_faults("heartbeat"):
-            return bool(self._script(keys=self._keys, args=[who.worker, who.epoch, msgspec.json.encode(heartbeat)]))
+            written = _run(self._link, "beat", self._keys, [who.worker, who.epoch, msgspec.json.encode(heartbeat)])
+            return bool(self._runner.run(written))
 
     def close(self) -> None:
         """Release the connection."""
-        self._client.close()
+        with self._runner:
+            self._runner.run(self._close())
+
+    async def _close(self) -> None:
+        await self._link.aclose()
+        await self._client.aclose()
 
 
 class _Keys:

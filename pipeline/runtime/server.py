@@ -129,6 +129,11 @@ class EmbeddedServer:
         return Path(self._started().socket)
 
     @property
+    def folder(self) -> Path:
+        """Where its append-only file lies."""
+        return self._folder
+
+    @property
     def log_file(self) -> Path:
         """The server's own log."""
         return self._folder / "server.log"

@@ -68,7 +68,7 @@ def _full_disk(s: Snapshot, folder: str) -> Chain:
     link = f"everything waits for room on the disk under the ledger: its server cannot write to {folder}, and takes no writes"
     doing = (
         f"make room there (`df {folder}`): the server tries again every second, and the run goes on by itself; workers wait "
-        "for it as long as ledger.outage_timeout_s"
+        "for it as long as ledger.disk_timeout_s"
     )
     return Chain((link,), Cause.DISK, "ledger", Outlook.YOU, doing)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -88,17 +89,16 @@ async def test_what_a_generator_sampled_still_counts_when_it_has_left(
     watch = _Watch(config, metrics_port=1)
     for number in range(2):
         who = await registry.register(Role.GENERATOR, f"generator-{number}")
-        assert writer.beat(
-            Heartbeat(
-                who=who, pid=1, host="h", at_s=1.0, started_s=0.0, progress=1, progress_at_s=1.0,
-                waiting_for=WaitingFor.COMPUTE, counters={"sampled_tokens": 500.0},
-            )
+        beat = Heartbeat(
+            who=who, pid=1, host="h", at_s=1.0, started_s=0.0, progress=1, progress_at_s=1.0,
+            waiting_for=WaitingFor.COMPUTE, counters={"sampled_tokens": 500.0},
         )  # fmt: skip
+        assert await asyncio.to_thread(writer.beat, beat)
         watch.look()
         await registry.depart(who)
         watch._next_s = 0.0
     assert [tokens for _, tokens in watch.tokens] == [500.0, 1000.0]
-    writer.close()
+    await asyncio.to_thread(writer.close)
 
 
 @pytest.mark.integration

@@ -122,7 +122,7 @@ async def test_a_connection_that_the_server_closed_is_made_anew(link, redis_clie
 
 
 async def test_a_closed_link_fails_what_waits_and_can_be_closed_again(redis_server):
-    client = connect(redis_server, num_retries=0)
+    client = connect(redis_server, patience_s=0.3)
     link = Link(client)
     await link.ask("PING")
     async with asyncio.TaskGroup() as tasks:
@@ -143,7 +143,7 @@ async def test_a_client_that_cannot_be_taken_over_is_refused(redis_server):
 
 
 async def test_a_server_that_is_away_is_away_for_all_that_ask():
-    client = connect("unix:///nonexistent/socket", num_retries=1)
+    client = connect("unix:///nonexistent/socket", patience_s=0.1)
     link = Link(client)
     answers = await together([link.ask("PING") for _ in range(3)])
     assert all(isinstance(answer, exceptions.ConnectionError) for answer in answers)
@@ -292,7 +292,7 @@ async def test_an_answer_that_arrives_in_pieces_is_one(asking):
 
 
 async def test_a_server_that_falls_silent_is_given_up_and_asked_again_elsewhere(asking):
-    link, puppet = asking(timeout_s=0.05, num_retries=1)
+    link, puppet = asking(timeout_s=0.05)
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(together([link.ask("ECHO", name) for name in "ab"]))
         await puppet.until(lambda: len(puppet.asked) == 2 and len(puppet.asked[1]) == 2)
@@ -302,15 +302,15 @@ async def test_a_server_that_falls_silent_is_given_up_and_asked_again_elsewhere(
 
 
 async def test_a_server_that_stays_silent_is_said_to_be_late(asking):
-    link, puppet = asking(timeout_s=0.05, num_retries=0)
+    link, puppet = asking(patience_s=0.05)
     (answer,) = await together([link.ask("ECHO", "a")])
     assert isinstance(answer, exceptions.TimeoutError)
-    assert "no answer for 0.05 s" in str(answer)
+    assert "no answer" in str(answer)
     assert puppet.asked == [[b"a"]]
 
 
 async def test_a_server_that_goes_on_answering_is_not_late(asking):
-    link, puppet = asking(timeout_s=0.3, num_retries=0)
+    link, puppet = asking(timeout_s=0.3)
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(together([link.ask("ECHO", name) for name in "abcdef"]))
         await puppet.until(lambda: puppet.asked == [[b"a", b"b", b"c", b"d", b"e", b"f"]])
@@ -330,7 +330,7 @@ async def test_a_server_that_goes_on_answering_is_not_late(asking):
     ],
 )
 async def test_a_server_that_cannot_be_the_right_one_is_left_for_whoever_is(asking, reply):
-    link, puppet = asking(num_retries=1)
+    link, puppet = asking()
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(link.ask("ECHO", "x"))
         await puppet.until(lambda: puppet.asked == [[b"x"]])
@@ -341,7 +341,7 @@ async def test_a_server_that_cannot_be_the_right_one_is_left_for_whoever_is(aski
 
 
 async def test_an_answer_that_nobody_asked_for_ends_the_connection(asking):
-    link, puppet = asking(num_retries=1)
+    link, puppet = asking()
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(link.ask("ECHO", "x"))
         await puppet.until(lambda: puppet.asked == [[b"x"]])

@@ -218,7 +218,7 @@ async def test_scripts_are_sent_again_to_a_server_that_forgot_them(redis_client)
 
 
 async def test_no_server_is_unavailable_and_a_bad_url_a_setting(tmp_path):
-    client = connect(f"unix://{tmp_path}/nobody", timeout_s=0.2, num_retries=0)
+    client = connect(f"unix://{tmp_path}/nobody", patience_s=0.2)
     with pytest.raises(LedgerUnavailable, match="is it running"):
         await RedisReplay(client, "test").totals()
     await client.aclose()

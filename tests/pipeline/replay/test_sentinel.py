@@ -93,13 +93,13 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 @pytest.mark.timeout(300)
 async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched) -> None:
-    client = connect(watched.url, num_retries=200)
+    client = connect(watched.url, patience_s=60.0)
     replay, registry = RedisReplay(client, "test"), RedisRegistry(client, "test")
     await replay.open(make_spec())
     who = await registry.register(Role.GENERATOR, "generator-0")
     beats = RedisHeartbeatWriter(watched.url, "test")
     pulse = Pulse(who, ManualClock())
-    assert beats.beat(pulse.heartbeat())
+    assert await asyncio.to_thread(beats.beat, pulse.heartbeat())
     first, second = (await replay.lease(who, max_trajectories=2)).leases
     chunk = make_chunk(first.trajectory)
     await replay.write_chunk(who, chunk)
@@ -113,7 +113,9 @@ async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched
         watched.master.kill()
 
         await replay.write_chunk(who, make_chunk(second.trajectory))  # waits for the failover, and finds the new master
-        assert (await client.info("server"))["tcp_port"] == watched.ports[1]
+        there = connect(watched.url)
+        assert (await there.info("server"))["tcp_port"] == watched.ports[1]
+        await there.aclose()
         await registry.set_run_status(RunStatus(RunState.RUNNING))
         await asyncio.wait_for(bell.wait(), 30.0)
         listening.cancel()
@@ -121,9 +123,9 @@ async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched
     audit = await replay.audit()
     assert audit.balances
     assert audit.tokens.admitted == 6
-    wait_until(lambda: heard(beats, pulse))
+    await asyncio.to_thread(wait_until, lambda: heard(beats, pulse))
     await client.aclose()
-    beats.close()
+    await asyncio.to_thread(beats.close)
 
 
 def heard(beats: RedisHeartbeatWriter, pulse: Pulse) -> bool:

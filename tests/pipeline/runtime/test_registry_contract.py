@@ -13,6 +13,7 @@ import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.replay.connect import connect
 from pipeline.runtime.registry import (
     Fleet,
     Heartbeat,
@@ -44,12 +45,12 @@ async def subject(request: pytest.FixtureRequest, redis_server: str) -> AsyncIte
         registry = MemoryRegistry()
         yield Subject(registry, registry.writer())
         return
-    client = redis.asyncio.Redis.from_url(redis_server)
+    client = connect(redis_server)
     await client.flushall()
     writer = RedisHeartbeatWriter(redis_server, "contract")
     registry = RedisRegistry(client, "contract")
     yield Subject(registry, writer)
-    writer.close()
+    await asyncio.to_thread(writer.close)
     await registry.aclose()
     await registry.aclose()
 
@@ -90,9 +91,9 @@ async def test_epochs_of_a_worker_only_grow_and_are_its_own(subject: Subject):
 
 async def test_a_heartbeat_comes_back_as_it_was_written(subject: Subject):
     who = await subject.registry.register(Role.GENERATOR, "generator-0")
-    assert subject.writer.beat(beat_of(who))
+    assert await asyncio.to_thread(subject.writer.beat, beat_of(who))
     assert await subject.registry.heartbeats() == [beat_of(who)]
-    assert subject.writer.beat(beat_of(who, progress=8))
+    assert await asyncio.to_thread(subject.writer.beat, beat_of(who, progress=8))
     assert [beat.progress for beat in await subject.registry.heartbeats()] == [8]
 
 
@@ -101,9 +102,9 @@ async def test_a_fenced_incarnation_can_neither_beat_nor_bind_nor_publish_nor_re
     old = await registry.register(Role.LEARNER, "learner-0")
     new = await registry.register(Role.LEARNER, "learner-0")
     await registry.set_endpoint(new, "ipc://new")
-    assert subject.writer.beat(beat_of(new))
+    assert await asyncio.to_thread(subject.writer.beat, beat_of(new))
 
-    assert not subject.writer.beat(beat_of(old, progress=99))
+    assert not await asyncio.to_thread(subject.writer.beat, beat_of(old, progress=99))
     with pytest.raises(Fenced, match="learner-0#1 is fenced: the newest epoch of learner-0 is 2"):
         await registry.set_endpoint(old, "ipc://old")
     with pytest.raises(Fenced):
@@ -117,7 +118,7 @@ async def test_a_fenced_incarnation_can_neither_beat_nor_bind_nor_publish_nor_re
 
 async def test_one_that_never_registered_is_fenced(subject: Subject):
     stranger = Incarnation(role=Role.REWARD, worker="reward-9", epoch=1)
-    assert not subject.writer.beat(beat_of(stranger))
+    assert not await asyncio.to_thread(subject.writer.beat, beat_of(stranger))
     with pytest.raises(Fenced):
         await subject.registry.set_endpoint(stranger, "ipc://x")
     assert await subject.registry.heartbeats() == []
@@ -126,7 +127,7 @@ async def test_one_that_never_registered_is_fenced(subject: Subject):
 async def test_fencing_forgets_the_endpoint_and_the_heartbeat_of_the_dead(subject: Subject):
     who = await subject.registry.register(Role.REWARD, "reward-0")
     await subject.registry.set_endpoint(who, "ipc://r")
-    subject.writer.beat(beat_of(who))
+    await asyncio.to_thread(subject.writer.beat, beat_of(who))
     await subject.registry.fence("reward-0")
     assert await subject.registry.endpoints(Role.REWARD) == {}
     assert await subject.registry.heartbeats() == []
@@ -145,7 +146,7 @@ async def test_endpoints_are_listed_by_role_with_their_keys_as_soon_as_they_are_
 async def test_one_that_departs_leaves_nothing_but_its_epoch(subject: Subject):
     who = await subject.registry.register(Role.REWARD, "reward-0")
     await subject.registry.set_endpoint(who, "ipc://r")
-    subject.writer.beat(beat_of(who))
+    await asyncio.to_thread(subject.writer.beat, beat_of(who))
     await subject.registry.depart(who)
     await subject.registry.depart(who)
     assert await subject.registry.endpoints(Role.REWARD) == {}
@@ -266,7 +267,7 @@ async def test_what_was_refused_is_no_news(subject: Subject):
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_news_is_read_in_both_versions_of_the_server_s_protocol(redis_server: str, protocol: int):
     url = f"{redis_server}{'&' if '?' in redis_server else '?'}protocol={protocol}"
-    registry = RedisRegistry(redis.asyncio.Redis.from_url(url), f"protocol-{protocol}")
+    registry = RedisRegistry(connect(url), f"protocol-{protocol}")
     seen = await caught_up(registry)
     await registry.set_run_status(RunStatus(RunState.RUNNING))
     found = await registry.news(seen, timeout_s=4.0)
@@ -291,9 +292,9 @@ async def test_a_silent_worker_is_offered_no_messages_until_it_is_heard_again(
     assert await registry.endpoints(Role.REWARD) == {}
     who = await heard.register(Role.REWARD, "reward-0")
     await heard.set_endpoint(who, "ipc://r")
-    assert writer.beat(beat_of(who))
+    assert await asyncio.to_thread(writer.beat, beat_of(who))
     assert await heard.endpoints(Role.REWARD) == {"reward-0": ("ipc://r", "")}
-    writer.close()
+    await asyncio.to_thread(writer.close)
 
 
 async def test_two_runs_under_one_server_do_not_see_each_other(redis_client: redis.asyncio.Redis):
@@ -312,7 +313,7 @@ async def test_a_server_at_its_memory_limit_still_takes_heartbeats_versions_and_
     try:
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             await redis_client.set("anything", "x")
-        assert writer.beat(beat_of(who))
+        assert await asyncio.to_thread(writer.beat, beat_of(who))
         await registry.announce_weights(who, announcement(1))
         await registry.set_endpoint(who, "ipc://l")
         await registry.set_run_status(RunStatus(RunState.STOPPING))
@@ -323,19 +324,19 @@ async def test_a_server_at_its_memory_limit_still_takes_heartbeats_versions_and_
         assert set(await registry.news(NOTHING_HEARD, timeout_s=0.001)) == set(Topic)
     finally:
         await redis_client.config_set("maxmemory", "0")
-        writer.close()
+        await asyncio.to_thread(writer.close)
 
 
 async def test_no_server_is_ledger_unavailable_and_says_so_soon():
-    registry = RedisRegistry(redis.asyncio.Redis.from_url("unix:///nowhere/at/all.sock"), "r")
+    registry = RedisRegistry(connect("unix:///nowhere/at/all.sock", patience_s=0.3), "r")
     writer = RedisHeartbeatWriter("unix:///nowhere/at/all.sock", "r")
     began = time.monotonic()
     with pytest.raises(LedgerUnavailable, match="does not answer"):
         await registry.heartbeats()
     with pytest.raises(LedgerUnavailable):
-        writer.beat(beat_of(Incarnation(role=Role.REWARD, worker="reward-0", epoch=1)))
+        await asyncio.to_thread(writer.beat, beat_of(Incarnation(role=Role.REWARD, worker="reward-0", epoch=1)))
     assert time.monotonic() - began < 10.0
-    writer.close()
+    await asyncio.to_thread(writer.close)
     await registry.aclose()
 
 

@@ -235,7 +235,7 @@ async def test_a_ledger_that_is_killed_and_restarted_is_survived(run: Run):
     pid = run.server.pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await asyncio.sleep(1.5)  # long enough for a heartbeat to be lost
+    await asyncio.sleep(3.0)  # long enough for a heartbeat to be lost: each tries for 2 s
     run.server.start()
     after = await beat_when(registry, lambda beat: beat.progress > before.progress + 5, "progress after the outage")
     assert (after.pid, after.who) == (process.pid, before.who)

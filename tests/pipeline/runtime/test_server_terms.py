@@ -22,7 +22,7 @@ WORKER = "user default on nopass ~* &* +@all -config"
 
 
 async def told(url: str) -> ServerTerms:
-    client = connect(url, timeout_s=5.0, num_retries=0)
+    client = connect(url)
     try:
         return await read_terms(client, "ledger.url")
     finally:

@@ -1,0 +1,192 @@
+"""Commands that only look write nothing and start nothing of the run, whatever state it is in, and end by their deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli import headrace
+from pipeline.cli.common import attach
+from pipeline.config.load import write_resolved
+from pipeline.preflight import preflight
+from pipeline.run_dir import prepare_run_dir
+from pipeline.runtime import server_copy
+from pipeline.runtime.ledger_file import read_address, write_address
+from pipeline.runtime.registry import RunState, RunStatus
+from pipeline.runtime.server import EmbeddedServer, open_ledger, server_runs
+from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.ids import Incarnation, Role, TrajectoryId
+from protocol.trajectory import Field
+from tests.mute import Manner, mute_server
+from tests.pipeline.op_config import op_config
+from tests.pipeline.replay.builders import make_chunk
+
+pytestmark = pytest.mark.timeout(120)
+LOOKS = (
+    "status",
+    "queues",
+    "why",
+    "audit",
+    "peek t.1.0.0 --run",
+    "dead-letters list",
+    "dead-letters show t.0.0.0 --run",
+)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended, with a chunk and a dead letter in its ledger."""
+    config = op_config(tmp_path_factory.mktemp("ended"))
+    spec = preflight(config).spec
+    run_dir = prepare_run_dir(config, resume=False)
+    write_resolved(config, run_dir)
+    server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
+    assert server is not None
+    server.stop()
+
+    async def leave_work_behind() -> None:
+        async with attach(run_dir) as at:
+            await at.replay.open(spec)
+            await at.registry.set_run_status(RunStatus(RunState.STOPPING, "stopped"))
+            who = await at.registry.register(Role.GENERATOR, "generator-0")
+            await at.replay.lease(who, max_trajectories=8)
+            for name in (TrajectoryId("t", 0, 0), TrajectoryId("t", 1, 0)):
+                await at.replay.write_chunk(who, make_chunk(name))
+            scorer, dead = Incarnation(Role.REWARD, "reward-9", 1), make_chunk(TrajectoryId("t", 0, 0)).id
+            while not await at.replay.fail_score(scorer, dead, Field.REWARD, "no boxed answer"):
+                pass
+
+    asyncio.run(leave_work_behind())
+    return run_dir
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where copies lie; nothing is left there."""
+    short = Path(tempfile.mkdtemp(prefix="hr-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    yield short
+    assert list(short.iterdir()) == []
+    short.rmdir()
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    found = {str(path): path for path in (folder, *folder.rglob("*"))}
+    return {
+        name: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for name, path in found.items()
+    }
+
+
+def invoke(words: str, run_dir: Path) -> Result:
+    return CliRunner().invoke(headrace, [*words.split(), str(run_dir)], standalone_mode=False)
+
+
+def test_a_look_at_a_run_without_a_server_leaves_its_folder_as_it_was(run_dir: Path, place: Path) -> None:
+    before = contents(run_dir)
+    for words in LOOKS:
+        done = invoke(words, run_dir)
+        assert done.exception is None, (words, done.exception, done.output)
+        assert done.output.strip()
+        assert contents(run_dir) == before, words
+        assert not server_runs(run_dir)
+        assert list(place.iterdir()) == [], words
+    assert "no boxed answer" in invoke("dead-letters show t.0.0.0 --run", run_dir).output
+
+
+def test_a_report_is_written_and_nothing_else(run_dir: Path, place: Path) -> None:
+    before = contents(run_dir)
+    assert invoke("report", run_dir).exception is None
+    changed = {name for name, what in contents(run_dir).items() if before.get(name) != what}
+    assert {Path(name).name for name in changed} == {"report.html", "report.json", run_dir.name}
+    assert not server_runs(run_dir)
+
+
+def test_a_file_that_is_too_large_or_finds_no_room_says_what_to_run_instead(
+    run_dir: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_copy, "MAX_COPY_BYTES", 10)
+    refused = invoke("status", run_dir).exception
+    assert isinstance(refused, ConfigError)
+    assert "headrace up --resume" in str(refused)
+    monkeypatch.setattr(server_copy, "MAX_COPY_BYTES", 4 << 30)
+    monkeypatch.setattr(server_copy, "_SPARE_BYTES", 1 << 60)
+    refused = invoke("status", run_dir).exception
+    assert isinstance(refused, ConfigError)
+    assert "set TMPDIR to a folder with room" in str(refused)
+
+
+def test_a_look_that_is_ended_takes_its_server_and_its_copy_along(run_dir: Path, place: Path) -> None:
+    script = (
+        "import asyncio, sys, time; from pathlib import Path; from pipeline.cli.common import look_at\n"
+        "async def look():\n    async with look_at(Path(sys.argv[1])):\n        print('there', flush=True)\n"
+        "        await asyncio.sleep(60)\nasyncio.run(look())"
+    )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(run_dir)],
+            env={**os.environ, "TMPDIR": str(place)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=Path.cwd(),
+        ) as looking:
+            assert looking.stdout is not None
+            assert looking.stdout.readline() == b"there\n"
+            [copy] = place.iterdir()
+            assert server_runs(copy)
+            looking.send_signal(number)
+            looking.wait(30)
+        assert list(place.iterdir()) == []
+
+
+def test_a_look_at_a_run_whose_server_is_there_asks_that_and_starts_none(run_dir: Path, place: Path) -> None:
+    server = EmbeddedServer(run_dir, max_memory_mb=64)
+    server.start()
+    try:
+        pid, record = server.pid(), read_address(run_dir)
+        for words in ("status", "audit", "why"):
+            assert invoke(words, run_dir).exception is None
+        assert (server.pid(), read_address(run_dir)) == (pid, record)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("manner", [Manner.MUTE, Manner.TRICKLES])
+def test_a_look_at_a_mute_server_ends_by_its_deadline(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, manner: Manner
+) -> None:
+    monkeypatch.setattr("pipeline.cli.common._ANSWER_S", 0.5)
+    before = read_address(run_dir)
+    assert before is not None
+    with mute_server(manner) as server:
+        try:
+            write_address(run_dir, msgspec.structs.replace(before, url=server.url, is_embedded=False))
+            for words in ("status", "queues", "audit"):
+                began = time.monotonic()
+                assert isinstance(invoke(words, run_dir).exception, LedgerUnavailable)
+                assert time.monotonic() - began < 3.0
+            began = time.monotonic()
+            answer = _why(run_dir, code=3)
+            assert time.monotonic() - began < 3.0
+            assert answer["chains"][0]["cause"] == "ledger"
+        finally:
+            write_address(run_dir, before)
+
+
+def _why(run_dir: Path, *, code: int) -> Any:
+    done = CliRunner().invoke(headrace, ["why", str(run_dir), "--json"], standalone_mode=False)
+    assert done.exception is None, done.output
+    assert done.return_value == code
+    return json.loads(done.stdout)

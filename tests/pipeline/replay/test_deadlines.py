@@ -1,0 +1,127 @@
+"""Every ledger call ends by its own deadline, whatever the server does or does not do: one layer asks again, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+
+import pytest
+
+from pipeline.replay.connect import connect
+from pipeline.replay.redis import RedisReplay
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.pulse import Pulse
+from pipeline.runtime.registry import Fleet, Topic, WaitingFor
+from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from protocol.errors import LedgerDiskFailed, LedgerUnavailable
+from protocol.ids import Incarnation, Role
+from tests.mute import Manner, mute_server
+from tests.pipeline.replay.builders import make_spec
+
+pytestmark = pytest.mark.timeout(60)
+ALL = pytest.mark.parametrize("manner", [Manner.MUTE, Manner.GREETS, Manner.TRICKLES])
+ASKED_S = 0.5
+WHO = Incarnation(Role.LEARNER, "learner", 1)
+Call = Callable[[RedisReplay, RedisRegistry], Awaitable[object]]
+CALLS: dict[str, Call] = {
+    "open": lambda replay, _: replay.open(make_spec()),
+    "claim": lambda replay, _: replay.claim(WHO, policy_version=0),
+    "totals": lambda replay, _: replay.totals(),
+    "dead letters": lambda replay, _: replay.dead_letters(),
+    "make durable": lambda replay, _: replay.make_durable(WHO),
+    "register": lambda _, registry: registry.register(Role.REWARD, "reward-0"),
+    "set fleet": lambda _, registry: registry.set_fleet(Fleet({})),
+    "heartbeats": lambda _, registry: registry.heartbeats(),
+    "news": lambda _, registry: registry.news({Topic.RUN: ""}, timeout_s=0.1),
+}
+
+
+@contextmanager
+def within(limit_s: float):
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < limit_s
+
+
+@ALL
+async def test_no_call_of_ledger_or_registry_outlasts_what_was_asked(manner: Manner) -> None:
+    with mute_server(manner) as server:
+        client = connect(server.url, timeout_s=0.2, patience_s=ASKED_S)
+        replay, registry = RedisReplay(client, "test"), RedisRegistry(client, "test")
+        for name, call in CALLS.items():
+            with within(ASKED_S + 1.0), pytest.raises(LedgerUnavailable, match="does not answer"):
+                await call(replay, registry)
+                raise AssertionError(name)
+        with within(1.0):
+            await replay.aclose()
+            await registry.aclose()
+
+
+async def test_calls_at_the_same_time_end_at_the_same_time() -> None:
+    with mute_server(Manner.MUTE) as server:
+        replay = RedisReplay(connect(server.url, timeout_s=0.1, patience_s=ASKED_S), "r")
+
+        async def fails() -> None:
+            with pytest.raises(LedgerUnavailable):
+                await replay.totals()
+
+        with within(ASKED_S + 1.0):
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(100):
+                    tasks.create_task(fails())
+        await replay.aclose()
+        assert server.num_connections < 20, "they connect together, not each for itself"
+
+
+@ALL
+def test_a_heartbeat_ends_by_its_deadline(manner: Manner) -> None:
+    pulse = Pulse(WHO, RealClock())
+    with mute_server(manner) as server:
+        writer = RedisHeartbeatWriter(server.url, "r", timeout_s=0.3)
+        for _ in range(2):
+            with within(1.5), pytest.raises(LedgerUnavailable):
+                writer.beat(pulse.heartbeat())
+        with within(1.0):
+            writer.close()
+
+
+async def test_a_server_that_finds_its_voice_within_the_deadline_serves_the_call_that_waits(redis_server) -> None:
+    """The connection that got no answer is given up, and the call is asked again on another."""
+    path = redis_server.removeprefix("unix://")
+    with mute_server(Manner.MUTE) as server:
+        replay = RedisReplay(connect(server.url.replace(":secret@", ""), timeout_s=0.2, patience_s=10.0), "deadlines")
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(replay.dead_letters())
+            await asyncio.sleep(0.3)
+            server.path.unlink()
+            server.path.symlink_to(path)
+        assert asking.result() == []
+        await replay.aclose()
+
+
+async def test_a_full_disk_is_borne_longer_than_a_server_that_is_away_and_said_to_be_one() -> None:
+    with mute_server(Manner.DISK_FULL) as server:
+        replay = RedisReplay(connect(server.url, patience_s=0.2, disk_patience_s=1.0), "r")
+        pulse = Pulse(WHO, RealClock())
+        replay.on_trouble(pulse.ledger_trouble)
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+
+            async def claim() -> None:
+                with pytest.raises(LedgerDiskFailed, match=r"No space left.*|cannot write its append-only file"):
+                    await replay.claim(WHO, policy_version=0)
+
+            claiming = tasks.create_task(claim())
+            await asyncio.sleep(0.5)
+            assert not claiming.done(), "0.2 s are for a server that does not answer; this one does"
+            beat = pulse.heartbeat()
+            assert beat.waiting_for is WaitingFor.LEDGER
+            assert "No space left on device" in beat.detail
+        assert 0.9 < time.monotonic() - began < 3.0
+        assert pulse.heartbeat().waiting_for is WaitingFor.STARTING, "what it was before"
+        server.manner = Manner.MUTE
+        with within(1.5), pytest.raises(LedgerUnavailable):
+            await replay.totals()
+        await replay.aclose()
