@@ -17,7 +17,9 @@ from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.registry import RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer
-from protocol.errors import LedgerError
+from pipeline.runtime.server_probe import ServerState
+from pipeline.runtime.server_watch import ServerWatch
+from protocol.errors import LedgerDiskFailed, LedgerError
 
 
 @pytest.fixture
@@ -64,4 +66,34 @@ async def test_a_server_without_room_names_its_folder_until_there_is_room_again(
     finally:
         await registry.aclose()
         await replay.aclose()
+        server.stop()
+
+
+async def test_calls_wait_for_room_and_the_server_is_not_taken_for_dead(small_disk: Path) -> None:
+    server = EmbeddedServer(small_disk, max_memory_mb=64)
+    server.start()
+    pid, watch = server.pid(), ServerWatch(patience_s=0.0)
+    hasty = RedisRegistry(connect(server.url, patience_s=0.3), "full")
+    patient = RedisRegistry(connect(server.url, patience_s=0.3, disk_patience_s=60.0), "full")
+    ballast = small_disk / "ledger" / "ballast"
+    with suppress(OSError):
+        ballast.write_bytes(bytes(8 << 20))
+    try:
+        with pytest.raises(LedgerDiskFailed, match="Make room on the disk"):
+            async with asyncio.timeout(20.0):
+                while True:
+                    await hasty.set_run_status(RunStatus(RunState.RUNNING, "x" * 5000))
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(patient.set_run_status(RunStatus(RunState.FINISHED)))
+            for now_s in range(5):
+                sight = await asyncio.to_thread(server.keep, watch, float(now_s))
+                assert (sight.state, sight.refuses_writes, sight.pid) == (ServerState.SERVES, True, pid)
+                await asyncio.sleep(0.1)
+            assert not waiting.done()
+            ballast.unlink()
+        assert (await hasty.run_status()).state is RunState.FINISHED
+        assert server.pid() == pid
+    finally:
+        await hasty.aclose()
+        await patient.aclose()
         server.stop()
