@@ -47,6 +47,7 @@ class ServerWatch:
         self._num_gone = 0
         if self._heard_s is None or sight.state is ServerState.SERVES or is_moving:
             self._heard_s = now_s
+            return Verdict.LEAVE
         return Verdict.REPLACE if now_s - self._heard_s >= self._patience_s else Verdict.LEAVE
 
     def begin_again(self, now_s: float) -> None:
