@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -191,7 +192,8 @@ class LiveView(View):
     ) -> None:
         if self._last is not None:
             self._live.update(self.render(self._last, is_last=True))
-        self._live.__exit__(kind, error, trace)
+        with suppress(OSError):  # the terminal has hung up
+            self._live.__exit__(kind, error, trace)
 
     def show(self, picture: Picture) -> None:
         """Redraw."""

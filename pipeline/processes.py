@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from pipeline.adopted import AdoptedProcess
+from pipeline.bounded_files import cut
 from pipeline.config.secrets import without_ledger_password
 from pipeline.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.runtime.exit_codes import ExitCode
@@ -30,6 +31,7 @@ from pipeline.runtime.process_records import (
     identify,
     read_life,
     read_started,
+    this_host,
     write_started,
 )
 from protocol.ids import Role
@@ -37,7 +39,6 @@ from protocol.ids import Role
 Command = Callable[[Role, Path, str], list[str]]
 """Role, run folder, worker's name -> the command line of its process."""
 
-_MAX_OUTPUT_BYTES = 1 << 20
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 20
 
@@ -105,10 +106,8 @@ class Processes:
 
     def start(self, role: Role, name: str) -> None:
         """Start a worker's process. One that the system refuses to start is reported by ``reap`` as failed."""
-        path = self.output_path(name)
         try:
-            is_long = path.exists() and path.stat().st_size > _MAX_OUTPUT_BYTES
-            with path.open("wb" if is_long else "ab") as output:
+            with self.output_path(name).open("ab") as output:
                 output_from = output.tell()
                 process = subprocess.Popen(
                     self._command(role, self._run_dir, name),
@@ -189,11 +188,15 @@ class Processes:
         self._children.clear()
 
     def end_strays(self) -> int:
-        """Kill whatever workers of this run, and those that they started, are still there; return how many there were.
+        """Kill the workers of this run that are still on this host, and what they started; return how many that were.
 
         For a run that has ended, when no process of it is to be kept.
         """
-        return end_marked(WORKER_MARK, worker_mark(self._run_dir))
+        num_ended = end_marked(WORKER_MARK, worker_mark(self._run_dir))
+        for worker, record in read_started(self._run_dir).items():
+            if record.identity.host == this_host() and identify(record.identity.pid) != record.identity:
+                forget_started(self._run_dir, worker)
+        return num_ended
 
     def _buried(self, worker: str) -> None:
         """A worker has ended: end what it left behind, and take it off the record."""
@@ -222,6 +225,15 @@ class Processes:
         """Return where a worker's terminal output goes."""
         return self._run_dir / "logs" / f"{worker}.out"
 
+    def bound_outputs(self) -> None:
+        """Cut what workers wrote to their terminals, and the embedded server's log, where it has become long."""
+        for path in (*(self._run_dir / "logs").glob("*.out"), self._run_dir / "ledger" / "server.log"):
+            try:
+                if cut(path):
+                    log.warning("output_cut", file=path.name)
+            except OSError as error:
+                log.warning("output_not_cut", file=path.name, reason=str(error))
+
     def last_lines(self, worker: str) -> str:
         """Return the last lines that a worker wrote to its terminal; empty when there are none."""
         return "\n".join(self._output(worker).splitlines()[-_LAST_LINES:])
@@ -236,7 +248,7 @@ class Processes:
         try:
             with self.output_path(worker).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(begin, size - _TAIL_BYTES))
+                file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))  # it is shorter when it was cut
                 return file.read().decode(errors="replace")
         except OSError:
             return ""

@@ -8,7 +8,8 @@ and reaps; this module joins them and keeps the embedded ledger server alive. A 
 and killed then, so that whatever it still writes has no effect. Workers that a supervisor before this one left behind are
 adopted (``pipeline.takeover``); when they were started with other settings they are drained first and started anew.
 
-The first Ctrl-C (or SIGTERM) drains the fleet; a second one ends it at once. Neither needs the ledger to answer.
+The first Ctrl-C (or SIGTERM, or SIGHUP when the terminal closes) drains the fleet; a second Ctrl-C or SIGTERM ends it at once.
+None needs the ledger to answer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline import remains
 from pipeline.checkpoints import CHECKPOINTS, newest_name
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
@@ -44,11 +46,11 @@ from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunS
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, open_ledger, process_runs, read_ledger_url
 from pipeline.runtime.server_binary import log_choice
+from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
 from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over
 from pipeline.value_model import VALUE_CHECKPOINTS
 from pipeline.watchdog import Patience, Watchdog
-from pipeline.weights.store import remove_weights
 from protocol.errors import ConfigError, LedgerError
 from protocol.ids import Role
 
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 _TICK_S = 0.2
 _LOOK_EVERY_S = 0.5
 """At the ledger: each look reads what every worker says, and the watchdog's patience is of seconds."""
+_CUT_EVERY_S = 1.0
+"""Outputs that have become long."""
 _ANSWER_S = 2.0
 """The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
 _SERVER_PATIENCE_S = 60.0
@@ -109,6 +113,7 @@ class Supervisor:
         self._watchdog = Watchdog(self._patience)
         self._num_signals = 0
         self._next_look_s = 0.0
+        self._next_cut_s = 0.0
         self._is_starved = False
         self._refused: Fleet | None = None
         self._learner_drain_code = int(ExitCode.OK)
@@ -145,7 +150,7 @@ class Supervisor:
                 await asyncio.to_thread(self._processes.close)
                 await registry.aclose()
                 await around.close()
-                remove_weights(self._run_dir)
+                remains.clear(self._run_dir)
         return self._outcome(status)
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
@@ -153,12 +158,13 @@ class Supervisor:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+        numbers, terminals = stop_signals(), own_terminals()
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number, terminals)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     @contextmanager
@@ -237,6 +243,9 @@ class Supervisor:
             for exit_ in ended:
                 self._note(exit_, now)
             around.keep_server(now)
+            if now >= self._next_cut_s:
+                self._next_cut_s = now + _CUT_EVERY_S
+                await asyncio.to_thread(self._processes.bound_outputs)
             if ended or now >= self._next_look_s:
                 self._next_look_s = now + _LOOK_EVERY_S
                 status = await self._look(around, status, ended, now)
@@ -331,7 +340,11 @@ class Supervisor:
             await registry.fence(worker)
             log.warning("guest_buried", worker=worker, reason=reason)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals, terminals: tuple[int, ...]) -> None:
+        if number is signal.SIGHUP:
+            leave_terminals(terminals)
+            if self._num_signals:
+                return  # shell and kernel both send it when a terminal closes: it is never a second request
         self._num_signals += 1
         self._next_look_s = 0.0
         if self._num_signals == 1:

@@ -150,5 +150,5 @@ class Surroundings:
         if self._watch is None or now < self._next_watch_s:
             return
         self._next_watch_s = now + self._watch_every_s
-        with suppress(BlockingIOError):  # a terminal that takes nothing now misses a picture
+        with suppress(OSError):  # a terminal that takes nothing now misses a picture; one that has hung up, all of them
             self._watch(Picture(status, beats, await self._replay.totals(), tuple(plan.absent)))

@@ -129,12 +129,21 @@ def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str
     return ipc_endpoint(run_dir, f"{who.worker}.{who.epoch}")
 
 
+def run_tag(run_dir: Path) -> str:
+    """Return what the names of a run's private folders outside its own begin with: the user, and a hash of the run's path."""
+    return f"headrace-{os.getuid()}-{hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]}"
+
+
+def socket_folders(run_dir: Path) -> tuple[Path, Path]:
+    """Return where a run's sockets are, and where they are if that path is too long for one."""
+    return run_dir.absolute() / "sockets", Path(tempfile.gettempdir()) / run_tag(run_dir)
+
+
 def ipc_endpoint(run_dir: Path, name: str) -> str:
     """Return an ipc endpoint in the run's private socket folder; in the temporary folder when the run's path is too long."""
-    folder = run_dir.absolute() / "sockets"
+    folder, short_folder = socket_folders(run_dir)
     if len(os.fsencode(folder / f"{name}.sock")) > MAX_IPC_PATH_BYTES:
-        tag = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{tag}"
+        folder = short_folder
     ensure_private_folder(folder)
     return f"ipc://{_checked_path(str(folder / f'{name}.sock'), name)}"
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import click
 
+from pipeline.runtime.private_files import keep_private
 from protocol.errors import HeadraceError
 from protocol.printable import printable
 
@@ -77,6 +78,7 @@ def headrace() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a documented code."""
+    keep_private()
     try:
         code = headrace.main(arguments, standalone_mode=False)
     except click.exceptions.Exit as ending:

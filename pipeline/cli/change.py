@@ -1,7 +1,8 @@
 """``headrace scale`` and ``headrace down``: what a person changes while a run runs.
 
 *Consumes* a wish. *Produces* an entry in the registry, which the supervisor reads several times a second and carries out.
-*Waits for* (``down``) the supervisor's end. Where a supervisor died and left its workers behind, ``down`` ends them itself.
+*Waits for* (``down``) the supervisor's end. Where a supervisor died, ``down`` ends what it left behind: workers, what they
+started, the embedded server, published weights, sockets, temporary folders.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from pipeline.cli.common import attach, echo_json, find_run, json_option, run_ar
 from protocol.errors import ConfigError, DeadlineExceeded
 
 if TYPE_CHECKING:
-    from pipeline.runtime.registry import Fleet
+    from pipeline.runtime.registry import Fleet, Heartbeat
     from protocol.ids import Role
 
 _ELASTIC = ("generator", "reward", "reference")
@@ -100,7 +102,7 @@ def down(run: Path | None, now: bool, timeout_s: float, as_json: bool) -> None:
     deadline = time.monotonic() + timeout_s
     pid = supervisor_pid(run_dir)
     if pid is None:
-        was_running = asyncio.run(_end_leftovers(run_dir, now=now, timeout_s=timeout_s))
+        was_running = _end_leftovers(run_dir, now=now, timeout_s=timeout_s)
     else:
         was_running = True
         if now:
@@ -133,15 +135,31 @@ async def _ask(run_dir: Path) -> None:
         )
 
 
-async def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
-    """End the workers, and the embedded server, of a supervisor that died; return whether there were any."""
+def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
+    """End what a supervisor that died left behind, and return whether there was anything: workers first, which drain, then the
+    embedded server, then what no record is."""
+    from pipeline import remains
+    from pipeline.processes import Processes
+    from pipeline.run_dir import run_lock, server_lock
+    from pipeline.runtime.server import end_server
+
+    was_running = asyncio.run(_end_workers(run_dir, now=now, timeout_s=timeout_s))
+    with run_lock(run_dir), server_lock(run_dir):  # no supervisor begins meanwhile
+        was_running |= Processes(run_dir).end_strays() > 0
+        was_running |= end_server(run_dir)
+        return remains.clear(run_dir) > 0 or was_running
+
+
+async def _end_workers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
+    """Let the workers of a supervisor that died drain, with a ledger to drain into; return whether there were any."""
     from pipeline.processes import Processes
     from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.registry import RunState, RunStatus
-    from pipeline.runtime.server import EmbeddedServer
+    from pipeline.runtime.server import server_runs
 
     processes = Processes(run_dir)
-    if read_address(run_dir) is None:
+    address = read_address(run_dir)
+    if address is None or (address.is_embedded and not processes.find() and not server_runs(run_dir)):
         return False
     async with attach(run_dir) as attached:
         registry = attached.registry
@@ -151,20 +169,22 @@ async def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
             RunStatus(RunState.STOPPING, "stopped by `headrace down`; its supervisor had died")
         )
         deadline = time.monotonic() + timeout_s
-        while left := [beat for beat in await registry.heartbeats() if not now and time.time() - beat.at_s < _SILENT_S]:
+        while left := [beat for beat in await registry.heartbeats() if not now and _may_live(beat)]:
             if time.monotonic() > deadline:
                 names = ", ".join(beat.who.worker for beat in left)
                 raise DeadlineExceeded(f"{names} did not drain within {timeout_s:g} s; `headrace down {run_dir} --now`")
             await asyncio.sleep(_POLL_S)
-        for (
-            beat
-        ) in await registry.heartbeats():  # the dead, the silent, and with --now everybody: no write of theirs counts
+        for beat in await registry.heartbeats():  # the dead, the silent, with --now all: no write of theirs counts
             await registry.fence(beat.who.worker)
         for found in processes.find():  # frozen, still starting, or with --now busy
             await asyncio.to_thread(processes.end, found)
         if now:
             await asyncio.sleep(_HEARD_S)
-        server = EmbeddedServer(attached.run_dir, max_memory_mb=attached.config.ledger.max_memory_mb)
-        if (address := read_address(run_dir)) is not None and address.is_embedded and server.start():
-            server.stop()
     return True
+
+
+def _may_live(beat: Heartbeat) -> bool:
+    from pipeline.runtime.server import process_runs
+
+    is_gone = beat.host == socket.gethostname() and not process_runs(beat.pid)
+    return not is_gone and time.time() - beat.at_s < _SILENT_S

@@ -39,9 +39,11 @@ from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.news import LOOK_ANYWAY_S
+from pipeline.runtime.private_files import keep_private
 from pipeline.runtime.process_records import Life, identify, worker_pid, write_life
 from pipeline.runtime.registry import Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads
 from pipeline.work import listening
 from protocol.errors import ConfigError, Fenced, LedgerError
@@ -68,6 +70,7 @@ _ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
 def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> int:
     """Run one worker in this process; see ``pipeline.runtime.actor.run_actor``."""
     run_dir = run_dir.absolute()
+    keep_private()
     limit_threads(1)  # before anything below loads a numeric library
     life = _LifeRecord(run_dir, worker)
     try:
@@ -210,7 +213,7 @@ class Host:
     async def run(self) -> ExitCode:
         """Live once, and say how it ended."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -220,7 +223,7 @@ class Host:
             return self._explain(group)
         finally:
             # From here on nothing is left to stop: a request that comes now must not turn a good end into a death by signal.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         counters = dict(self._context.counters) if self._context else {}
         self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name, counters=counters)
         return self._lifecycle.code
@@ -343,6 +346,8 @@ class Host:
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if number is signal.SIGHUP and self._lifecycle.num_signals:
+            return  # shell and kernel both send it when a terminal closes: it drains, and is never a second request
         self._lifecycle = self._lifecycle.signal(self._clock.monotonic(), number.name)
         self._begin_drain()
 

@@ -6,8 +6,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
+
+
+def keep_private() -> None:
+    """Let this process and those that it starts make files for their owner alone, and leave no core file, which would hold
+    passwords. Who must have one sets the limit for one process: ``prlimit --pid PID --core=unlimited``."""
+    os.umask(0o077)
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -9,9 +9,7 @@ digest does not hold, and whoever asked then asks for the newest version.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from pipeline.weights.delta import encode
 from pipeline.weights.digest import Digest, digest_buffer
 from pipeline.weights.segments import Segment, SegmentWriter
 from pipeline.weights.tensorfile import Publication, read_contents
+from protocol.endpoints import run_tag
 from protocol.errors import UnknownMessage
 from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 
@@ -37,8 +36,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the fo
 def weights_folder(run_dir: Path, *, shared_memory: bool) -> Path:
     """Return the folder for published weights: memory-backed when asked for and present, else in the run's folder."""
     if shared_memory and _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
-        tag = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:16]
-        return _SHARED_MEMORY / f"headrace-{os.getuid()}-{tag}"
+        return _SHARED_MEMORY / run_tag(run_dir)
     return run_dir / "weights"
 
 
@@ -53,11 +51,13 @@ def file_name(policy_version: int) -> str:
     return "base.safetensors" if policy_version == BASE_VERSION else f"v{policy_version:08d}.safetensors"
 
 
-def remove_weights(run_dir: Path) -> None:
-    """Remove published weights once nobody serves them; a checkpoint holds the model."""
-    for shared in (True, False):
-        shutil.rmtree(weights_folder(run_dir, shared_memory=shared), ignore_errors=True)
-        shutil.rmtree(fetched_folder(run_dir, shared_memory=shared), ignore_errors=True)
+def weight_folders(run_dir: Path) -> list[Path]:
+    """Return every folder in which this host may hold weights of a run: of no worth once it has ended."""
+    return [
+        folder(run_dir, shared_memory=is_shared)
+        for is_shared in (True, False)
+        for folder in (weights_folder, fetched_folder)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

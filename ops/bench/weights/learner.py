@@ -24,9 +24,10 @@ import torch
 from ops.bench.weights.actor import actor
 from ops.bench.weights.model import make_model
 from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
+from pipeline import remains
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.runtime.server import open_ledger
-from pipeline.weights.store import remove_weights, weights_folder
+from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.adapter import Adapter
 from workers.publishing import Publisher
@@ -128,7 +129,7 @@ def measure(way: Way, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int
     finally:
         if server is not None:
             server.stop()
-        remove_weights(config.run_dir)
+        remains.clear(config.run_dir)
 
 
 async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tuple[int, list[Turn]]:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline import remains
 from pipeline.weights.digest import digest_file
 from pipeline.weights.segments import SegmentReader
-from pipeline.weights.store import WeightsStore, remove_weights, weights_folder
+from pipeline.weights.store import WeightsStore, weights_folder
 from protocol.errors import ConfigError, UnknownMessage
 from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
 from tests.pipeline.weights.versions import numbers, published, stepped
@@ -130,7 +131,7 @@ def test_each_run_has_a_folder_of_its_own_and_leaves_none(tmp_path: Path) -> Non
     folder = weights_folder(tmp_path / "a", shared_memory=False)
     assert folder == tmp_path / "a" / "weights"
     WeightsStore(folder, keep=1).publish(1, published(numbers(1)))
-    remove_weights(tmp_path / "a")
+    assert remains.clear(tmp_path / "a") == 1
     assert not folder.exists()
 
 

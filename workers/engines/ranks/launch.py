@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.process_records import WORKER_PID, record_end, worker_pid
+from protocol.endpoints import run_tag
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -64,24 +65,25 @@ def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
     code = int(ExitCode.FAILURE)
     command = [sys.executable, "-P", "-m", "workers", str(role), "--run-dir", str(run_dir), "--name", worker]
     try:
-        code = launch(command, ranks, name=worker)
+        code = launch(command, ranks, name=worker, folder_prefix=f"{run_tag(run_dir)}-ranks-")
     finally:
         record_end(run_dir, worker, code)
     return code
 
 
-def launch(command: Sequence[str], num_ranks: int, *, name: str) -> int:
+def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: str = "headrace-ranks-") -> int:
     """Run ``command`` as ``num_ranks`` ranks until all have ended; return the worker's exit code.
 
     Args:
         command: Program and arguments of a rank; each must call :func:`enter_rank` first.
         num_ranks: How many.
         name: Of the worker, for people.
+        folder_prefix: Of the temporary folder where ranks find one another.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
+    folder = Path(tempfile.mkdtemp(prefix=folder_prefix))
     os.environ |= {
         RANK_DIR: str(folder),
         WORKER_PID: str(os.getpid()),
