@@ -28,6 +28,9 @@ def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
         assert audit["groups"]["trained"] == 6 * 4
         assert audit["trajectories"]["trained"] == 6 * 4 * 8
         assert sum(audit["tokens"]["in_flight"].values()) == 0
+        paths = [run.run_dir, *run.run_dir.rglob("*")]
+        assert any(path.suffix == ".safetensors" for path in paths)
+        assert [path for path in paths if path.lstat().st_mode & 0o077] == [], "the owner's alone, the model too"
         report = json.loads((run.run_dir / "report.json").read_text())
         assert report["num_updates"] == 6
         assert report["num_held_out"] == 32
