@@ -4,6 +4,9 @@
 settling of the claims whose effect they hold. *Waits for* the disk, and for the ledger to have what the snapshot learned from
 on its own disk. *Unblocked by* both.
 
+A copy of weights and optimiser is most of a learner's memory again. Where less is left free than it took, nothing else is begun
+until it is written: the next update's activations beside it would bring the kernel to end the process, again and again.
+
 One is written at a time. A worker whose next checkpoint is due while one is being written waits for it: so there are never
 more than two snapshots' worth of claims unsettled, nor more than one copy of the weights in memory.
 
@@ -22,11 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints import CheckpointFolder
+from pipeline.machine import this_machine
+from pipeline.memory_needs import room_here
 from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.pulse import resident_bytes
 from pipeline.runtime.registry import WaitingFor
 from protocol.errors import StorageFailed
 
 _LOOK_S = 1.0
+_WORTH_WAITING_BYTES = 256 << 20
+"""A smaller copy fits in any case."""
 _RETRY_S = 5.0
 _MAX_TRIES = 120
 """Tries of the last checkpoint of a run, or of a drain: ten minutes for somebody to make room."""
@@ -35,7 +43,15 @@ _MAX_TRIES = 120
 class CheckpointWriter:
     """Writes one worker's checkpoints, one at a time."""
 
-    def __init__(self, ctx: ActorContext, folder: CheckpointFolder) -> None:
+    def __init__(
+        self,
+        ctx: ActorContext,
+        folder: CheckpointFolder,
+        *,
+        free_bytes: Callable[[], int] = lambda: room_here(this_machine()).free,
+    ) -> None:
+        """``free_bytes``: returns how much memory could be had now."""
+        self._free_bytes = free_bytes
         self._ctx = ctx
         self._folder = folder
         self._task: Task[None] | None = None
@@ -63,8 +79,13 @@ class CheckpointWriter:
         Nothing may be on its way: see :meth:`wait`.
         """
         started_s = self._ctx.clock.monotonic()
+        before = resident_bytes()
         save = await self._ctx.compute(snapshot)
+        copied = resident_bytes() - before
         self._task = self._ctx.spawn("checkpoint", self._write(version, save, state, settle, started_s), endless=False)
+        del save
+        if copied > _WORTH_WAITING_BYTES and self._free_bytes() < copied:
+            await self.wait()
 
     async def wait(self) -> None:
         """Wait until nothing is on its way to the disk."""
