@@ -20,7 +20,7 @@ are freed.
 Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire), ``weights_s`` (seconds from
 the announcement's sight to verified and merged), ``weights_merge_s`` (of them, merging), ``weights_pause_s`` (decoding stood
 still), ``weights_bases`` (bases that came), ``weights_deltas`` (versions that came as deltas), ``weights_refreshes`` (whole
-versions after a delta that did not fit), ``rejected_version`` (-1: none).
+versions after a delta that did not fit), ``rejected_version`` (-1: none), ``stale_swaps`` (old weights stayed).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pipeline.weights.digest import digest_buffer
 from pipeline.weights.segments import MappedFile, SegmentReader, UnnamedFile
 from pipeline.weights.store import fetched_folder, write_publication
 from pipeline.weights.wire import Base, FetchFolder, WireFetch
-from protocol.errors import WeightsDamaged, WeightsRejected
+from protocol.errors import ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import Role
 from protocol.messages import BASE_VERSION
 from workers.engines.build import merge_weights, view_weights
@@ -146,8 +146,8 @@ class WeightsTaker:
     async def swap(self) -> None:
         """Put the staged version into the engine, if there is one.
 
-        Raises WeightsRejected when a version was refused since the last call, or does not fit the model, and what the engine
-        raises.
+        Raises WeightsRejected when a version was refused since the last call, or does not fit the model; ParityFailed when the
+        engine does not serve it afterwards; and what the engine raises.
         """
         if self._refused is not None:
             raise self._refused
@@ -159,6 +159,7 @@ class WeightsTaker:
         before = [self._serving.pages()] if self._serving is not None and self._serving.pages is not None else []
         try:
             await self._ctx.compute(self._engine.load_weights, staged.tensors, version)
+            await self._check_served(staged.tensors, version)
         except BaseException:
             self._release(staged)
             raise
@@ -174,6 +175,18 @@ class WeightsTaker:
         self._ctx.policy_version = version
         self._add("weight_swaps", 1)
         self._ctx.progress()
+
+    async def _check_served(self, tensors: Mapping[str, Any], version: int) -> None:
+        """Raise ParityFailed when the engine serves anything else than what it was just given, whatever it says itself."""
+        unserved = await self._ctx.compute(self._engine.unserved, tensors)
+        if not unserved and self._engine.policy_version == version:
+            return
+        self._add("stale_swaps", 1)
+        what = f"{len(unserved)} of {len(tensors)} tensors, first {unserved[0]}" if unserved else "the version before"
+        raise ParityFailed(
+            f"the engine was given version {version} and still serves old weights ({what}); no token is sampled under a "
+            "version that is not served, so this worker ends: use another generation.engine for this model"
+        )
 
     def close(self) -> None:
         """Give files back, and remove those that were fetched."""

@@ -16,7 +16,7 @@ from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
-from protocol.errors import WeightsDamaged
+from protocol.errors import ParityFailed, WeightsDamaged
 from protocol.ids import Role
 from protocol.memory import MemoryHub
 from tests.pipeline.runtime.fakes import context_of, small_config
@@ -307,3 +307,32 @@ async def test_a_file_only_generator_does_not_ask_and_one_whose_file_is_gone_wai
         await world.publish(2)
         await world.take()
         assert world.engine.policy_version == 2
+
+
+class Keeps(Recorder):
+    """An engine that says that it took new weights, and serves the old ones."""
+
+    def unserved(self, tensors: Any) -> list[str]:
+        first = next(iter(self.served.values()))
+        return [name for name, tensor in tensors.items() if not np.array_equal(tensor, first)]
+
+
+async def test_an_engine_that_keeps_old_weights_leaves_and_its_version_is_what_it_serves(tmp_path: Path) -> None:
+    async with opened(tmp_path, engine=Keeps()) as world:
+        await world.publish(0)
+        await world.take()
+        await world.publish(1)
+        with pytest.raises(ParityFailed, match=r"was given version 1 and still serves old weights \(1 of 1 tensors"):
+            await world.take()
+        assert world.ctx.policy_version == 0
+        assert world.ctx.counters["stale_swaps"] == 1
+
+
+async def test_an_update_that_changes_nothing_is_no_false_alarm(tmp_path: Path) -> None:
+    async with opened(tmp_path, engine=Keeps()) as world:
+        await world.publish(0)
+        await world.take()
+        await world.publisher.publish(1, world.backend)  # the same weights, under the next number
+        await world.take()
+        assert world.ctx.policy_version == 1
+        assert "stale_swaps" not in world.ctx.counters

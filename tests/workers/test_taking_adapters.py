@@ -103,7 +103,12 @@ async def test_a_generator_that_comes_late_gets_the_base_and_the_newest_version_
 async def test_a_served_version_stays_what_it_is_while_later_ones_are_merged(tmp_path: Path) -> None:
     async with adapted(tmp_path) as world:
         taken: dict[int, dict[str, torch.Tensor]] = {}
-        world.engine.load_weights = lambda tensors, version: taken.update({version: dict(tensors)})
+
+        def take(tensors: Any, version: int) -> None:
+            world.engine._policy_version = version
+            taken[version] = dict(tensors)
+
+        world.engine.load_weights = take
         await world.publish(1)
         await world.take()
         for version in range(2, 5):

@@ -97,6 +97,14 @@ class GenerationEngine(Protocol):
         """
         ...
 
+    def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
+        """Return the names of ``tensors``, the last that were loaded, which new tokens would not be computed with.
+
+        It looks at what is served, not at what was loaded: an engine that keeps old weights without a word is found so. One
+        that shows by log-probs what it serves, in ``load_weights``, returns none.
+        """
+        ...
+
     def submit(self, request: WindowRequest) -> None:
         """Queue a request. An engine may keep the KV cache of a trajectory whose last window it sampled itself, and so spare
         the prefill of the next one. Raises EngineError for a context that can never fit."""

@@ -51,6 +51,10 @@ class PacedEngine:
         """Take new weights."""
         self._engine.load_weights(tensors, policy_version)
 
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of tensors that are not served."""
+        return self._engine.unserved(tensors)
+
     def submit(self, request: WindowRequest) -> None:
         """Queue a request."""
         self._engine.submit(request)

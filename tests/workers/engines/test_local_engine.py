@@ -234,3 +234,45 @@ def test_devices_and_types_are_resolved_or_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="float99"):
         resolve_dtype("float99")
     assert VOCABULARY == 64
+
+
+def _noised(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: tensor + 1e-6 for name, tensor in published(model).items()}
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_weights_that_are_loaded_are_served_and_those_that_are_kept_silently_are_named(
+    monkeypatch: pytest.MonkeyPatch, is_dense: bool
+) -> None:
+    if not is_dense:
+        monkeypatch.setattr(dense, "MOST_WEIGHTS", 0)
+    model = tiny_model(seed=1)
+    engine = LocalEngine(model, num_slots=2, stop_token_ids=(1,))
+    first, second = published(tiny_model(seed=2)), published(tiny_model(seed=3))
+    engine.load_weights(first, 0)
+    assert engine.unserved(first) == []
+    assert len(engine.unserved(second)) > 0
+    assert len(engine.unserved(_noised(tiny_model(seed=2)))) > 0, (
+        "an update of a small learning rate is another version, too"
+    )
+    monkeypatch.setattr("workers.engines.local.forward.replace_weights", lambda *_: None)
+    engine.load_weights(second, 1)
+    assert len(engine.unserved(second)) > 0
+
+
+def test_copies_of_the_dense_forward_that_are_not_made_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LocalEngine(tiny_model(seed=1), num_slots=2, stop_token_ids=(1,))
+    engine.load_weights(published(tiny_model(seed=2)), 0)
+    take, new = dense.DenseForward.take_weights, published(tiny_model(seed=3))
+    monkeypatch.setattr(dense.DenseForward, "take_weights", lambda self: None)
+    engine.load_weights(new, 1)
+    monkeypatch.setattr(dense.DenseForward, "take_weights", take)
+    assert engine.unserved(new) == ["(copies of the dense forward)"]
+    assert engine.unserved(new) == []
+
+
+def test_weights_that_are_not_finite_are_served_like_others() -> None:
+    engine = LocalEngine(tiny_model(seed=1), num_slots=2, stop_token_ids=(1,))
+    broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in published(tiny_model(seed=2)).items()}
+    engine.load_weights(broken, 0)
+    assert engine.unserved(broken) == []

@@ -127,6 +127,11 @@ class EmulatedEngine:
         for slot in self._live.values():
             slot.versions.append((slot.place, policy_version))
 
+    def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
+        """Return none: it computes with no weights."""
+        del tensors
+        return []
+
     def submit(self, request: WindowRequest) -> None:
         """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
         check_request(request, positions=self._positions, vocabulary=self._vocabulary)

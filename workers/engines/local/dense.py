@@ -63,6 +63,26 @@ class DenseForward:
         for part in (self._norm, *(part for layer in self._layers for part in layer.parts)):
             part.take_weights()
 
+    @torch.inference_mode()
+    def is_current(self) -> bool:
+        """Whether what was made of the model's weights is what would be made of them now. It is, afterwards."""
+        before = self._copies()
+        self.take_weights()
+        after = self._copies()
+        return all(
+            one.data_ptr() == other.data_ptr() or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+            for one, other in zip(before, after, strict=True)
+        )
+
+    def _copies(self) -> list[torch.Tensor]:
+        parts = (self._norm, *(part for layer in self._layers for part in layer.parts))
+        return [
+            value.clone().contiguous().reshape(-1)
+            for part in parts
+            for _, value in sorted(vars(part).items())
+            if isinstance(value, torch.Tensor)
+        ]
+
     def prefill(self, tokens: torch.Tensor, cache: SlotCache, layout: PackedLayout) -> None:
         """Store keys and values of contexts that lie end to end.
 

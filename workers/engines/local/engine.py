@@ -152,6 +152,10 @@ class LocalEngine:
             self._slots.evict_retained()
             self._must_recompute = self._slots.num_live > 0
 
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of ``tensors`` that the next token would not be computed with."""
+        return self._forward.unserved(tensors)
+
     # -- computing -----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()

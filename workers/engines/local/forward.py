@@ -23,7 +23,7 @@ from workers.engines.layers import count_layers
 from workers.engines.local.attention import SLOT_ATTENTION, hide
 from workers.engines.local.cache import DecodeStep, PrefillStep, SlotCache
 from workers.engines.local.dense import DenseForward, is_dense
-from workers.engines.local.weights import replace_weights
+from workers.engines.local.weights import replace_weights, unserved_weights
 
 PREFILL_TOKENS = 8192
 """Tokens of one prefill forward; a longer context goes alone."""
@@ -68,6 +68,11 @@ class SlotForward:
         replace_weights(self.model, tensors)
         if self._dense is not None:
             self._dense.take_weights()
+
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of tensors that the next step would not be computed with."""
+        found = unserved_weights(self.model, tensors)
+        return found if self._dense is None or self._dense.is_current() else [*found, "(copies of the dense forward)"]
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
         """Fill the cache rows with all but the last token of each context.

@@ -36,3 +36,27 @@ def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor])
                 own.data = tensor
             else:
                 own.copy_(tensor)
+
+
+@torch.no_grad()
+def unserved_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of published tensors that ``model`` does not compute with, bit for bit once cast to its own type.
+
+    What the model uses where it lies costs nothing to compare; a copy costs one more pass over it.
+    """
+    state = model.state_dict(keep_vars=True)
+    return [
+        name
+        for name, tensor in fit_weights(state, tensors).items()
+        if not _is_same(state[name].detach(), tensor.detach())
+    ]
+
+
+def _is_same(own: torch.Tensor, published: torch.Tensor) -> bool:
+    if own.data_ptr() == published.data_ptr() and own.dtype == published.dtype and own.device == published.device:
+        return True
+    wanted = published.to(device=own.device, dtype=own.dtype)
+    # as bytes: weights that have diverged are the same although NaN is not equal to itself
+    return torch.equal(
+        own.contiguous().reshape(-1).view(torch.uint8), wanted.contiguous().reshape(-1).view(torch.uint8)
+    )

@@ -121,6 +121,11 @@ class VllmEngine:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return none: ``load_weights`` holds log-probs against the learner's."""
+        del tensors
+        return []
+
     def submit(self, request: WindowRequest) -> None:
         """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
         check_request(request, vocabulary=self._vocabulary, positions=self._positions)
