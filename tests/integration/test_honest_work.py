@@ -42,7 +42,8 @@ def test_a_step_of_ten_times_stuck_after_s_is_no_death_and_ctrl_c_in_the_next_on
         running.wait_until(lambda: running.num_updates() >= 1, "the first update", timeout_s=150.0)
 
         def amid() -> bool:
-            learner = running.workers()["learner"]
+            assert _replaced(running) == [], "honest work was taken for dead"
+            learner = running.workers().get("learner", {"waiting_for": "", "work": None})
             return learner["waiting_for"] == "compute" and (learner["work"] or {}).get("share", 0.0) > 0.2
 
         running.wait_until(amid, "the middle of the second update, told by status", timeout_s=60.0)
