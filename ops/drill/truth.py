@@ -19,6 +19,7 @@ from ops.drill.schedule import ASKED, FaultKind
 NAMING_S = 10.0
 _PAUSE_S = 0.2
 _LEAST_S = 0.5
+_NOT_REACHED = " does not reach "
 
 Answer = dict[str, Any]
 Ask = Callable[[float], Answer | None]
@@ -73,11 +74,14 @@ def _any(*causes: str) -> Callable[[Answer, Struck], bool]:
 
 
 def _names_worker(*causes: str) -> Callable[[Answer, Struck], bool]:
-    """A chain with one of these causes is about the worker that was struck."""
-    return lambda answer, struck: any(
-        chain["cause"] in causes and (chain["who"] == struck.target or struck.target in _words(chain).split())
-        for chain in _chains(answer)
-    )
+    """A chain with one of these causes is about the worker that was struck; or what is told besides says who is not reached."""
+
+    def is_named(answer: Answer, struck: Struck) -> bool:
+        told = [words for words in answer.get("also", []) if _NOT_REACHED in words]
+        told += [f"{chain['who']} {_words(chain)}" for chain in _chains(answer) if chain["cause"] in causes]
+        return any(struck.target in words.split() for words in told)
+
+    return is_named
 
 
 def _names_folder(*causes: str) -> Callable[[Answer, Struck], bool]:
@@ -95,10 +99,10 @@ TRUTHS: dict[FaultKind, Truth] = {
     FaultKind.FLICKERING_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
     FaultKind.DEAD_FROZEN_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
     FaultKind.MUTE_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
-    FaultKind.LINK_CUT: Truth("the link to the cut worker, by its name", _names_worker("link", "unreachable")),
-    FaultKind.UNREACHABLE_NAME: Truth("the worker that is not reached", _names_worker("link", "unreachable")),
+    FaultKind.LINK_CUT: Truth("the link to the cut worker, by its name", _names_worker("unreachable")),
+    FaultKind.UNREACHABLE_NAME: Truth("the worker that is not reached", _names_worker("unreachable")),
     FaultKind.DISK_FULL: Truth("no room in the checkpoints' folder, by its path", _names_folder("disk")),
-    FaultKind.DISK_FULL_LEDGER: Truth("no room in the ledger's folder, by its path", _names_folder("disk", "ledger")),
+    FaultKind.DISK_FULL_LEDGER: Truth("no room in the ledger's folder, by its path", _names_folder("disk")),
     FaultKind.HANGUP: Truth("the run was stopped, and no process of it is there", _is_down),
     FaultKind.ORPHANS_DOWN: Truth("no supervisor runs", _any("supervisor")),
 }

@@ -13,7 +13,18 @@ from pipeline.replay.buffer import LatePolicy, Totals, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.admission import admission_chain
-from pipeline.why.terms import Cause, Chain, CriticNeeds, Explanation, Outlook, Snapshot, count, gravity, worst
+from pipeline.why.terms import (
+    Cause,
+    Chain,
+    CriticNeeds,
+    Ended,
+    Explanation,
+    Outlook,
+    Snapshot,
+    count,
+    gravity,
+    worst,
+)
 from pipeline.why.work import evaluation_chain, unit_chain
 from pipeline.why.workers import absent_chain, how_far, role_absent_chain, unreachable_chain, unwell, worker_chain
 from protocol.ids import Role
@@ -26,6 +37,8 @@ _MAX_WORKERS = 8
 def explain(s: Snapshot) -> Explanation:
     """Return what the run waits for."""
     chains = _chains(s)
+    if s.waits is not None and s.state not in _OVER:
+        chains[:0] = [_no_room(name, ended) for name, ended in s.exits.items() if ended.is_without_room]
     if _is_unsupervised(s):
         chains.insert(int(chains[0].outlook is Outlook.YOU), _unsupervised(s))
     headline = "; ".join(chains[0].links)
@@ -62,6 +75,12 @@ def _no_ledger(s: Snapshot) -> Chain:
         )
         return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
+
+
+def _no_room(name: str, ended: Ended) -> Chain:
+    link = f"{name} finds no room on a disk: {ended}"
+    doing = "make room in the folder that it names; what it did since its last checkpoint is done again, and nothing is lost"
+    return Chain((link,), Cause.DISK, name, Outlook.YOU, doing)
 
 
 def _full_disk(s: Snapshot, folder: str) -> Chain:

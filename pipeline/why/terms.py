@@ -15,6 +15,10 @@ from pipeline.runtime.registry import RunState
 from pipeline.runtime.status import Health, WorkerRow
 from protocol.ids import Role
 
+_NO_ROOM = "No space left on device"
+_MOMENT_S = 20.0
+"""A worker is started again within this."""
+
 
 class Outlook(StrEnum):
     """What will become of a wait."""
@@ -86,6 +90,11 @@ class Ended:
     """What ended it, if an error did."""
     is_replaced: bool = False
     """The supervisor killed it: it was frozen or stuck."""
+
+    @property
+    def is_without_room(self) -> bool:
+        """Whether a disk refused it, a moment ago: its next process may be at work already, and end in the same way."""
+        return _NO_ROOM in self.error and self.ago_s < _MOMENT_S
 
     @property
     def is_worth_a_word(self) -> bool:

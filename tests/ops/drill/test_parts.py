@@ -458,6 +458,8 @@ def test_only_the_true_cause_counts_as_named(kind: FaultKind) -> None:
     assert not TRUTHS[kind].is_named({"state": "running", "chains": []}, STRUCK)
     if kind in (FaultKind.LINK_CUT, FaultKind.UNREACHABLE_NAME):
         assert not TRUTHS[kind].is_named(answer("unreachable", "reward-0", "to reward-10"), STRUCK)
+        also = {"state": "running", "chains": [], "also": ["generator-0 does not reach reward-1 at tcp://127.0.0.1:5"]}
+        assert TRUTHS[kind].is_named(also, STRUCK)
     if kind in (FaultKind.DISK_FULL, FaultKind.DISK_FULL_LEDGER):
         assert not TRUTHS[kind].is_named(answer("disk", "learner", "no room in /elsewhere"), STRUCK)
     if kind is FaultKind.HANGUP:

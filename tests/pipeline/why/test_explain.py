@@ -340,6 +340,17 @@ def test_a_full_disk_under_the_ledger_is_named_with_its_folder_before_all_that_f
     assert "/runs/demo/ledger" in explain(s).headline and "df /runs/demo/ledger" in explain(s).chains[0].next
 
 
+def test_a_worker_that_a_full_disk_ended_a_moment_ago_is_told_with_the_folder_although_it_is_there_again() -> None:
+    error = "StorageFailed: /runs/demo/checkpoints: [Errno 28] No space left on device; free some space"
+    s = scene([worker("learner", WaitingFor.COMPUTE)], AWAITED, exits={"learner": Ended("it ended", 3.0, error=error)})
+    assert root(s) == (Cause.DISK, "learner", Outlook.YOU)
+    assert "/runs/demo/checkpoints" in explain(s).headline
+    long_ago = replace(s, exits={"learner": Ended("it ended", 60.0, error=error)})
+    assert root(long_ago) == (Cause.WORKING, "learner", Outlook.MOVES)
+    other = replace(s, exits={"learner": Ended("it ended", 3.0, error="KeyError: 7")})
+    assert root(other) == (Cause.WORKING, "learner", Outlook.MOVES)
+
+
 def test_a_supervisor_that_is_gone_is_told_although_its_workers_go_on() -> None:
     s = scene([worker("learner", WaitingFor.COMPUTE)], AWAITED)
     assert root(s) == (Cause.WORKING, "learner", Outlook.MOVES)
