@@ -100,7 +100,8 @@ demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEE
 
 # every test: make test test-vllm test-lora, which is what .ci/run does
 test: $(VENV)/.dev ## every test, integration included, but those of vLLM and LoRA
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not integration" --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q -m integration # a fleet has the machine to itself
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
 	$(VLLM)/bin/python -m pytest -q -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
