@@ -99,7 +99,7 @@ demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEE
 	$(DEMO)/bin/headrace audit runs/$(RUN)
 
 # every test: make test test-vllm test-lora, which is what .ci/run does
-test: $(VENV)/.dev ## every test, integration included, but those of vLLM and LoRA
+test: $(VENV)/.dev ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
 	$(BIN)/python -m pytest -q -m "not integration" --numprocesses $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -q -m integration # a fleet has the machine to itself
 

@@ -6,7 +6,7 @@
 # --torch        cpu, or an exact version (make TORCH=...); without it, whichever build pip takes
 # --torch-index  where that build is: an index's URL, or a folder of wheels (make TORCH_INDEX=...)
 # --commands     which of the README's commands; with "" only the installation is made and measured
-# --folder       where it is made (a new folder under TMPDIR); the CUDA build needs 9 GB there, pip's cache among them
+# --folder       where it is made (a new folder under TMPDIR); the CUDA build needs 6 GB there, and as much again where pip keeps a cache
 # --keep         leave the folder, also after success; a failure always leaves it
 #
 # Prints a table of seconds and sizes. Exit code 1 when a command failed, and the table says which.
