@@ -152,7 +152,10 @@ def _conclude(figures: Figures, run_dir: Path, output: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make what is missing, run, and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m ops.real_size", description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.real_size",
+        description="Run the smallest real model with default settings, and tell what it took.",
+    )
     parser.add_argument("--updates", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--neighbours", action="store_true", help="keep as many processes busy as there are cores")
     parser.add_argument("--interrupt", type=float, metavar="SHARE", help="Ctrl-C at this share of the second update")

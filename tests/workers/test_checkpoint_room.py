@@ -35,7 +35,11 @@ async def test_where_less_is_free_than_the_copy_took_nothing_is_begun_before_it_
 
         def snapshot() -> Callable[[Path], None]:
             copy = np.ones(_COPY, np.uint8)
-            return lambda where: (where / "file").write_bytes(copy[:8].tobytes()) and None
+
+            def write(where: Path) -> None:
+                (where / "file").write_bytes(copy[:8].tobytes())
+
+            return write
 
         async def settle() -> None:
             await may_write.wait()

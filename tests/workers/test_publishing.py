@@ -68,7 +68,7 @@ class Bench:
         )  # fmt: skip
 
     async def publish(self, version: int) -> None:
-        await self.publisher.publish(version, Backend())
+        await self.publisher.publish(version, Backend())  # pyright: ignore[reportArgumentType]
 
     async def published(self) -> int:
         announced = await self.registry.weights()
