@@ -113,17 +113,18 @@ def test_what_a_host_tells_of_itself_is_reached_from_another_until_the_cable_is_
         host.run("ip", *(["-6"] if ":" in address else []), "route", "add", "default", "via", peer.partition("/")[0])
     bound = f"[{wildcard}]" if ":" in wildcard else wildcard
     mailbox = one.start(sys.executable, "-c", MAILBOX, bound, str(tmp_path / "keys"))
+    output = mailbox.stdout
+    assert output is not None
     try:
-        assert mailbox.stdout is not None
-        endpoint, key = mailbox.stdout.readline().split()
+        endpoint, key = output.readline().split()
         assert NETWORKS[wildcard][0].partition("/")[0] in endpoint, "not its name, which nobody knows there"
         assert ":56" in endpoint, "a port of the range"
         send = (sys.executable, "-c", SENDER, endpoint, key, str(tmp_path / "keys"))
         assert other.run(*send, "20").split() == ["took", "reached"]
-        assert mailbox.stdout.readline().strip() == "received"
+        assert output.readline().strip() == "received"
         other.run("ip", "link", "set", "hrb", "down")
         assert other.run(*send, "2").split() == ["refused", "unreached"]
     finally:
         mailbox.kill()
         mailbox.wait()
-        mailbox.stdout.close()
+        output.close()
