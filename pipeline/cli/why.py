@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pipeline.cli.common import Attached
     from pipeline.why.terms import Explanation, Snapshot
 
+_LOOK_S = 4.0
+"""For all that is asked of the ledger: one that answers now and then is no better than one that never does."""
 _STYLES = {"moves": "green", "mends": "yellow", "you": "red", "ended": "cyan"}
 _VERDICTS = {
     "moves": "nothing is wrong",
@@ -67,7 +69,11 @@ def why(run: Path | None, as_json: bool) -> int:
 
 async def _look(run_dir: Path) -> Snapshot:
     async with look_at(run_dir) as at:
-        return await snapshot_of(at)
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                return await snapshot_of(at)
+        except TimeoutError as error:
+            raise LedgerUnavailable(f"its server did not answer all questions within {_LOOK_S:g} s") from error
 
 
 async def snapshot_of(at: Attached) -> Snapshot:

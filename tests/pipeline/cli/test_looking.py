@@ -185,6 +185,20 @@ def test_a_look_at_a_mute_server_ends_by_its_deadline(
             write_address(run_dir, before)
 
 
+def test_why_gives_a_ledger_less_time_than_a_call_has(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.cli.why._LOOK_S", 0.3)
+    before = read_address(run_dir)
+    assert before is not None
+    with mute_server(Manner.MUTE) as server:
+        try:
+            write_address(run_dir, msgspec.structs.replace(before, url=server.url, is_embedded=False))
+            began = time.monotonic()
+            assert _why(run_dir, code=3)["chains"][0]["cause"] == "ledger"
+            assert time.monotonic() - began < 3.0
+        finally:
+            write_address(run_dir, before)
+
+
 def _why(run_dir: Path, *, code: int) -> Any:
     done = CliRunner().invoke(headrace, ["why", str(run_dir), "--json"], standalone_mode=False)
     assert done.exception is None, done.output
