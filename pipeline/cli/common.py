@@ -74,7 +74,8 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     address = read_address(run_dir)
     with contextlib.ExitStack() as held:
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None and not server_runs(run_dir):
-            url = held.enter_context(server_on_copy(run_dir, max_memory_mb=config.ledger.max_memory_mb))
+            of_copy = held.enter_context(server_on_copy(run_dir, max_memory_mb=config.ledger.max_memory_mb))
+            url = of_copy or read_ledger_url(run_dir)  # a server of the run's came up meanwhile
         async with _connected(run_dir, config, url) as attached:
             yield attached
 

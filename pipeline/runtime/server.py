@@ -56,6 +56,12 @@ ANSWER_S = 2.0
 _POLL_S = 0.005
 _LOG_TAIL_BYTES = 2000
 _OWN_FOLDER = "headrace-"
+_DIE_WITH_STARTER = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: the exec below keeps it
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -103,8 +109,12 @@ def server_runs(run_dir: Path) -> bool:
 class EmbeddedServer:
     """A run's own ledger server. One supervisor holds it at a time; its methods may be called from several threads."""
 
-    def __init__(self, run_dir: Path, *, max_memory_mb: int, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, run_dir: Path, *, max_memory_mb: int, answer_s: float = ANSWER_S, is_of_a_copy: bool = False
+    ) -> None:
+        """Know the server of ``run_dir``. That of a copy flushes and rewrites nothing, and dies with what started it."""
         self._answer_s = answer_s
+        self._is_of_a_copy = is_of_a_copy
         self._run_dir = run_dir.absolute()
         self._folder = self._run_dir / "ledger"
         self._max_memory_mb = max_memory_mb
@@ -251,7 +261,7 @@ class EmbeddedServer:
             write_address(self._run_dir, address)
         with self.log_file.open("ab") as output:
             self._process = process = subprocess.Popen(
-                [binary.path, self._configuration],
+                [*(_dying_with_us() if self._is_of_a_copy else ()), binary.path, self._configuration],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -457,6 +467,8 @@ class EmbeddedServer:
             "maxmemory": f"{self._max_memory_mb}mb",
             "maxmemory-policy": "noeviction",
         }
+        if self._is_of_a_copy:
+            settings |= {"appendfsync": "no", "auto-aof-rewrite-percentage": 0}
         return "".join(f"{name} {value}\n" for name, value in settings.items())
 
     def _socket_path(self, known: LedgerAddress | None) -> Path:
@@ -477,6 +489,13 @@ class EmbeddedServer:
             file.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL_BYTES))
             tail = file.read().decode(errors="replace").strip()
         return f"{self.log_file} ends with:\n{tail}" if tail else f"{self.log_file} is empty"
+
+
+def _dying_with_us() -> list[str]:
+    """Return the words before a command that have the kernel kill it when this process ends; none where it cannot."""
+    if sys.platform != "linux":
+        return []
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_STARTER, str(os.getpid())]
 
 
 def process_runs(pid: int) -> bool:

@@ -4,7 +4,7 @@
 or started. *Waits for* the copying, and for that server to read the copy.
 
 The copy lies in a private folder under the system's for temporary files (TMPDIR), and goes with its server, also after an
-error, a Ctrl-C, a SIGTERM or a SIGHUP.
+error, a Ctrl-C, a SIGTERM or a SIGHUP. After a SIGKILL the server is gone all the same, and the folder stays.
 """
 
 from __future__ import annotations
@@ -18,70 +18,124 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from pipeline.runtime.server import EmbeddedServer
+from pipeline.runtime.server import EmbeddedServer, server_runs
 from pipeline.runtime.server_lock import no_server
-from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.errors import ConfigError
 
 MAX_COPY_BYTES = 4 << 30
 """Of an append-only file that is copied for a look."""
 _SPARE_BYTES = 64 << 20
-_NAMES = ("appendonlydir", "appendonly.aof")
+_STOP_S = 2.0
 
 
 @contextmanager
-def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str]:
+def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None]:
     """Yield the URL of a server on a copy of the run's append-only file, which ends with the block.
 
+    None when a server of the run was started meanwhile: that is the one to ask.
+
     Raises:
-        ConfigError: the file is larger than ``MAX_COPY_BYTES``, or there is no room for a copy; the message says what to run.
-        LedgerUnavailable: a server of the run was started meanwhile, or the copy cannot be served.
+        ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or there is no room for a copy.
+        LedgerUnavailable: the copy cannot be served.
     """
-    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="headrace-look-") as place:
-        folder = Path(place) / "ledger"
-        folder.mkdir(mode=0o700)
-        _copy(run_dir, folder)
-        server = EmbeddedServer(Path(place), max_memory_mb=max_memory_mb)
+    with _ended_by_signals() as signals:
+        with signals.shielded():
+            place = tempfile.TemporaryDirectory(prefix="headrace-look-")
+        server = EmbeddedServer(Path(place.name), max_memory_mb=max_memory_mb, is_of_a_copy=True)
         try:
-            server.start()
-            yield server.url
+            if _copy(run_dir, server.folder):
+                server.start()
+                yield server.url
+            else:
+                yield None
         finally:
-            server.stop(timeout_s=2.0)
+            with signals.shielded():
+                try:
+                    server.stop(timeout_s=_STOP_S)
+                finally:
+                    place.cleanup()
 
 
-def _copy(run_dir: Path, to: Path) -> None:
-    found = [run_dir / "ledger" / name for name in _NAMES if (run_dir / "ledger" / name).exists()]
-    size = sum(path.stat().st_size for top in found for path in (top, *top.rglob("*")) if path.is_file())
-    free = shutil.disk_usage(to).free
-    if size > MAX_COPY_BYTES or size + _SPARE_BYTES > free:
-        limit = min(MAX_COPY_BYTES, max(0, free - _SPARE_BYTES))
+def _copy(run_dir: Path, to: Path) -> bool:
+    """Copy the file while no server can start on it; return False when there is one."""
+    ledger = run_dir / "ledger"
+    try:
+        with no_server(ledger) as is_free:
+            if not is_free:
+                return False
+            files = [path for path in (ledger / "appendonly.aof", *ledger.glob("appendonlydir/*")) if path.is_file()]
+            _check_size(run_dir, sum(path.stat().st_size for path in files), to.parent)
+            to.mkdir(mode=0o700)
+            for path in files:
+                copied = to / path.relative_to(ledger)
+                copied.parent.mkdir(mode=0o700, exist_ok=True)
+                shutil.copyfile(path, copied)
+    except OSError as error:
+        if server_runs(run_dir):
+            return False
+        raise ConfigError(
+            f"{run_dir} has no ledger server, and its ledger's file cannot be copied to {to.parent.parent} for a look: "
+            f"{error}; give rights to the one and room in the other, or set TMPDIR to another folder"
+        ) from error
+    if server_runs(run_dir):  # where there was no lock's file to hold: its copy may be torn
+        return False
+    if not files:
+        raise ConfigError(
+            f"{run_dir} has no ledger server and nothing in {ledger} that one could read; expected appendonlydir or "
+            "appendonly.aof: put them back there if they were moved"
+        )
+    return True
+
+
+def _check_size(run_dir: Path, size: int, place: Path) -> None:
+    room = max(0, shutil.disk_usage(place).free - _SPARE_BYTES)
+    if size > min(MAX_COPY_BYTES, room):
         raise ConfigError(
             f"{run_dir} has no ledger server, and a copy of its ledger's file for a look would take {size / 2**20:,.0f} MB; "
-            f"expected at most {limit / 2**20:,.0f} MB in {to.parent.parent}: set TMPDIR to a folder with room, or look while "
-            f"the run goes on: `headrace up --resume {run_dir}`"
+            f"expected at most {min(MAX_COPY_BYTES, room) / 2**20:,.0f} MB in {place.parent}: set TMPDIR to a folder with "
+            f"room, or look while the run goes on: `headrace up --resume {run_dir}`"
         )
-    with no_server(run_dir / "ledger") as is_free:
-        if not is_free:
-            raise LedgerUnavailable(f"the ledger server of {run_dir} is being started; look again in a moment")
-        for path in found:
-            if path.is_dir():
-                shutil.copytree(path, to / path.name)
-            else:
-                shutil.copy2(path, to / path.name)
+
+
+class _Signals:
+    """Ends this process by an exception at its first signal, but not while it is shielded; further ones are not heard."""
+
+    def __init__(self) -> None:
+        self._is_shielded = False
+        self._number = 0
+
+    def hear(self, number: int, _: FrameType | None) -> None:
+        if not self._number:
+            self._number = number
+            if not self._is_shielded:
+                self._raise()
+
+    @contextmanager
+    def shielded(self) -> Generator[None]:
+        """Put off what comes in this block to its end."""
+        heard = self._number
+        self._is_shielded = True
+        try:
+            yield
+        finally:
+            self._is_shielded = False
+        if self._number != heard:
+            self._raise()
+
+    def _raise(self) -> None:
+        raise KeyboardInterrupt if self._number == signal.SIGINT else SystemExit(128 + self._number)
 
 
 @contextmanager
-def _ended_by_signals() -> Generator[None]:
-    """Have SIGTERM and SIGHUP end this process by way of its cleanup."""
+def _ended_by_signals() -> Generator[_Signals]:
+    """Have SIGINT, SIGTERM and SIGHUP end this process at once, by way of its cleanup, which no further one cuts short."""
+    signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield signals
         return
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, signals.hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+import redis
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
@@ -103,6 +109,8 @@ def test_a_look_at_a_run_without_a_server_leaves_its_folder_as_it_was(run_dir: P
         assert contents(run_dir) == before, words
         assert not server_runs(run_dir)
         assert list(place.iterdir()) == [], words
+    assert isinstance(invoke("peek t.7.0.0 --run", run_dir).exception, ConfigError)  # which its copy does not outlive
+    assert contents(run_dir) == before
     assert "no boxed answer" in invoke("dead-letters show t.0.0.0 --run", run_dir).output
 
 
@@ -128,37 +136,177 @@ def test_a_file_that_is_too_large_or_finds_no_room_says_what_to_run_instead(
     assert "set TMPDIR to a folder with room" in str(refused)
 
 
-def test_a_look_that_is_ended_takes_its_server_and_its_copy_along(run_dir: Path, place: Path) -> None:
+def test_a_copy_that_fails_or_has_nothing_to_copy_says_so(
+    run_dir: Path, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "op"
+    shutil.copytree(run_dir, other)
+    shutil.rmtree(other / "ledger" / "appendonlydir", ignore_errors=True)
+    (other / "ledger" / "appendonly.aof").unlink(missing_ok=True)
+    refused = invoke("status", other).exception
+    assert isinstance(refused, ConfigError)
+    assert "expected appendonlydir or appendonly.aof" in str(refused)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    refused = invoke("status", run_dir).exception
+    assert isinstance(refused, ConfigError)
+    assert "No space left on device" in str(refused)
+
+
+def test_a_last_record_that_was_cut_off_is_left_out_and_left_alone(run_dir: Path, place: Path, tmp_path: Path) -> None:
+    other = tmp_path / "op"
+    shutil.copytree(run_dir, other)
+    file = max((other / "ledger").glob("appendonly*/*.aof"), key=lambda path: path.stat().st_size)
+    file.write_bytes(file.read_bytes() + b"*3\r\n$3\r\nSET\r\n$1")
+    before = contents(other)
+    assert invoke("audit", other).return_value == 0
+    assert contents(other) == before
+
+
+def test_the_server_of_a_copy_is_private_and_flushes_and_rewrites_nothing(run_dir: Path, place: Path) -> None:
+    with server_copy.server_on_copy(run_dir, max_memory_mb=64) as url:
+        assert url is not None
+        [copy] = place.iterdir()
+        assert {path.stat().st_mode & 0o777 for path in (copy, copy / "ledger")} == {0o700}
+        own, the_runs = read_address(copy), read_address(run_dir)
+        assert own is not None
+        assert the_runs is not None
+        assert urlsplit(own.url).password != urlsplit(the_runs.url).password
+        with redis.Redis.from_url(url) as client:
+            told: Any = client.config_get("a*")
+            assert (told["appendfsync"], told["auto-aof-rewrite-percentage"]) == ("no", "0")
+
+
+IN_THE_LOOK = (
+    "async with look_at(Path(sys.argv[1])):\n        print('there', flush=True)\n        await asyncio.sleep(60)"
+)
+IN_THE_START = (
+    "EmbeddedServer.start = lambda self: (start(self), print('there', flush=True), time.sleep(60))\n"
+    "    async with look_at(Path(sys.argv[1])):\n        pass"
+)
+
+
+@pytest.mark.parametrize(
+    ("block", "number"),
+    [
+        (IN_THE_LOOK, signal.SIGINT),
+        (IN_THE_LOOK, signal.SIGTERM),
+        (IN_THE_LOOK, signal.SIGHUP),
+        (IN_THE_START, signal.SIGINT),
+    ],
+)
+def test_a_look_that_is_ended_takes_its_server_and_its_copy_along(
+    run_dir: Path, place: Path, block: str, number: int
+) -> None:
+    with looking_in(run_dir, place, block) as looking:
+        [copy] = place.iterdir()
+        assert server_runs(copy)
+        looking.send_signal(number)
+        looking.send_signal(number)  # of an impatient person
+        looking.wait(30)
+    assert list(place.iterdir()) == []
+    assert not server_runs(copy)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process can be made to die with another")
+def test_the_server_of_a_look_that_is_killed_dies_with_it(run_dir: Path, place: Path) -> None:
+    with looking_in(run_dir, place, IN_THE_LOOK) as looking:
+        [copy] = place.iterdir()
+        assert server_runs(copy)
+        looking.kill()
+        looking.wait(30)
+        deadline = time.monotonic() + 10.0
+        while server_runs(copy):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    shutil.rmtree(copy)
+
+
+def test_a_signal_is_put_off_while_a_folder_is_made_or_removed_and_only_the_first_is_heard() -> None:
+    signals = server_copy._Signals()
+    done = False
+
+    def cleanup() -> None:
+        nonlocal done
+        with signals.shielded():
+            signals.hear(signal.SIGTERM, None)
+            signals.hear(signal.SIGINT, None)
+            done = True
+
+    with pytest.raises(SystemExit) as ended:
+        cleanup()
+    assert done
+    assert ended.value.code == 128 + signal.SIGTERM
+    with signals.shielded():
+        signals.hear(signal.SIGINT, None)
+
+
+@contextmanager
+def looking_in(run_dir: Path, place: Path, block: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own that looks at a run, and says `there` in the middle of it."""
     script = (
         "import asyncio, sys, time; from pathlib import Path; from pipeline.cli.common import look_at\n"
-        "async def look():\n    async with look_at(Path(sys.argv[1])):\n        print('there', flush=True)\n"
-        "        await asyncio.sleep(60)\nasyncio.run(look())"
+        "from pipeline.runtime.server import EmbeddedServer; start = EmbeddedServer.start\n"
+        f"async def look():\n    {block}\nasyncio.run(look())"
     )
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        with subprocess.Popen(
-            [sys.executable, "-c", script, str(run_dir)],
-            env={**os.environ, "TMPDIR": str(place)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=Path.cwd(),
-        ) as looking:
-            assert looking.stdout is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(run_dir)],
+        env={**os.environ, "TMPDIR": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path.cwd(),
+    ) as looking:
+        assert looking.stdout is not None
+        try:
             assert looking.stdout.readline() == b"there\n"
-            [copy] = place.iterdir()
-            assert server_runs(copy)
-            looking.send_signal(number)
-            looking.wait(30)
-        assert list(place.iterdir()) == []
+            yield looking
+        finally:
+            looking.kill()
 
 
-def test_a_look_at_a_run_whose_server_is_there_asks_that_and_starts_none(run_dir: Path, place: Path) -> None:
+def test_a_look_beside_the_runs_server_asks_that_changes_nothing_and_tells_the_same(
+    run_dir: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    of_the_copy = [without_ages(invoke(words, run_dir).output) for words in LOOKS]
     server = EmbeddedServer(run_dir, max_memory_mb=64)
     server.start()
     try:
-        pid, record = server.pid(), read_address(run_dir)
-        for words in ("status", "audit", "why"):
-            assert invoke(words, run_dir).exception is None
-        assert (server.pid(), read_address(run_dir)) == (pid, record)
+        pid, before = server.pid(), contents(run_dir)
+        monkeypatch.setattr(server_copy, "_copy", None)
+        assert [without_ages(invoke(words, run_dir).output) for words in LOOKS] == of_the_copy
+        assert contents(run_dir) == before
+        assert server.pid() == pid
+    finally:
+        server.stop()
+
+
+def without_ages(text: str) -> str:
+    """What a command printed, without the ages that the server counts by its own clock, and their columns' widths."""
+    return re.sub(r"[ ─━]+", " ", re.sub(r"\b\d+(\.\d+)? ?s\b", "AGE", text))
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_server_that_comes_up_while_a_look_copies_is_asked_itself(
+    run_dir: Path, place: Path, monkeypatch: pytest.MonkeyPatch, has_lock: bool
+) -> None:
+    monkeypatch.setattr("pipeline.runtime.server.server_runs", lambda _: False)  # as it was a moment ago
+    if not has_lock:  # a server of an earlier release
+        monkeypatch.setattr(server_copy, "no_server", lambda _: nullcontext(True))
+    server = EmbeddedServer(run_dir, max_memory_mb=64)
+    server.start()
+    try:
+        pid = server.pid()
+        with server_copy.server_on_copy(run_dir, max_memory_mb=64) as url:
+            assert url is None
+        done = invoke("status", run_dir)
+        assert done.exception is None
+        assert "stopping" in done.output
+        assert server.pid() == pid
     finally:
         server.stop()
 
