@@ -37,6 +37,8 @@ RUN = "drill"
 _NUM_PROMPTS = 512
 _ANSWER_S = 1.0
 _COMMAND_S = 300.0
+_HEARS_HANGUPS = ("env", "--default-signal=HUP")
+"""What a drill under nohup starts would inherit a SIGHUP that is ignored, and no supervisor would hear one."""
 
 
 class DrillFleet:
@@ -105,7 +107,7 @@ class DrillFleet:
         with self.output.open("ab") as file:
             self._processes.append(
                 subprocess.Popen(
-                    [*self._host, sys.executable, "-m", "pipeline.cli", "up", *arguments],
+                    [*_HEARS_HANGUPS, *self._host, sys.executable, "-m", "pipeline.cli", "up", *arguments],
                     cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment,
                     start_new_session=True,
                 )

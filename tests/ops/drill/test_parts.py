@@ -36,6 +36,7 @@ from ops.drill.events import (
     Stored,
     Tally,
 )
+from ops.drill.fleet import DrillFleet
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.leftovers import leftovers
 from ops.drill.network import ADDRESS, HostName, two_hosts
@@ -310,6 +311,19 @@ def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_erro
 
 
 # -- what is seen of a run while it runs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU env and /proc/self/status")
+def test_a_supervisor_hears_hangups_although_the_drill_ignores_them(tmp_path: Path) -> None:
+    show = "print([line for line in open('/proc/self/status') if line.startswith('SigIgn')][0].split()[1])"
+    fleet = DrillFleet(tmp_path / "drill", [], host=[sys.executable, "-c", show])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        fleet.start()
+        assert fleet.supervisor.wait(30) == 0, fleet.output.read_text()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert int(fleet.output.read_text(), 16) & 1 << signal.SIGHUP - 1 == 0
 
 
 def idler(folder: Path) -> subprocess.Popen[bytes]:
