@@ -230,6 +230,8 @@ class Told:
     """The drill told the run to end, or killed its supervisor."""
 
     how: Ending
+    version: int = -1
+    """The newest in the learner's history when the run had heard it."""
 
 
 @dataclass(frozen=True, slots=True)

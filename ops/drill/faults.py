@@ -168,9 +168,9 @@ class Striking:
             case FaultKind.ORPHANS_DOWN:
                 self._kill_supervisor()
                 self._ask()
-                self._site.events.append(Told(Ending.DOWN))
                 if self._site.fleet.command("down", str(self._site.fleet.run_dir), timeout_s=_END_S) is None:
                     self._site.events.append(Left("`headrace down` itself, which gave no answer", str(Ending.DOWN)))
+                self._told(Ending.DOWN)
                 look_for_leftovers(self._site, str(Ending.DOWN))
                 self._site.fleet.resume()
             case FaultKind.FREEZE_GENERATOR | FaultKind.LONG_FREEZE:
@@ -298,7 +298,12 @@ class Striking:
 
     def _has_ended(self, how: Ending) -> None:
         """Say that the supervisor was made to end, and how it did."""
-        self._site.events += [Told(how), SupervisorEnded(self._site.fleet.supervisor.returncode)]
+        self._told(how)
+        self._site.events.append(SupervisorEnded(self._site.fleet.supervisor.returncode))
+
+    def _told(self, how: Ending) -> None:
+        version = max((row.policy_version for row in self._site.fleet.updates()), default=-1)
+        self._site.events.append(Told(how, version))
 
     def _kill_supervisor(self) -> None:
         self._site.fleet.supervisor.kill()

@@ -138,7 +138,7 @@ _RARE = frozenset({FaultKind.LONG_FREEZE, FaultKind.DEAD_FROZEN_SERVER}) | _BY_T
 _LASTING = {
     FaultKind.LONG_FREEZE: (8.0, 8.0),
     FaultKind.FLICKERING_SERVER: (4.0, 9.0),
-    FaultKind.MUTE_SERVER: (3.0, 9.0),
+    FaultKind.MUTE_SERVER: (10.0, 12.0),
     FaultKind.DISK_FULL_LEDGER: (1.0, 5.0),
     FaultKind.LINK_CUT: (3.0, 6.0),
     FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
@@ -147,6 +147,8 @@ _LASTING = {
 _SHORTEST_S, _LONGEST_S = 0.5, 2.5
 _NAMING_S = 3.0
 """What naming a cause takes, more or less."""
+_ORPHANED_S = 15.0
+"""Workers go on without a supervisor until the cause is named, in ten seconds at most, and `down` has told them."""
 _UPDATES_A_ROUND = 5
 _UPDATES_AROUND = 5
 
@@ -212,5 +214,5 @@ def _moving_s(fault: PlannedFault) -> float:
     if fault.kind in STANDSTILL:
         return 0.0
     if fault.kind is FaultKind.ORPHANS_DOWN:
-        return 2 * _NAMING_S  # workers go on until they are told
+        return _ORPHANED_S
     return fault.duration_s + (_NAMING_S if fault.kind in ASKED else 0.0)

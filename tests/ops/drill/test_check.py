@@ -214,6 +214,15 @@ def test_a_history_that_breaks_an_invariant_is_caught(
     assert any(v.invariant == invariant and complaint in v.detail for v in found), found
 
 
+def test_a_run_that_had_done_all_its_updates_when_it_was_told_to_end_may_be_finished_or_stopped() -> None:
+    late = changed(Told, version=LIMITS.num_updates)(SOUND)
+    assert check(late, LIMITS) == [], "it had not finished yet"
+    finished = without(lambda e: e == Status("stopping", "stopped by `headrace down`"))
+    assert check(finished(late), LIMITS) == []
+    early = changed(Told, version=LIMITS.num_updates - 1)(SOUND)
+    assert [v.invariant for v in check(finished(early), LIMITS)] == ["true ends"]
+
+
 def test_every_invariant_has_a_history_that_breaks_it() -> None:
     assert {name for name, _, _ in TAMPERED} == set(INVARIANTS)
 
