@@ -130,11 +130,12 @@ class CheckpointWriter:
                 path = await ctx.store(self._folder.write, version, save, state)
         except StorageFailed as error:
             self._failure = error
+            ctx.pulse.refused = str(error)
             ctx.counters["failed_checkpoints"] = ctx.counters.get("failed_checkpoints", 0) + 1
             ctx.log.error("checkpoint_failed", version=version, reason=str(error))
             self.ended_s = ctx.clock.monotonic()
             return
-        self._failure = None
+        self._failure, ctx.pulse.refused = None, ""
         await settle()
         self.ended_s = ctx.clock.monotonic()
         self.last_s = self.ended_s - started_s

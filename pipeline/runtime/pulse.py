@@ -44,6 +44,7 @@ class Pulse:
         self.links: tuple[LinkReport, ...] = ()
         self.held = 0
         self.unreached = ""
+        self.refused = ""
         self.on_version: Callable[[], None] = lambda: None
         """Called on the loop when the policy version changes: others wait to hear of that."""
         self._clock = clock
@@ -124,6 +125,7 @@ class Pulse:
             work=self.work.report(),
             storing=self.storing.report(),
             unreached=self.unreached[:MAX_DETAIL_CHARS],
+            refused=self.refused[:MAX_DETAIL_CHARS],
         )
 
     def _enter(self, wait: _Wait) -> None:

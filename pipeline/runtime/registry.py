@@ -115,6 +115,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """... and inside the writing to the disk beside it."""
     unreached: str = ""
     """Mailboxes that it has tried to reach in vain, in words; empty while it reaches all."""
+    refused: str = ""
+    """What its disk refused it last, in words; empty while it takes everything."""
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,8 @@ class WorkerRow:
     """What it writes to the disk beside that."""
     unreached: str = ""
     """Mailboxes that it cannot reach, in words."""
+    refused: str = ""
+    """What its disk refuses it, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> W
         work=work_row(beat.work),
         storing=work_row(beat.storing),
         unreached=printable_line(beat.unreached),
+        refused=printable_line(beat.refused),
     )
 
 

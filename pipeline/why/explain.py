@@ -39,6 +39,7 @@ def explain(s: Snapshot) -> Explanation:
     chains = _chains(s)
     if s.waits is not None and s.state not in _OVER:
         chains[:0] = [_no_room(name, ended) for name, ended in s.exits.items() if ended.is_without_room]
+        chains[:0] = [_refused(row) for row in s.workers if row.refused and row.health is not Health.SILENT]
     if _is_unsupervised(s):
         chains.insert(int(chains[0].outlook is Outlook.YOU), _unsupervised(s))
     headline = "; ".join(chains[0].links)
@@ -70,8 +71,8 @@ def _no_ledger(s: Snapshot) -> Chain:
     link = "everything waits for the ledger: " + (s.ledger_error or "it does not answer")
     if s.has_supervisor:
         doing = (
-            "the supervisor starts an embedded server again within seconds, one of your own is yours to start; workers wait "
-            "for it as long as ledger.outage_timeout_s"
+            "the supervisor starts an embedded server that has ended again within seconds, and replaces one that is mute for "
+            "half of ledger.outage_timeout_s; one of your own is yours to start. Workers wait for it as long as that setting"
         )
         return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
@@ -81,6 +82,14 @@ def _no_room(name: str, ended: Ended) -> Chain:
     link = f"{name} finds no room on a disk: {ended}"
     doing = "make room in the folder that it names; what it did since its last checkpoint is done again, and nothing is lost"
     return Chain((link,), Cause.DISK, name, Outlook.YOU, doing)
+
+
+def _refused(row: WorkerRow) -> Chain:
+    doing = (
+        "make room or give rights there: the next checkpoint is tried again. Updates go on; what was learned since the last "
+        "checkpoint would be done again by another process, and nothing is lost"
+    )
+    return Chain((f"{row.worker} is refused by its disk: {row.refused}",), Cause.DISK, row.worker, Outlook.YOU, doing)
 
 
 def _full_disk(s: Snapshot, folder: str) -> Chain:

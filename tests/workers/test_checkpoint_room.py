@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +14,45 @@ import pytest
 from pipeline.checkpoints import CheckpointFolder
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.status import worker_rows
 from protocol.ids import Role
 from tests.pipeline.replay.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.checkpoint import CheckpointWriter
 
 _COPY = 300 << 20
+
+
+async def test_a_disk_that_refuses_a_checkpoint_is_in_the_heartbeat_until_one_is_written(tmp_path: Path) -> None:
+    clock = RealClock()
+    async with asyncio.TaskGroup() as tasks:
+        settings = (small_config(tmp_path), tmp_path, Role.LEARNER, "learner", tasks)
+        ctx = await context_of(*settings, MemoryRegistry(clock), memory_transport(4), clock)
+        await ctx.replay.open(make_spec())
+        folder = CheckpointFolder(tmp_path / "checkpoints", owner=str(ctx.who), keep=2)
+        folder.take_over()
+        writer = CheckpointWriter(ctx, folder)
+        is_full = True
+
+        def save(where: Path) -> None:
+            if is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            (where / "file").write_bytes(b"weights")
+
+        async def settle() -> None:
+            pass
+
+        await writer.write(1, lambda: save, {}, settle)
+        await writer.wait()
+        told = worker_rows([ctx.pulse.heartbeat()], now_s=clock.time(), stuck_after_s=60.0)[0].refused
+        assert str(tmp_path / "checkpoints") in told
+        assert "No space left on device" in told
+        is_full = False
+        await writer.write(2, lambda: save, {}, settle)
+        await writer.wait()
+        assert ctx.pulse.heartbeat().refused == ""
+        folder.close()
+        ctx.close()
 
 
 @pytest.mark.parametrize(("free", "is_awaited"), [(_COPY // 2, True), (100 * _COPY, False)])

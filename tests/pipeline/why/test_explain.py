@@ -351,6 +351,16 @@ def test_a_worker_that_a_full_disk_ended_a_moment_ago_is_told_with_the_folder_al
     assert root(other) == (Cause.WORKING, "learner", Outlook.MOVES)
 
 
+def test_a_disk_that_refuses_checkpoints_is_told_with_its_folder_while_updates_go_on() -> None:
+    words = (
+        "checkpoint of version 9 under /runs/demo/checkpoints could not be written: [Errno 28] No space left on device"
+    )
+    s = scene([replace(worker("learner", WaitingFor.COMPUTE), refused=words)], AWAITED)
+    assert root(s) == (Cause.DISK, "learner", Outlook.YOU)
+    assert "/runs/demo/checkpoints" in explain(s).headline
+    assert root(replace(s, state=RunState.FINISHED))[0] is not Cause.DISK
+
+
 def test_a_supervisor_that_is_gone_is_told_although_its_workers_go_on() -> None:
     s = scene([worker("learner", WaitingFor.COMPUTE)], AWAITED)
     assert root(s) == (Cause.WORKING, "learner", Outlook.MOVES)
