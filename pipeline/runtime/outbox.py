@@ -26,6 +26,8 @@ _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 UNREACHED_AFTER_S = 5.0
 """Without a handshake for so long a mailbox counts as one that cannot be reached: one takes milliseconds."""
+SAID_AFTER_S = 2.0
+"""... and for so long it is named in the heartbeat already: a cut cable shows only when a link's own heartbeats are missed."""
 _MAX_NAMED = 4
 
 
@@ -51,7 +53,7 @@ class Outbox:
     @property
     def is_cut_off(self) -> bool:
         """Whether there are mailboxes, and none of them can be reached from here."""
-        return bool(self._links) and len(self._unreached()) == len(self._links)
+        return bool(self._links) and len(self._unreached(UNREACHED_AFTER_S)) == len(self._links)
 
     @property
     def workers(self) -> list[str]:
@@ -105,7 +107,7 @@ class Outbox:
 
     def reports(self) -> list[LinkReport]:
         """Return one report a link for the first few links, and one for all others, for the heartbeat."""
-        self._ctx.say_unreached(self.role, _in_words(self._unreached()))
+        self._ctx.say_unreached(self.role, _in_words(self._unreached(SAID_AFTER_S)))
         mine, workers = self._ctx.who.worker, self.workers
         named, others = workers[:MAX_NAMED_LINKS], workers[MAX_NAMED_LINKS:]
         links = [LinkReport(name=link_name(mine, name), sent=self._num_sent.get(name, 0)) for name in named]
@@ -122,10 +124,10 @@ class Outbox:
             link.sender.close()
         self._links.clear()
 
-    def _unreached(self) -> list[tuple[str, str, float]]:
+    def _unreached(self, after_s: float) -> list[tuple[str, str, float]]:
         """Return name, address and seconds of mailboxes that cannot be reached."""
         found = [(name, link.address[0], link.sender.unreached_s()) for name, link in sorted(self._links.items())]
-        return [entry for entry in found if entry[2] >= UNREACHED_AFTER_S]
+        return [entry for entry in found if entry[2] >= after_s]
 
     async def _offer(self, message: Message | Encoded) -> bool:
         """Try every link once, without waiting, beginning one further than the last time."""

@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext, Transport
-from pipeline.runtime.outbox import UNREACHED_AFTER_S, Outbox
+from pipeline.runtime.outbox import SAID_AFTER_S, UNREACHED_AFTER_S, Outbox
 from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.channel import Mailbox
@@ -205,9 +205,15 @@ async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_ano
         outbox = Outbox(ctx, Role.REWARD)
         await outbox.refresh()
         near, far = (links[f"tcp://10.0.0.{number}:5600"] for number in range(2))
-        far.down_s = UNREACHED_AFTER_S - 0.1
+        far.down_s = SAID_AFTER_S - 0.1
         ctx.refresh_links()
         assert ctx.pulse.heartbeat().unreached == "", "a handshake may take a moment"
+        near.down_s, far.down_s = 0.0, SAID_AFTER_S
+        ctx.refresh_links()
+        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no handshake for 2 s)"
+        near.down_s = far.down_s = UNREACHED_AFTER_S - 0.1
+        assert not outbox.is_cut_off, "it is named before anything is done about it"
+        near.down_s = 0.0
         far.down_s = 7.0
         ctx.refresh_links()
         assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no handshake for 7 s)"
