@@ -165,7 +165,7 @@ class _Stream(asyncio.BufferedProtocol):
         """Or when the first of the unanswered was asked."""
         self._watch: asyncio.TimerHandle | None = None
         self.is_lost = False
-        self._read = bytearray(_READ_BYTES)
+        self._read = memoryview(bytearray(_READ_BYTES))
         self._transport.set_protocol(self)
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -234,8 +234,11 @@ class _Stream(asyncio.BufferedProtocol):
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        """Return where to read to: always the same place, not memory that is new to the process at each read."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where to read to: always the same place, not memory that is new to the process at each read.
+
+        A view: over TLS asyncio slices what it is given, and reads later records into the slice. A bytearray's is a copy.
+        """
         del sizehint
         return self._read
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -289,6 +291,40 @@ async def test_an_answer_that_arrives_in_pieces_is_one(asking):
             await puppet.writers[0].drain()
             await asyncio.sleep(0.002)
     assert asked.result() == [b"abc", 7]
+
+
+@pytest.fixture
+def certified(tmp_path) -> Path:
+    """Return a folder with a certificate for localhost and its key."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "ca.pem"],
+        cwd=tmp_path, check=True, capture_output=True, timeout=20,
+    )  # fmt: skip
+    return tmp_path
+
+
+async def test_a_long_answer_over_tls_arrives_whole(certified):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certified / "ca.pem", certified / "key.pem")
+    puppet = Puppet()
+    server = await asyncio.start_server(puppet.serve, "127.0.0.1", 0, ssl=context)
+    client = connect(f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0?ssl_ca_certs={certified / 'ca.pem'}")
+    link = Link(client)
+    value = b"".join(number.to_bytes(4, "little") for number in range(1 << 18))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(link.ask("GET", "long"))
+            await puppet.until(lambda: bool(puppet.asked))
+            puppet.writers[0].write(b"$%d\r\n%s\r\n" % (len(value), value))
+        assert answer.result() == value, "many records of 16 kB, several at each read"
+    finally:
+        await link.aclose()
+        await client.aclose()
+        for writer in puppet.writers:
+            writer.close()
+        server.close()
+        await server.wait_closed()
 
 
 async def test_a_server_that_falls_silent_is_given_up_and_asked_again_elsewhere(asking):
