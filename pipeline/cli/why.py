@@ -42,13 +42,19 @@ _VERDICTS = {
 @json_option
 def why(run: Path | None, as_json: bool) -> int:
     """Name what the run waits for, from the learner to the root, and what to do."""
+    from pipeline.run_dir import supervisor_pid
     from pipeline.why.explain import explain
+    from pipeline.why.silence import silence, whereabouts
 
     run_dir = find_run(run)
-    try:
-        snapshot = asyncio.run(_look(run_dir))
-    except LedgerUnavailable as error:
-        snapshot = _without_ledger(run_dir, str(error))
+    is_supervised = supervisor_pid(run_dir) is not None
+    error = silence(run_dir, is_supervised=is_supervised)
+    snapshot = None if error is None else _without_ledger(run_dir, error, is_supervised)
+    if snapshot is None:
+        try:
+            snapshot = asyncio.run(_look(run_dir))
+        except LedgerUnavailable as unavailable:
+            snapshot = _without_ledger(run_dir, f"{unavailable}{whereabouts(run_dir)}", is_supervised)
     found = explain(snapshot)
     if as_json:
         echo_json(
@@ -117,12 +123,11 @@ async def snapshot_of(at: Attached) -> Snapshot:
     )
 
 
-def _without_ledger(run_dir: Path, error: str) -> Snapshot:
-    from pipeline.run_dir import supervisor_pid
+def _without_ledger(run_dir: Path, error: str, is_supervised: bool) -> Snapshot:
     from pipeline.runtime.registry import RunState
     from pipeline.why.terms import Snapshot
 
-    return Snapshot(str(run_dir), RunState.RUNNING, "", supervisor_pid(run_dir) is not None, ledger_error=error)
+    return Snapshot(str(run_dir), RunState.RUNNING, "", is_supervised, ledger_error=error)
 
 
 def render(snapshot: Snapshot, found: Explanation, width: int) -> list[str]:

@@ -16,5 +16,7 @@ pure functions, so that every answer can be tested. ``headrace why`` takes the s
 ``work``        units, their trajectories, evaluation
 ``workers``     the roots: a worker that is not there, frozen, stuck, waiting, or at work
 ``admission``   the roots when nothing is on the way: credit, memory, data, closed
+``exits``       how workers' processes ended, off the supervisor's log
+``silence``     an embedded ledger server that does not answer, before anything else is asked of it
 ==============  ======================================================================================================
 """

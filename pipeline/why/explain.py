@@ -72,7 +72,7 @@ def _no_ledger(s: Snapshot) -> Chain:
     if s.has_supervisor:
         doing = (
             "the supervisor starts an embedded server that has ended again within seconds, and replaces one that is mute for "
-            "half of ledger.outage_timeout_s; one of your own is yours to start. Workers wait for it as long as that setting"
+            "long; one of your own is yours to start. Workers wait for it as long as ledger.outage_timeout_s"
         )
         return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")

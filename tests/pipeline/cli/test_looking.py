@@ -31,8 +31,10 @@ from pipeline.preflight import preflight
 from pipeline.run_dir import prepare_run_dir
 from pipeline.runtime import server_copy
 from pipeline.runtime.ledger_file import read_address, write_address
+from pipeline.runtime.process_records import identify
 from pipeline.runtime.registry import RunState, RunStatus
 from pipeline.runtime.server import EmbeddedServer, open_ledger, server_runs
+from pipeline.why.silence import silence, whereabouts
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
@@ -331,6 +333,55 @@ def test_a_look_at_a_mute_server_ends_by_its_deadline(
             assert answer["chains"][0]["cause"] == "ledger"
         finally:
             write_address(run_dir, before)
+
+
+def test_why_tells_of_a_frozen_server_by_its_process_and_asks_the_ledger_nothing(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asked(_: Path) -> None:
+        raise AssertionError("the ledger was asked")
+
+    monkeypatch.setattr("pipeline.cli.why._look", asked)
+    server = EmbeddedServer(run_dir, max_memory_mb=64)
+    server.start()
+    pid = server.pid()
+    assert pid is not None
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        chain = _why(run_dir, code=3)["chains"][0]
+        assert time.monotonic() - began < 2.5
+        assert chain["cause"] == "ledger"
+        assert f"its server (process {pid}) is there and gave no answer within 1 s: it is stopped" in chain["links"][0]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        server.stop()
+
+
+def test_why_tells_of_a_mute_server_that_it_is_there_and_says_nothing(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.why.silence.FIRST_S", 0.2)
+    monkeypatch.setattr("pipeline.why.silence.SECOND_S", 0.3)
+    before, me = read_address(run_dir), identify(os.getpid())
+    assert before is not None
+    with mute_server(Manner.MUTE) as server:
+        here = msgspec.structs.replace(before, url=server.url, socket=str(server.path), pid=os.getpid(), process=me)
+        try:
+            write_address(run_dir, here)
+            words = _why(run_dir, code=3)["chains"][0]["links"][0]
+        finally:
+            write_address(run_dir, before)
+        assert f"(process {os.getpid()}) is there and gave no answer within 0.5 s: it hangs, or is slow" in words
+        assert server.num_connections == 2
+
+
+def test_a_server_that_ended_is_told_of_where_a_supervisor_is_to_start_it_and_looked_at_as_a_copy_elsewhere(
+    run_dir: Path,
+) -> None:
+    assert "its server has ended" in str(silence(run_dir, is_supervised=True))
+    assert silence(run_dir, is_supervised=False) is None
+    assert whereabouts(run_dir) == ""
 
 
 def test_why_gives_a_ledger_less_time_than_a_call_has(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
