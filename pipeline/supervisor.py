@@ -111,6 +111,7 @@ class Supervisor:
         )
         self._patience = _patience(config)
         self._watchdog = Watchdog(self._patience)
+        self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
         self._next_look_s = 0.0
         self._next_cut_s = 0.0
@@ -138,9 +139,8 @@ class Supervisor:
                 if server is not None and not server.is_adopted:
                     await asyncio.to_thread(server.stop)
                 raise
-            settings = self._config.ledger
-            patience_s = min(_SERVER_PATIENCE_S, settings.outage_timeout_s / 2)
-            deadline_s = settings.scoring_deadline_s
+            deadline_s = self._config.ledger.scoring_deadline_s
+            patience_s = self._server_patience_s
             around = Surroundings(registry, replay, server, metrics, watch, watch_every_s, deadline_s, patience_s)
             try:
                 await self._begin(registry)
@@ -181,7 +181,12 @@ class Supervisor:
     def _open_ledger(self) -> EmbeddedServer | None:
         settings = self._config.ledger
         with server_lock(self._run_dir):
-            server = open_ledger(self._run_dir, configured_url=settings.url, max_memory_mb=settings.max_memory_mb)
+            server = open_ledger(
+                self._run_dir,
+                configured_url=settings.url,
+                max_memory_mb=settings.max_memory_mb,
+                patience_s=self._server_patience_s,
+            )
         address = read_address(self._run_dir)
         if server is not None and not server.is_adopted and address is not None:
             log_choice(Path(address.server))

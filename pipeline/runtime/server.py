@@ -53,6 +53,8 @@ __all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 ANSWER_S = 2.0
 """For one answer of the server; a later one is no sign of death."""
+START_S = 60.0
+"""For a server's first sign of life, or its next."""
 _POLL_S = 0.005
 _LOG_TAIL_BYTES = 2000
 _OWN_FOLDER = "headrace-"
@@ -72,9 +74,16 @@ def external_url(configured: str | None, environment: Mapping[str, str]) -> str 
 
 
 def open_ledger(
-    run_dir: Path, *, configured_url: str | None, max_memory_mb: int, environment: Mapping[str, str] = os.environ
+    run_dir: Path,
+    *,
+    configured_url: str | None,
+    max_memory_mb: int,
+    environment: Mapping[str, str] = os.environ,
+    patience_s: float = START_S,
 ) -> EmbeddedServer | None:
     """Make sure that this run has a ledger and write its address; return its server when it is embedded.
+
+    An embedded server that is there and shows no sign of life for ``patience_s`` is ended, and started again.
 
     Raises:
         ConfigError: no server program is there.
@@ -86,7 +95,7 @@ def open_ledger(
         write_address(run_dir, LedgerAddress(url=url))
         return None
     server = EmbeddedServer(run_dir, max_memory_mb=max_memory_mb)
-    server.start()
+    server.start(timeout_s=patience_s)
     return server
 
 
@@ -194,7 +203,7 @@ class EmbeddedServer:
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
-    def start(self, *, timeout_s: float = 60.0) -> bool:
+    def start(self, *, timeout_s: float = START_S) -> bool:
         """Adopt the server that is there, or start one; return whether it was adopted.
 
         One that is there and mute is waited for; after ``timeout_s`` without any sign of life it is ended for certain, and only

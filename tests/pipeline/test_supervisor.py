@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,14 +22,15 @@ from pipeline.preflight import preflight
 from pipeline.replay.connect import connect
 from pipeline.run_dir import prepare_run_dir, run_lock, supervisor_pid
 from pipeline.runtime.exit_codes import ExitCode
-from pipeline.runtime.ledger_file import read_address, read_ledger_url
+from pipeline.runtime.ledger_file import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.runtime.registry import Heartbeat, RunState
 from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import process_runs
+from pipeline.runtime.server import EmbeddedServer, process_runs
 from pipeline.supervisor import Outcome, Supervisor
 from pipeline.surroundings import Picture
-from protocol.errors import ConfigError, LedgerMismatch
+from protocol.errors import ConfigError, LedgerMismatch, LedgerUnavailable
 from protocol.ids import Role
+from tests.mute import Manner, mute_server
 from tests.pipeline.op_config import op_config
 
 pytestmark = pytest.mark.timeout(90)
@@ -341,6 +343,101 @@ def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path)
     outcome = run.until_end()
     assert outcome.exit_code == ExitCode.LEDGER_UNAVAILABLE
     assert "knows nothing of this run" in outcome.status.detail
+
+
+@pytest.mark.parametrize("manner", [Manner.MUTE, Manner.TRICKLES])
+def test_a_start_at_anothers_mute_server_ends_by_its_deadline_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manner: Manner
+) -> None:
+    monkeypatch.setattr("pipeline.supervisor._ANSWER_S", 0.3)
+    run = Run(tmp_path)
+    with mute_server(manner) as server:
+        write_address(run.run_dir, LedgerAddress(url=server.url))
+        began = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match="the ledger server does not answer .* is it running"):
+            run.until_end()
+        assert time.monotonic() - began < 5.0
+    assert not list(run.run_dir.glob("processes/*.json")), "no worker was started"
+
+
+def test_a_start_at_a_recorded_socket_that_a_mute_stranger_holds_ends_with_its_path(tmp_path: Path) -> None:
+    run = Run(tmp_path, "ledger.outage_timeout_s=6")
+    (run.run_dir / "ledger").mkdir(mode=0o700)
+    with mute_server(Manner.MUTE, run.run_dir / "ledger") as server:
+        write_address(run.run_dir, LedgerAddress(url=server.url, is_embedded=True, socket=str(server.path)))
+        began = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match=r"server\.sock that is not this run's recorded server; find it with"):
+            run.until_end()
+        assert time.monotonic() - began < 10.0
+        assert server.path.is_socket(), "what is not ours stays"
+
+
+def test_a_start_at_a_frozen_server_of_its_own_ends_it_and_starts_it_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, "ledger.outage_timeout_s=6")
+    frozen = EmbeddedServer(run.run_dir, max_memory_mb=64)
+    frozen.start()
+    pid = frozen.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    began: list[float] = [time.monotonic()]
+    run.when_live(lambda picture: (began.append(time.monotonic()), run.interrupt(picture)))
+    assert run.until_end().exit_code == ExitCode.OK
+    assert 3.0 <= began[1] - began[0] < 25.0
+    assert not process_runs(pid)
+    assert not frozen.is_there()  # it takes notice of its child's end
+
+
+def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signal(tmp_path: Path) -> None:
+    """Twice: once it wakes up again, the second time Ctrl-C comes meanwhile."""
+    settings = ("supervisor.stuck_after_s=2", "supervisor.silent_after_s=2", "ledger.outage_timeout_s=60")
+    run = Run(tmp_path, *settings)
+    first: dict[str, int] = {}
+    asleep_s: list[float] = []
+    ended: list[threading.Thread] = []
+
+    def server_pid() -> int:
+        address = read_address(run.run_dir)
+        assert address is not None
+        return address.pid
+
+    def sleep_through() -> None:
+        began = time.monotonic()
+        os.kill(server_pid(), signal.SIGSTOP)
+        time.sleep(4.0)
+        os.kill(server_pid(), signal.SIGCONT)
+        asleep_s.append(time.monotonic() - began)
+
+    def end_meanwhile() -> None:
+        os.kill(server_pid(), signal.SIGSTOP)
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+        while any(process_runs(pid) for pid in first.values()) and time.monotonic() < began + 20.0:
+            time.sleep(0.05)
+        asleep_s.append(time.monotonic() - began)
+        os.kill(server_pid(), signal.SIGCONT)  # that its own end need not be forced
+
+    def in_a_thread(act: Callable[[], None]) -> None:
+        ended.append(threading.Thread(target=act))
+        ended[-1].start()
+
+    def react(picture: Picture) -> None:
+        if not first and len(picture.heartbeats) >= 3:
+            first.update({beat.who.worker: beat.pid for beat in picture.heartbeats})
+            in_a_thread(sleep_through)
+        elif len(asleep_s) == 1 and len(ended) == 1:
+            assert {beat.who.worker: beat.pid for beat in picture.heartbeats} == first
+            in_a_thread(end_meanwhile)
+
+    run.react = react
+    with capture_logs() as logged:
+        outcome = run.until_end()
+    for thread in ended:
+        thread.join()
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.status.state is RunState.STOPPING
+    assert asleep_s[0] >= 4.0
+    assert asleep_s[1] < 15.0, "the workers drained while no server answered"
+    assert not {"worker_replaced", "worker_exited", "drain_overdue"} & {row["event"] for row in logged}
 
 
 def test_one_supervisor_a_run(tmp_path: Path) -> None:
