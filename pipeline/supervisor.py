@@ -51,7 +51,7 @@ from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over
 from pipeline.value_model import VALUE_CHECKPOINTS
 from pipeline.watchdog import Patience, Watchdog
-from protocol.errors import ConfigError, LedgerError
+from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Supervisor:
         self._next_cut_s = 0.0
         self._is_starved = False
         self._refused: Fleet | None = None
+        self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
 
     async def run(self, watch: Callable[[Picture], None] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
@@ -271,6 +272,11 @@ class Supervisor:
             await self._bury(around.registry, ended, beats)
             await self._replace(around.registry, beats, now, await around.overdue(now))
             await around.show(status, beats, self._plan, now)
+        except LedgerRefused as error:
+            self._watchdog.blind(now)
+            if status.state is RunState.RUNNING:
+                self._failed_code = ExitCode.CONFIG
+                status = self._ending() or RunStatus(RunState.FAILED, str(error))
         except LedgerError:  # away: it is being started again, and the workers ride it out as well; or it was emptied
             self._watchdog.blind(now)
             if status.state is RunState.RUNNING:
@@ -394,7 +400,7 @@ class Supervisor:
         if failure is not None:
             return Outcome(as_own(failure.exit_code), status, failure, self._processes.last_lines(failure.worker))
         if status.state is RunState.FAILED:
-            return Outcome(ExitCode.LEDGER_UNAVAILABLE, status)
+            return Outcome(self._failed_code, status)
         if self._is_starved:
             return Outcome(ExitCode.STARVED, status)
         if self._learner_drain_code != ExitCode.OK:

@@ -14,6 +14,7 @@
     ├── LedgerError                       the durable ledger cannot do what was asked
     │   ├── LedgerUnavailable (ConnectionError)  no server answers; try again later
     │   │   └── LedgerDiskFailed          the server answers, but its disk takes no writes
+    │   ├── LedgerRefused (PermissionError)  the server does not take this run's name or password
     │   ├── LedgerFull (MemoryError)      the server refuses writes; admission must stop
     │   ├── LedgerMismatch (ValueError)   the run was opened with another specification
     │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
@@ -87,6 +88,10 @@ class LedgerUnavailable(LedgerError, ConnectionError):
 
 class LedgerDiskFailed(LedgerUnavailable):
     """The ledger server answers and refuses writes: its append-only file cannot be written, as a rule on a full disk."""
+
+
+class LedgerRefused(LedgerError, PermissionError):
+    """The ledger server answers and does not take the name or password that it was given; it would refuse them again."""
 
 
 class LedgerFull(LedgerError, MemoryError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import echo_json, find_run, json_option, look_at, run_argument
-from protocol.errors import LedgerUnavailable
+from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def why(run: Path | None, as_json: bool) -> int:
     if snapshot is None:
         try:
             snapshot = asyncio.run(_look(run_dir))
-        except LedgerUnavailable as unavailable:
+        except (LedgerUnavailable, LedgerRefused) as unavailable:
             snapshot = _without_ledger(run_dir, f"{unavailable}{whereabouts(run_dir)}", is_supervised)
     found = explain(snapshot)
     if as_json:

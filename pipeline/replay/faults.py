@@ -1,7 +1,7 @@
 """From what the Redis client raises to the ledger's own errors.
 
-*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerDiskFailed, LedgerFull, Fenced or LedgerError. *Waits
-for* nothing.
+*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerDiskFailed, LedgerRefused, LedgerFull, Fenced or
+LedgerError. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from redis import exceptions
 
 from pipeline.replay.checks import nothing_kept, unmarked
-from protocol.errors import Fenced, LedgerDiskFailed, LedgerError, LedgerFull, LedgerUnavailable
+from protocol.errors import Fenced, LedgerDiskFailed, LedgerError, LedgerFull, LedgerRefused, LedgerUnavailable
 
 NOT_NOW: Final = (
     exceptions.ReadOnlyError,
@@ -23,6 +23,8 @@ NOT_NOW: Final = (
 )
 """What a server says that serves nothing at the moment: a replica, or a part of a cluster that is being moved."""
 
+
+_REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
 RAISED: Final = (exceptions.RedisError, OSError)
 """By the Redis client."""
@@ -34,6 +36,14 @@ def is_disk_failure(error: BaseException) -> bool:
     Servers before version 7 wrap what a script's command raised (https://valkey.io/topics/persistence).
     """
     return isinstance(error, exceptions.ResponseError) and "MISCONF" in str(error)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server refused a name or password, and would do so again.
+
+    To redis-py that is a lost connection: its error is one, or, of a connection that is made, is wrapped in one.
+    """
+    return any(isinstance(part, _REFUSED) for part in (error, *error.args))
 
 
 @contextmanager
@@ -49,6 +59,11 @@ def ledger_fault(doing: str, error: exceptions.RedisError | OSError) -> LedgerEr
     """Return the ledger's own error for one of the Redis client's."""
     if isinstance(error, exceptions.ResponseError):
         return _from_reply(doing, error)
+    if is_refusal(error):
+        return LedgerRefused(
+            f"{doing}: the ledger server refused the password, or the lack of one ({error}); expected what its requirepass or "
+            "its ACL says: put that into ledger.url or REDIS_URL, then go on with `headrace up --resume`"
+        )
     if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
         return LedgerUnavailable(
             f"{doing}: the ledger server does not answer ({error}); is it running, and is the address right?"

@@ -10,9 +10,10 @@ every script is atomic by itself, and one that fails fails alone.
 
 A connection that is lost, or on which nothing comes back in time, is given up with all that waits there, and each of those
 commands is asked again: writes are keyed, and calls that give out or take back are numbered, so that the server knows a repeat.
-So is a command to which the server says that it cannot serve now, or that its disk takes no writes. This is the one layer that
-repeats. Each call has one deadline (``pipeline.replay.connect.Patience``), which covers waiting, connecting and repeating, and
-which no server can stretch by trickling bytes. A cancelled caller leaves an answer behind that no call reads.
+So is a command to which the server says that it cannot serve now, or that its disk takes no writes. A refused password ends a
+call at once. This is the one layer that repeats. Each call has one deadline (``pipeline.replay.connect.Patience``), which
+covers waiting, connecting and repeating, and which no server can stretch by trickling bytes. A cancelled caller leaves an
+answer behind that no call reads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import redis.asyncio
 from redis import exceptions
 
 from pipeline.replay.connect import OwnConnection, patience_of
-from pipeline.replay.faults import NOT_NOW, is_disk_failure
+from pipeline.replay.faults import NOT_NOW, is_disk_failure, is_refusal
 
 T = TypeVar("T")
 Command: TypeAlias = Sequence[str | bytes | float]
@@ -91,6 +92,8 @@ class Link:
                     async with asyncio.timeout_at(deadline):
                         return await self._once(asking)
                 except (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_NOW) as failure:
+                    if is_refusal(failure):
+                        raise
                     error = failure
                 except exceptions.ResponseError as failure:
                     if not is_disk_failure(failure):

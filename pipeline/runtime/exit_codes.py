@@ -17,6 +17,7 @@ from protocol.errors import (
     HeadraceError,
     LedgerError,
     LedgerMismatch,
+    LedgerRefused,
     ParityFailed,
     WeightsRejected,
 )
@@ -100,7 +101,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
         return ExitCode.FENCED
     if isinstance(error, Interrupted | KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    if isinstance(error, ConfigError | LedgerMismatch):
+    if isinstance(error, ConfigError | LedgerMismatch | LedgerRefused):
         return ExitCode.CONFIG
     if isinstance(error, Diverged):
         return ExitCode.BAD_STEPS

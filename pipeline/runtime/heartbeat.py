@@ -13,7 +13,7 @@ from collections.abc import Callable
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.runtime.registry import Heartbeat, HeartbeatWriter
-from protocol.errors import LedgerFull, LedgerUnavailable
+from protocol.errors import LedgerFull, LedgerRefused, LedgerUnavailable
 
 
 class HeartbeatThread:
@@ -83,7 +83,7 @@ class HeartbeatThread:
         """Write one heartbeat; False when fenced. A server that is away fences nobody."""
         try:
             is_newest = self._writer.beat(self._heartbeat())
-        except (LedgerUnavailable, LedgerFull) as error:
+        except (LedgerUnavailable, LedgerRefused, LedgerFull) as error:
             self._num_failures += 1
             if self._num_failures == 1:
                 self._log.warning("heartbeats_lost", reason=str(error))

@@ -28,7 +28,7 @@ from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, process_runs
 from pipeline.supervisor import Outcome, Supervisor
 from pipeline.surroundings import Picture
-from protocol.errors import ConfigError, LedgerMismatch, LedgerUnavailable
+from protocol.errors import ConfigError, LedgerMismatch, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.mute import Manner, mute_server
 from tests.pipeline.op_config import op_config
@@ -354,10 +354,45 @@ def test_a_start_at_anothers_mute_server_ends_by_its_deadline_with_a_sentence(
     with mute_server(manner) as server:
         write_address(run.run_dir, LedgerAddress(url=server.url))
         began = time.monotonic()
-        with pytest.raises(LedgerUnavailable, match="the ledger server does not answer .* is it running"):
+        with pytest.raises(LedgerUnavailable, match=r"the ledger server does not answer .* is it running"):
             run.until_end()
         assert time.monotonic() - began < 5.0
     assert not list(run.run_dir.glob("processes/*.json")), "no worker was started"
+
+
+def test_a_password_that_is_refused_at_the_start_ends_it_at_once(tmp_path: Path) -> None:
+    locked = EmbeddedServer(tmp_path, max_memory_mb=64)
+    locked.start()
+    run = Run(tmp_path)
+    write_address(run.run_dir, LedgerAddress(url=f"unix://:wrong@{locked.socket}"))
+    began = time.monotonic()
+    try:
+        with pytest.raises(LedgerRefused, match=r"refused the password.*put that into ledger\.url or REDIS_URL"):
+            run.until_end()
+        assert time.monotonic() - began < 3.0
+    finally:
+        locked.stop()
+
+
+def test_a_password_that_is_refused_during_a_run_ends_it_with_that_sentence(tmp_path: Path) -> None:
+    locked = EmbeddedServer(tmp_path, max_memory_mb=64)
+    locked.start()
+    run = Run(tmp_path)
+    write_address(run.run_dir, LedgerAddress(url=locked.url))
+
+    def change_it(_: Picture) -> None:
+        with redis.Redis.from_url(locked.url) as client:
+            client.config_set("requirepass", "another")
+            client.client_kill_filter(_type="normal", skipme=True)
+
+    run.when_live(change_it)
+    try:
+        outcome = run.until_end()
+    finally:
+        locked.stop()
+    assert outcome.exit_code == ExitCode.CONFIG
+    assert outcome.status.state is RunState.FAILED
+    assert "refused the password" in outcome.status.detail + outcome.last_lines
 
 
 def test_a_start_at_a_recorded_socket_that_a_mute_stranger_holds_ends_with_its_path(tmp_path: Path) -> None:
@@ -366,7 +401,9 @@ def test_a_start_at_a_recorded_socket_that_a_mute_stranger_holds_ends_with_its_p
     with mute_server(Manner.MUTE, run.run_dir / "ledger") as server:
         write_address(run.run_dir, LedgerAddress(url=server.url, is_embedded=True, socket=str(server.path)))
         began = time.monotonic()
-        with pytest.raises(LedgerUnavailable, match=r"server\.sock that is not this run's recorded server; find it with"):
+        with pytest.raises(
+            LedgerUnavailable, match=r"server\.sock that is not this run's recorded server; find it with"
+        ):
             run.until_end()
         assert time.monotonic() - began < 10.0
         assert server.path.is_socket(), "what is not ours stays"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.clock import RealClock
+from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import Fleet, Topic, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
-from protocol.errors import LedgerDiskFailed, LedgerUnavailable
+from pipeline.runtime.server import EmbeddedServer
+from protocol.errors import LedgerDiskFailed, LedgerRefused, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from tests.mute import Manner, mute_server
 from tests.pipeline.replay.builders import make_spec
@@ -36,6 +40,15 @@ CALLS: dict[str, Call] = {
     "heartbeats": lambda _, registry: registry.heartbeats(),
     "news": lambda _, registry: registry.news({Topic.RUN: ""}, timeout_s=0.1),
 }
+
+
+@pytest.fixture(scope="module")
+def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server with a password."""
+    server = EmbeddedServer(tmp_path_factory.mktemp("locked"), max_memory_mb=64)
+    server.start()
+    yield server
+    server.stop()
 
 
 @contextmanager
@@ -99,6 +112,39 @@ async def test_a_server_that_finds_its_voice_within_the_deadline_serves_the_call
             server.path.symlink_to(path)
         assert asking.result() == []
         await replay.aclose()
+
+
+@pytest.mark.parametrize("given", ["wrong@", "somebody:wrong@", ""])
+async def test_a_refused_password_ends_every_call_at_once_with_what_to_do(
+    locked_server: EmbeddedServer, given: str
+) -> None:
+    url = f"unix://{':' if given == 'wrong@' else ''}{given}{locked_server.socket}"
+    client = connect(url, patience_s=40.0, disk_patience_s=40.0)
+    replay, registry = RedisReplay(client, "test"), RedisRegistry(client, "test")
+    for call in CALLS.values():
+        with (
+            within(5.0),
+            pytest.raises(LedgerRefused, match=r"refused the password.*expected.*requirepass.*ledger\.url"),
+        ):
+            await call(replay, registry)
+    await replay.aclose()
+    await registry.aclose()
+
+
+def test_a_heartbeat_with_a_refused_password_is_one_that_was_lost(locked_server: EmbeddedServer) -> None:
+    beat = Pulse(WHO, RealClock()).heartbeat
+    url = f"unix://:wrong@{locked_server.socket}"
+    with capture_logs() as logged:
+        writer = RedisHeartbeatWriter(url, "r", timeout_s=5.0)
+        log = structlog.get_logger()
+        thread = HeartbeatThread(writer, beat, on_fenced=pytest.fail, on_deaf=pytest.fail, log=log, interval_s=0.05)
+        with within(4.0):
+            thread.start()
+            while not logged:
+                time.sleep(0.01)
+            thread.stop()
+    assert logged[0]["event"] == "heartbeats_lost"
+    assert "refused the password" in logged[0]["reason"]
 
 
 async def test_a_full_disk_is_borne_longer_than_a_server_that_is_away_and_said_to_be_one() -> None:
