@@ -137,6 +137,12 @@ def test_up_does_not_begin_a_run_twice_nor_resume_it_under_another_name(run_dir:
         headrace.main(["up", "--resume", str(run_dir), "--set", "run.name=other"], standalone_mode=False)
 
 
+def test_config_check_refuses_the_name_of_a_run_that_is_there_and_says_the_ways_on(run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds a run already.*up --resume .*--set run\.name=OTHER"):
+        headrace.main(["config", "check", str(run_dir / "config.toml")], standalone_mode=False)
+    assert _json("config", "check", str(run_dir / "config.toml"), "--set", "run.name=other")["ok"] is True
+
+
 def test_score_prints_the_distribution(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     path.write_text('{"response": "2", "answer": "2"}\n{"response": "3", "answer": "2"}\n')
