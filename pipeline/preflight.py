@@ -40,7 +40,7 @@ from pipeline.value_model import value_source
 from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError, DataError, LedgerUnavailable
-from protocol.hosts import is_loopback, numeric, wants_ipv6
+from protocol.hosts import advertised, numeric, wants_ipv6
 
 _ANSWER_S = 5.0
 
@@ -202,12 +202,7 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
 def _check_address(config: RunConfig) -> None:
     if config.wire.transport != "tcp":
         return
-    host, told = config.wire.host, config.wire.advertise_host
-    if told is not None and is_loopback(told) and not is_loopback(host):
-        raise ConfigError(
-            f"wire.advertise_host is {told}, which means loopback here, and no other host can connect to that; give a name or "
-            "an address by which other hosts reach this one"
-        )
+    host = config.wire.host
     first, _, last = (config.wire.ports or "0").partition("-")
     if not 0 <= int(first) <= int(last or first) <= 65535:
         raise ConfigError(f"wire.ports is {config.wire.ports}, expected FIRST-LAST up to 65535, such as 5600-5700")
@@ -217,3 +212,4 @@ def _check_address(config: RunConfig) -> None:
             probe.bind((numeric(host), 0))
         except OSError as error:
             raise ConfigError(f"wire.host is {config.wire.host}, where nothing can listen here: {error}") from None
+    Endpoint("tcp", host=host).told(advertised(config.wire.advertise_host))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, Protocol, Self, cast
 
 from protocol.errors import ConfigError
-from protocol.hosts import numeric, own_address
+from protocol.hosts import ADVERTISE_HOST, is_loopback, numeric, own_address
 from protocol.ids import Incarnation
 
 MAX_IPC_PATH_BYTES = 107
@@ -107,6 +107,20 @@ class Endpoint:
         if self.scheme == "tcp" and self.host in _WILDCARDS:
             return replace(self, host=own_address())
         return self
+
+    def told(self, instead: str | None) -> str:
+        """Return the host to tell others of a tcp address: ``instead``, if there is one.
+
+        Raises ConfigError when that means loopback, and what listens here is not plainly for this host alone.
+        """
+        host = instead or self.reachable.host
+        if not self.is_local and is_loopback(host):
+            raise ConfigError(
+                f"wire.host is {self.host}, and others would be told {host}, which means loopback here: expected what they can "
+                f"connect to. Set wire.advertise_host, or {ADVERTISE_HOST} on this host, to its name or address elsewhere; "
+                "for a run on one host set wire.host to 127.0.0.1"
+            )
+        return host
 
     @property
     def candidates(self) -> list[Self]:

@@ -9,10 +9,18 @@ nothing good there, or that other host itself; so it is never told. The address 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 
+ADVERTISE_HOST = "HEADRACE_ADVERTISE_HOST"
+"""Environment: what other hosts are told of this one, instead of ``wire.advertise_host``."""
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses for documentation (RFC 5737, RFC 3849): nothing is sent, the kernel only says which way it would go."""
+
+
+def advertised(configured: str | None) -> str | None:
+    """Return what other hosts are to be told of this one, by the environment or as configured; None: whatever it listens at."""
+    return os.environ.get(ADVERTISE_HOST) or configured
 
 
 def addresses(host: str) -> list[str]:

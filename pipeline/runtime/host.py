@@ -47,6 +47,7 @@ from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads
 from pipeline.work import listening
 from protocol.errors import ConfigError, Fenced, LedgerError
+from protocol.hosts import advertised
 from protocol.ids import Incarnation, Role, is_worker_name
 from protocol.printable import printable
 from protocol.zeromq import CurveKeys, ZmqTransport
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 
     from pipeline.runtime.actor import Actor
 
-ADVERTISE_HOST = "HEADRACE_ADVERTISE_HOST"
-"""Environment: what other hosts are told of this one, instead of ``wire.advertise_host``."""
 _LINKS_S = 0.5
 _STOP_WATCH_S = 1.0
 _TEARDOWN_S = 5.0
@@ -153,7 +152,7 @@ def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTra
         high_water_mark=wire.high_water_mark,
         max_message_bytes=max_bytes,
         keys=keys,
-        advertise_host=os.environ.get(ADVERTISE_HOST) or wire.advertise_host,
+        advertise_host=advertised(wire.advertise_host),
     )
 
 

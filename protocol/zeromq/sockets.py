@@ -114,7 +114,7 @@ class AsyncSocket:
         return self._socket.closed
 
     def bind(self, endpoint: Endpoint) -> Endpoint:
-        """Listen at ``endpoint``; return the address that others connect to. Raises ConfigError."""
+        """Listen at ``endpoint``; return it with the port that was got. Raises ConfigError."""
         if endpoint.scheme == "ipc":
             _take_socket_file(Path(endpoint.path))
         try:
@@ -132,7 +132,7 @@ class AsyncSocket:
         if endpoint.scheme == "ipc":
             return endpoint
         bound = Endpoint.parse(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        return Endpoint("tcp", host=endpoint.host, port=bound.port).reachable
+        return Endpoint("tcp", host=endpoint.host, port=bound.port)
 
     def _bind_first(self, candidates: Sequence[Endpoint]) -> None:
         """Listen at the first address that is free. Raises ZMQError when none is."""

@@ -9,6 +9,7 @@ keys; without keys, tcp is for the loopback interface alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import zmq
 
@@ -122,6 +123,7 @@ class ZmqTransport:
     def _bind(self, kind: int, text: str) -> tuple[AsyncSocket, str, Door | None]:
         endpoint = Endpoint.parse(text)
         secure = self._is_secure(endpoint)
+        told = endpoint.told(self._advertise_host) if endpoint.scheme == "tcp" else ""
         socket = self._socket(kind, endpoint)
         door = None
         if secure and self._keys is not None:
@@ -131,8 +133,8 @@ class ZmqTransport:
             door = Door(self._context, socket.raw)
             self._doors.append(door)
         bound = socket.bind(endpoint)
-        if endpoint.scheme == "tcp" and self._advertise_host:
-            bound = Endpoint("tcp", host=self._advertise_host, port=bound.port)
+        if told:
+            bound = replace(bound, host=told)
         return socket, str(bound), door
 
     def _connect(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.preflight import preflight
+from protocol import hosts
 from protocol.errors import ConfigError, DataError
 from tests.pipeline.op_config import op_config
 
@@ -47,3 +48,19 @@ def test_too_few_prompts_for_one_update_are_refused(tmp_path: Path) -> None:
 def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"wire.host is 192\.0\.2\.1"):
         preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=192.0.2.1"))
+
+
+def test_a_name_that_means_loopback_here_is_refused_unless_others_are_told_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = hosts.addresses
+    monkeypatch.setattr(hosts, "addresses", lambda host: ["127.0.1.1"] if host == "debian" else real(host))
+    named = ("wire.transport=tcp", "wire.host=debian")
+    with pytest.raises(ConfigError, match=r"wire.host is debian, .* means loopback here.*wire\.advertise_host"):
+        preflight(op_config(tmp_path, *named))
+    with pytest.raises(ConfigError, match="told debian"):
+        preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=0.0.0.0", "wire.advertise_host=debian"))
+    preflight(op_config(tmp_path, *named, "wire.advertise_host=10.0.0.7"))
+    preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=localhost"))
+    monkeypatch.setenv("HEADRACE_ADVERTISE_HOST", "gpu-7.example")
+    preflight(op_config(tmp_path, *named))

@@ -70,6 +70,29 @@ def test_a_host_whose_name_means_loopback_is_told_by_the_address_of_its_way_out(
     assert Endpoint("tcp", host="0.0.0.0", port=5).reachable == Endpoint("tcp", host="127.0.0.1", port=5)
 
 
+def test_a_name_that_means_loopback_is_never_told_to_other_hosts(
+    resolver: None, monkeypatch: pytest.MonkeyPatch, transport: ZmqTransport
+) -> None:
+    monkeypatch.setattr(hosts, "_ELSEWHERE", ())  # no way out
+    monkeypatch.setattr(socket, "gethostname", lambda: "debian")
+    for host, instead in (
+        ("debian", None),
+        ("0.0.0.0", None),
+        ("::", None),
+        ("0.0.0.0", "debian"),
+        ("four", "127.0.0.1"),
+    ):
+        with pytest.raises(ConfigError, match="which means loopback here"):
+            Endpoint("tcp", host=host).told(instead)
+    for bind in (transport.mailbox, transport.responder):
+        with pytest.raises(ConfigError, match=r"wire\.host is debian, and others would be told debian"):
+            bind("tcp://debian:0")
+    assert [Endpoint("tcp", host=host).told(None) for host in ("127.0.0.1", "::1", "localhost", "four")] == [
+        "127.0.0.1", "::1", "localhost", "four",
+    ]  # fmt: skip
+    assert Endpoint("tcp", host="0.0.0.0").told("four") == "four"
+
+
 class Wire:
     transport = "tcp"
     host = "127.0.0.1"
