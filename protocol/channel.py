@@ -103,6 +103,10 @@ class Requester(Protocol):
         """Send ``message`` and return its answer. Raises DeadlineExceeded, ChannelClosed, or the WireError of a bad answer."""
         ...
 
+    def unreached_s(self) -> float:
+        """Return for how long the responder could not be reached, in seconds; 0 while it is."""
+        ...
+
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""
         ...

@@ -35,7 +35,7 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.rework import Tally
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.registry import WaitingFor, unreached_workers
 from pipeline.runtime.retry import ride_out
 from pipeline.work import TIMES_SLOWEST
 from protocol.codec import Encoded, encode_once
@@ -264,7 +264,7 @@ class Generator(Actor):
                 beat.who.role is Role.GENERATOR
                 and beat.who.worker != self.ctx.who.worker
                 and beat.policy_version >= 0
-                and not beat.unreached
+                and not unreached_workers(beat.unreached) - {Role.LEARNER}  # its chunks reach scorers
                 and at_s - beat.at_s < _SILENT_AFTER_S
                 for beat in beats
             )

@@ -37,11 +37,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.registry import Topic, WeightsAnnouncement
+from pipeline.runtime.outbox import SAID_AFTER_S, unreached_words
+from pipeline.runtime.registry import LinkReport, Topic, WeightsAnnouncement
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.segments import MappedFile, SegmentReader, UnnamedFile
 from pipeline.weights.store import fetched_folder, write_publication
 from pipeline.weights.wire import Base, FetchFolder, WireFetch
+from protocol.channel import Requester
 from protocol.errors import ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import Role
 from protocol.messages import BASE_VERSION
@@ -84,7 +86,10 @@ class WeightsTaker:
         self._serving: _Version | None = None
         self._refused: WeightsRejected | None = None
         self._next_try = 0.0
+        self._asked: tuple[str, Requester | None] = ("", None)
+        self._unreached_since: float | None = None
         ctx.counters["rejected_version"] = -1
+        ctx.watch_links(self._reports)
 
     @property
     def has_newer(self) -> bool:
@@ -122,6 +127,7 @@ class WeightsTaker:
             started = time.perf_counter()
             try:
                 staged = await self._obtain(newest)
+                self._unreached_since = None
             except (FileNotFoundError, TimeoutError, ConnectionError) as error:
                 self._ctx.log.warning("weights_not_taken", policy_version=newest.policy_version, reason=str(error))
                 return
@@ -285,6 +291,9 @@ class WeightsTaker:
             self._folders[name] = FetchFolder(ctx.run_dir, name, shared_memory=settings.shared_memory)
         keys = dict((await ctx.registry.endpoints(Role.LEARNER)).values())
         requester = ctx.transport.requester(announcement.endpoint, server_key=keys.get(announcement.endpoint, ""))
+        if announcement.endpoint != self._asked[0]:
+            self._unreached_since = None
+        self._asked = announcement.endpoint, requester
         fetch = WireFetch(
             announcement, requester, max_part_bytes=settings.max_part_mb << 20, timeout_s=settings.fetch_timeout_s
         )
@@ -294,10 +303,32 @@ class WeightsTaker:
             path = await fetch.fetch(self._folders[name], base)
             return await asyncio.to_thread(self._reader.open, path)
         finally:
+            self._note_reach()
+            self._asked = announcement.endpoint, None
             requester.close()
             self._add("weights_bytes", fetch.received.num_bytes)
             self._add("weights_deltas", fetch.received.num_deltas - fetch.received.num_refreshes)
             self._add("weights_refreshes", fetch.received.num_refreshes)
+
+    def _note_reach(self) -> None:
+        """Take note of whether the learner's endpoint has shaken hands. Requests that follow one another are one attempt."""
+        _, requester = self._asked
+        if requester is None:
+            return
+        down_s = requester.unreached_s()
+        if down_s == 0.0:
+            self._unreached_since = None
+        elif self._unreached_since is None:
+            self._unreached_since = self._ctx.clock.monotonic() - down_s
+
+    def _reports(self) -> list[LinkReport]:
+        """Say in the heartbeat when the learner's endpoint cannot be reached. There are no counters of this link."""
+        self._note_reach()
+        since, words = self._unreached_since, ""
+        if since is not None and (down_s := self._ctx.clock.monotonic() - since) >= SAID_AFTER_S:
+            words = unreached_words(Role.LEARNER, self._asked[0], down_s)
+        self._ctx.say_unreached(Role.LEARNER, words)
+        return []
 
     def _add(self, counter: str, amount: float) -> None:
         self._ctx.counters[counter] = self._ctx.counters.get(counter, 0) + amount

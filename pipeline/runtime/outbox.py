@@ -153,7 +153,12 @@ def _in_words(unreached: list[tuple[str, str, float]]) -> str:
         return ""
     name, address, seconds = unreached[0]
     more = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
-    return f"{name} at {address} (no handshake for {seconds:.0f} s){more}"
+    return unreached_words(name, address, seconds) + more
+
+
+def unreached_words(name: str, address: str, seconds: float) -> str:
+    """Return what a heartbeat says of a worker that cannot be reached; it begins with the worker's name."""
+    return f"{name} at {address} (no handshake for {seconds:.0f} s)"
 
 
 def _named(workers: list[str]) -> str:

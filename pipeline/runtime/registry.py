@@ -74,6 +74,11 @@ def link_name(sender: str, receiver: str) -> str:
     return f"{sender[:MAX_LINK_NAME_CHARS]}>{receiver[:MAX_LINK_NAME_CHARS]}"
 
 
+def unreached_workers(words: str) -> set[str]:
+    """Return the names of workers that a heartbeat's ``unreached`` begins its parts with: one a role that is not reached."""
+    return {part.split()[0] for part in words.split("; ") if part.strip()}
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's state, written every second by a thread of its own.
 
@@ -114,7 +119,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     storing: WorkReport = WorkReport()
     """... and inside the writing to the disk beside it."""
     unreached: str = ""
-    """Mailboxes that it has tried to reach in vain, in words; empty while it reaches all."""
+    """Endpoints that it has tried to reach in vain, in words; empty while it reaches all. See ``unreached_workers``."""
     refused: str = ""
     """What its disk refused it last, in words; empty while it takes everything."""
 

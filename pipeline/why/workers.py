@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.replay.admin import Lack
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.registry import WaitingFor, unreached_workers
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot, count, seconds, worst
 from protocol.ids import Role
@@ -75,7 +75,10 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         return Chain((f"{name} is in quarantine{detail}",), Cause.QUARANTINE, name, Outlook.MENDS, doing)
     if at is WaitingFor.LEDGER:
         return ledger_chain(f"{name} waits for the ledger{detail}")
-    if at is WaitingFor.ROOM and row.unreached:
+    unreached = unreached_workers(row.unreached)
+    if (at is WaitingFor.ROOM and unreached - {Role.LEARNER}) or (
+        at is WaitingFor.WEIGHTS and Role.LEARNER in unreached
+    ):
         return unreachable_chain(row)
     if at is WaitingFor.ROOM:
         return _room(s, row, seen)
@@ -122,9 +125,7 @@ def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
     busy = [row for row in healthy if row.waiting_for is not WaitingFor.INPUT]
     if busy:
         return worker_chain(s, busy[0]).after(link)
-    cut_off = [
-        row for row in s.workers if row.unreached and row.unreached.split()[0] in {one.worker for one in healthy}
-    ]
+    cut_off = [row for row in s.workers if unreached_workers(row.unreached) & {one.worker for one in healthy}]
     if cut_off:
         return unreachable_chain(cut_off[0]).after(link)
     names = " and ".join(row.worker for row in healthy)
@@ -138,8 +139,12 @@ def unreachable_chain(row: WorkerRow) -> Chain:
     """Return the chain of a worker whose messages do not come to where they should."""
     doing = (
         f"let {row.host} connect there: a firewall (wire.ports), an address that means another host there (wire.host, "
-        "wire.advertise_host). Until then its chunks are scored at their deadlines, and others get its work"
+        "wire.advertise_host). Until then "
     )
+    if unreached_workers(row.unreached) == {Role.LEARNER}:
+        doing += "no new version comes to it: it samples under the one that it has, if any, as long as staleness allows"
+    else:
+        doing += "its chunks are scored at their deadlines, and others get its work"
     return Chain((f"{row.worker} does not reach {row.unreached}",), Cause.UNREACHABLE, row.worker, Outlook.YOU, doing)
 
 

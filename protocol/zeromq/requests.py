@@ -24,6 +24,7 @@ from protocol.limits import check_size
 from protocol.messages import Message
 from protocol.zeromq.door import Door
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
+from protocol.zeromq.watch import HandshakeWatch
 
 _log = structlog.get_logger("headrace.wire")
 
@@ -31,8 +32,17 @@ _log = structlog.get_logger("headrace.wire")
 class ZmqRequester:
     """Asks one responder. Made by ``ZmqTransport.requester``."""
 
-    def __init__(self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        socket: AsyncSocket,
+        *,
+        endpoint: str,
+        sender: str,
+        max_message_bytes: int,
+        watch: HandshakeWatch | None = None,
+    ) -> None:
         self._socket = socket
+        self._watch = watch
         self._endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
@@ -73,9 +83,15 @@ class ZmqRequester:
                 return decoded
         raise TimeoutError
 
+    def unreached_s(self) -> float:
+        """Return for how long no handshake with the responder has stood; 0 on a host, where the socket's file says enough."""
+        return 0.0 if self._watch is None else self._watch.down_s()
+
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""
         self._socket.close()
+        if self._watch is not None:
+            self._watch.close()
 
 
 class ZmqResponder:

@@ -8,7 +8,6 @@ keys; without keys, tcp is for the loopback interface alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import zmq
@@ -66,17 +65,13 @@ class ZmqTransport:
 
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
         """Connect a link; ``server_key`` is the mailbox owner's public key, for tcp. Raises ConfigError."""
-        watches: list[HandshakeWatch] = []
-        socket = self._connect(
-            zmq.PUSH, endpoint, server_key, prepare=lambda raw: watches.append(HandshakeWatch(self._context, raw))
-        )
-        self._watches = [*(watch for watch in self._watches if not watch.is_closed), *watches]
+        socket, watch = self._connect(zmq.PUSH, endpoint, server_key)
         return ZmqSender(
             socket,
             endpoint=endpoint,
             sender=self.sender_name,
             max_message_bytes=self._limits.max_message_bytes,
-            watch=watches[0] if watches else None,
+            watch=watch,
         )
 
     def responder(self, endpoint: str) -> ZmqResponder:
@@ -87,11 +82,13 @@ class ZmqTransport:
 
     def requester(self, endpoint: str, *, server_key: str = "") -> ZmqRequester:
         """Connect to a responder. Raises ConfigError as ``sender`` does."""
+        socket, watch = self._connect(zmq.DEALER, endpoint, server_key)
         return ZmqRequester(
-            self._connect(zmq.DEALER, endpoint, server_key),
+            socket,
             endpoint=endpoint,
             sender=self.sender_name,
             max_message_bytes=self._limits.max_message_bytes,
+            watch=watch,
         )
 
     def close(self) -> None:
@@ -137,15 +134,8 @@ class ZmqTransport:
             bound = replace(bound, host=told)
         return socket, str(bound), door
 
-    def _connect(
-        self,
-        kind: int,
-        text: str,
-        server_key: str,
-        *,
-        prepare: Callable[[zmq.Socket[bytes]], None] | None = None,
-    ) -> AsyncSocket:
-        """Connect a socket; over tcp, let ``prepare`` look at it before."""
+    def _connect(self, kind: int, text: str, server_key: str) -> tuple[AsyncSocket, HandshakeWatch | None]:
+        """Connect a socket; over tcp its handshakes are watched."""
         endpoint = Endpoint.parse(text)
         secure = self._is_secure(endpoint)
         if secure and not server_key:
@@ -161,10 +151,10 @@ class ZmqTransport:
             except ConfigError:
                 socket.close()
                 raise
-        if prepare is not None and endpoint.scheme == "tcp":
-            prepare(socket.raw)
+        watch = HandshakeWatch(self._context, socket.raw) if endpoint.scheme == "tcp" else None
+        self._watches = [*(other for other in self._watches if not other.is_closed), *([watch] if watch else [])]
         socket.connect(endpoint)
-        return socket
+        return socket, watch
 
     def _is_secure(self, endpoint: Endpoint) -> bool:
         """Whether the endpoint is CURVE; plain tcp beyond this host is refused."""

@@ -16,6 +16,7 @@ from protocol.errors import ConfigError
 from protocol.hosts import is_loopback, numeric, own_address, wants_ipv6
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
+from protocol.zeromq.links import ZmqSender
 from tests.protocol.samples import chunk
 
 NAMES = {
@@ -165,6 +166,13 @@ async def test_a_mailbox_that_answers_is_reached_and_one_that_went_is_not_any_mo
     sender.close()
 
 
+async def test_a_responder_that_answers_is_reached(transport: ZmqTransport) -> None:
+    responder = transport.responder("tcp://127.0.0.1:0")
+    requester = transport.requester(responder.endpoint, server_key=transport.public_key)
+    assert await _unreached(requester) == 0.0
+    requester.close()
+
+
 async def test_a_port_where_nobody_listens_and_one_that_never_shakes_hands_are_not_reached(
     transport: ZmqTransport,
 ) -> None:
@@ -174,11 +182,13 @@ async def test_a_port_where_nobody_listens_and_one_that_never_shakes_hands_are_n
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             ports = [mute.getsockname()[1], closed.getsockname()[1]]
-            senders = [transport.sender(f"tcp://127.0.0.1:{port}", server_key=transport.public_key) for port in ports]
+            ends = [transport.sender, transport.requester]
+            links = [end(f"tcp://127.0.0.1:{port}", server_key=transport.public_key) for end in ends for port in ports]
             await asyncio.sleep(0.3)
-            for sender in senders:
-                assert sender.unreached_s() >= 0.3
-                assert not await sender.send(chunk(), timeout_s=0.0)
+            for link in links:
+                assert link.unreached_s() >= 0.3
+                if isinstance(link, ZmqSender):
+                    assert not await link.send(chunk(), timeout_s=0.0)
 
 
 async def test_a_key_that_is_not_the_owners_is_not_reached_either(transport: ZmqTransport, tmp_path: Path) -> None:

@@ -174,7 +174,9 @@ class _Cut:
     is_cut_off = True
 
 
-@pytest.mark.parametrize("other", ["reaches", "reaches nobody either", "is silent", "serves nothing yet", "none"])
+@pytest.mark.parametrize(
+    "other", ["reaches", "reaches scorers alone", "reaches nobody either", "is silent", "serves nothing yet", "none"]
+)
 async def test_a_generator_that_reaches_no_scorer_leaves_work_to_others_that_do(tmp_path: Path, other: str) -> None:
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()
@@ -185,13 +187,16 @@ async def test_a_generator_that_reaches_no_scorer_leaves_work_to_others_that_do(
         if other != "none":
             pulse = Pulse(neighbour, clock)
             pulse.policy_version = -1 if other == "serves nothing yet" else 3
-            pulse.unreached = "reward-0" if other == "reaches nobody either" else ""
+            pulse.unreached = {
+                "reaches nobody either": "learner at tcp://h:1 (7 s); reward-0 at tcp://h:2 (7 s)",
+                "reaches scorers alone": "learner at tcp://h:1 (7 s)",
+            }.get(other, "")
             registry.beat(pulse.heartbeat())
         if other == "is silent":
             await clock.advance(30.0)
         generator = Generator(ctx)
         generator._outboxes = [_Cut()]  # pyright: ignore[reportAttributeAccessIssue]
-        assert await generator._is_better_left_to_others() is (other == "reaches")
+        assert await generator._is_better_left_to_others() is (other in ("reaches", "reaches scorers alone"))
         await clock.advance(2.0)
         reached = _Cut()
         reached.is_cut_off = False

@@ -16,7 +16,7 @@ from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
-from protocol.errors import ParityFailed, WeightsDamaged
+from protocol.errors import DeadlineExceeded, ParityFailed, WeightsDamaged
 from protocol.ids import Role
 from protocol.memory import MemoryHub
 from tests.pipeline.runtime.fakes import context_of, small_config
@@ -307,6 +307,43 @@ async def test_a_file_only_generator_does_not_ask_and_one_whose_file_is_gone_wai
         await world.publish(2)
         await world.take()
         assert world.engine.policy_version == 2
+
+
+class Cut:
+    """The learner's endpoint seen from a host that does not reach it: every request shakes no hand for a second, then ends."""
+
+    async def request(self, message: object, *, timeout_s: float) -> Any:
+        raise DeadlineExceeded("no answer")
+
+    def unreached_s(self) -> float:
+        return 1.0
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_learner_that_weights_cannot_be_fetched_from_is_named_until_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, path="wire") as world:
+
+        def said() -> str:
+            world.ctx.refresh_links()
+            return world.ctx.pulse.heartbeat().unreached
+
+        await world.publish(1)
+        announced = await world.learner.registry.weights()
+        assert announced is not None
+        with monkeypatch.context() as cut:
+            cut.setattr(world.ctx.transport, "requester", lambda endpoint, server_key="": Cut())
+            await world.taker.look()
+            assert said() == "", "a handshake may take a moment"
+            await world.clock.advance(6.0)
+            await world.taker.look()
+            assert said() == f"learner at {announced.endpoint} (no handshake for 7 s)", "all requests are one attempt"
+        await world.take()
+        assert world.engine.policy_version == 1
+        assert said() == ""
 
 
 class Keeps(Recorder):

@@ -102,6 +102,9 @@ class Between:
     def close(self) -> None:
         self._requester.close()
 
+    def unreached_s(self) -> float:
+        return self._requester.unreached_s()
+
 
 async def test_a_whole_version_comes_in_bounded_parts_and_nobody_else_may_read_it(tmp_path: Path) -> None:
     async with over_tcp(tmp_path) as world:

@@ -15,6 +15,7 @@ from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health
 from pipeline.why.explain import explain
 from pipeline.why.terms import Cause, Ended, Outlook, Snapshot, seconds
+from pipeline.why.workers import worker_chain
 from protocol.trajectory import Field
 from tests.pipeline.why.scenes import (
     CRITIC,
@@ -476,6 +477,23 @@ def test_a_generator_that_reaches_no_scorer_is_named_with_the_address_and_needs_
 def test_a_generator_that_reaches_no_scorer_is_told_besides_while_others_do_its_work():
     far = replace(worker("generator-2", WaitingFor.COMPUTE), unreached=UNREACHED)
     assert f"generator-2 does not reach {UNREACHED}" in explain(scene([far], AWAITED)).also
+
+
+NO_LEARNER = "learner at tcp://10.0.0.1:5600 (no handshake for 7 s)"
+
+
+def test_a_generator_that_does_not_reach_the_learner_for_weights_is_named_and_needs_you():
+    cut_off = replace(worker("generator-2", WaitingFor.WEIGHTS, "the learner's first version"), unreached=NO_LEARNER)
+    rest = [silent("generator-0"), silent("generator-1")]
+    far = explain(scene([cut_off, *rest], waits(unit("81", trajectory("t.81.4")), ready=31, running=1)))
+    assert any(f"generator-2 does not reach {NO_LEARNER}" in words for words in (*far.also, *far.chains[0].links))
+    chain = worker_chain(scene([cut_off], AWAITED), cut_off)
+    assert (chain.cause, chain.who, chain.outlook) == (Cause.UNREACHABLE, "generator-2", Outlook.YOU)
+    assert "no new version comes to it" in chain.next
+    at_room = replace(worker("generator-2", WaitingFor.ROOM, "reward-0 to read"), unreached=NO_LEARNER)
+    assert worker_chain(scene([at_room], AWAITED), at_room).cause is not Cause.UNREACHABLE, "scorers are reached"
+    both = replace(at_room, unreached=f"{NO_LEARNER}; {UNREACHED}")
+    assert worker_chain(scene([both], AWAITED), both).cause is Cause.UNREACHABLE
 
 
 def test_durations_are_for_people():
