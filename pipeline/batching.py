@@ -18,6 +18,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import DTypeLike
 
+_CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
+"""Of a micro-batch that a configuration does not set."""
 _TOKEN_ARRAYS = (
     "loss_mask",
     "advantages",
@@ -154,6 +156,14 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
             np.bool_,
         ),
     )
+
+
+def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
+    """Return how many tokens a learning worker passes through its model at once: what is set, else what suits the device.
+
+    A CPU gains nothing beyond a thousand, and its activations lie in the host's memory; a GPU needs many to be busy.
+    """
+    return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
 
 
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
 from pipeline.machine import Machine
 from protocol.errors import ConfigError
@@ -151,12 +152,13 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
     copied = {"copy for a checkpoint": 3 * trained, "process": section.ranks * PROCESS_BYTES}
     if not on_cpu:
         return Need(name, copied, 3 * trained)
-    logits = 0 if is_value else 3 * min(_MAX_LOGITS, section.micro_batch_tokens * shape.vocabulary) * _FP32
+    tokens = tokens_at_once(section.micro_batch_tokens, on_cpu=True)
+    logits = 0 if is_value else 3 * min(_MAX_LOGITS, tokens * shape.vocabulary) * _FP32
     parts = {
         "weights": weights,
         "gradients": trained,
         "optimiser": 2 * trained,
-        "activations": activation_bytes(shape, section.micro_batch_tokens, checkpointing=checkpointing),
+        "activations": activation_bytes(shape, tokens, checkpointing=checkpointing),
         "logits": logits,
     }
     return Need(name, parts | copied, weights + 3 * trained)

@@ -249,7 +249,7 @@ class ValueSection(Section):
         description="Of the critic's targets. 1: Monte-Carlo (VAPO, T-PPO); 0.95: coupled, as in plain PPO.",
     )
     batch_trajectories: Positive = Field(default=512, description="Finished trajectories of one value step.")
-    micro_batch_tokens: Positive = Field(default=1024, description="As learner.micro_batch_tokens.")
+    micro_batch_tokens: Positive | None = Field(default=None, description="As learner.micro_batch_tokens.")
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     threads: Positive = 1
@@ -295,10 +295,11 @@ class LearnerSection(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = Field(default=1e-8, gt=0.0)
     max_grad_norm: float = Field(default=1.0, gt=0.0)
-    micro_batch_tokens: Positive = Field(
-        default=1024,
+    micro_batch_tokens: Positive | None = Field(
+        default=None,
         description="Tokens (prompt and response) of one forward and backward pass; a longer response is one of its own. Their "
-        "activations are most of what a step needs: 3.4 MB a token for a model of 0.5 B weights. More is faster on GPUs.",
+        "activations are most of what a step needs: 3.4 MB a token for a model of 0.5 B weights. Absent: 1024 on a CPU, 16384 "
+        "on CUDA.",
     )
     threads: Positive = 1
     max_bad_steps: Positive = Field(

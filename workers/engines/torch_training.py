@@ -19,7 +19,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline import work
-from pipeline.batching import TrainingSample, plan_micro_batches
+from pipeline.batching import TrainingSample, plan_micro_batches, tokens_at_once
 from pipeline.lora_check import check_lora
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
@@ -182,7 +182,7 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         torch.set_num_threads(config.learner.threads)
     return TorchTraining(
         load_model(model_path, torch.float32, device, PACKED_ATTENTION),
-        forward_settings(config),
+        forward_settings(config, device),
         optimizer_settings(config),
         gradient_checkpointing=config.model.gradient_checkpointing,
         tokenizer_from=model_path,
@@ -201,11 +201,11 @@ def lora_settings(config: RunConfig) -> LoraSettings | None:
     return LoraSettings(lora.rank, lora.alpha, lora.target_modules, seed=config.run.seed)
 
 
-def forward_settings(config: RunConfig) -> ForwardSettings:
-    """Return how a run's samples go through its policy."""
+def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings:
+    """Return how a run's samples go through its policy on ``device``."""
     return ForwardSettings(
         temperature=config.generation.temperature,
-        micro_batch_tokens=config.learner.micro_batch_tokens,
+        micro_batch_tokens=tokens_at_once(config.learner.micro_batch_tokens, on_cpu=device.type == "cpu"),
         autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
     )
 

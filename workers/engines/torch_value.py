@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from pipeline import work
-from pipeline.batching import plan_micro_batches
+from pipeline.batching import plan_micro_batches, tokens_at_once
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_value_model, resolve_device
@@ -155,17 +155,17 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
         torch.set_num_threads(config.value.threads)
     return TorchValue(
         load_value_model(model_path, torch.float32, device, PACKED_ATTENTION),
-        value_settings(config),
+        value_settings(config, device),
         value_optimizer_settings(config),
         tokenizer_from=model_path,
     )
 
 
-def value_settings(config: RunConfig) -> ValueSettings:
-    """Return how responses go through a run's value model, and what it is regressed on."""
+def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
+    """Return how responses go through a run's value model on ``device``, and what it is regressed on."""
     value = config.value
     return ValueSettings(
-        micro_batch_tokens=value.micro_batch_tokens,
+        micro_batch_tokens=tokens_at_once(value.micro_batch_tokens, on_cpu=device.type == "cpu"),
         gamma=config.algorithm.gamma,
         gae_lambda=value.gae_lambda,
         clip_low=value.clip_low,

@@ -76,7 +76,7 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
         enable_gradient_checkpointing(model)
     backend = make_training(
         model,
-        forward_settings(config),
+        forward_settings(config, ranks.group.device),
         optimizer_settings(config),
         ranks,
         zero=config.learner.deepspeed if config.learner.backend == "deepspeed" else None,
@@ -118,7 +118,7 @@ def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
     ranks = enter(config, config.value.device, config.value.threads)
     engine = make_value(
         load_value_model(path, torch.float32, torch.device("cpu"), PACKED_ATTENTION),
-        value_settings(config),
+        value_settings(config, ranks.group.device),
         value_optimizer_settings(config),
         ranks,
         zero=config.value.deepspeed if config.value.backend == "deepspeed" else None,
