@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import attach, echo_json, find_run, json_option, run_argument
+from pipeline.cli.common import attach, echo_json, find_run, json_option, look_at, run_argument
 from protocol.errors import ConfigError, DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 _ELASTIC = ("generator", "reward", "reference")
 _POLL_S = 0.2
+_TELL_EVERY_S = 5.0
+_NOW_S = 120.0
+_ENDING_S = 60.0
+"""For what follows the drain: the report, and the ledger's server."""
 _SILENT_S = 5.0
 _HEARD_S = 2.0
 """A fenced worker hears of it with its next heartbeat, a second later at most, and ends."""
@@ -91,14 +95,20 @@ def _parse_count(text: str) -> tuple[Role, int]:
 @run_argument
 @click.option("--now", is_flag=True, help="Do not drain: what is unfinished stays in the ledger for --resume.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0.0), default=120.0, show_default=True, help="Seconds to wait."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0.0),
+    help="Seconds to wait; as long as a drain may last (supervisor.drain_ceiling_s) when absent, 120 with --now.",
 )
 @json_option
-def down(run: Path | None, now: bool, timeout_s: float, as_json: bool) -> None:
-    """Ask a run to drain and end, and wait until it has."""
+def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Ask a run to drain and end, and wait until it has, telling what still drains. Ctrl-C ends the waiting, not the drain."""
+    from pipeline.config.load import read_resolved
     from pipeline.run_dir import supervisor_pid
 
     run_dir = find_run(run)
+    if timeout_s is None:
+        timeout_s = _NOW_S if now else read_resolved(run_dir).supervisor.drain_ceiling_s + _ENDING_S
     deadline = time.monotonic() + timeout_s
     pid = supervisor_pid(run_dir)
     if pid is None:
@@ -114,12 +124,17 @@ def down(run: Path | None, now: bool, timeout_s: float, as_json: bool) -> None:
                     os.kill(pid, number)
         else:
             asyncio.run(_ask(run_dir))
-        while supervisor_pid(run_dir) is not None:
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(
-                    f"{run_dir} has not ended within {timeout_s:g} s; `headrace down {run_dir} --now` ends it"
-                )
-            time.sleep(_POLL_S)
+        try:
+            asyncio.run(_until_down(run_dir, deadline))
+        except KeyboardInterrupt:
+            click.echo(
+                f"{run_dir} drains on; `headrace down {run_dir}` waits for it again, with --now ends it", err=True
+            )
+            raise
+        if supervisor_pid(run_dir) is not None:
+            raise DeadlineExceeded(
+                f"{run_dir} has not ended within {timeout_s:g} s; `headrace down {run_dir} --now` ends it"
+            )
     if as_json:
         echo_json({"run": run_dir, "was_running": was_running})
     else:
@@ -133,6 +148,31 @@ async def _ask(run_dir: Path) -> None:
         await attached.registry.set_run_status(
             RunStatus(RunState.STOPPING, f"stopped by `headrace down`; go on with `headrace up --resume {run_dir}`")
         )
+
+
+async def _until_down(run_dir: Path, deadline: float) -> None:
+    """Wait until the run's supervisor has ended, or for the deadline; say every few seconds what is still draining."""
+    from pipeline.run_dir import supervisor_pid
+
+    next_word = time.monotonic() + _TELL_EVERY_S
+    while supervisor_pid(run_dir) is not None and time.monotonic() < deadline:
+        if time.monotonic() >= next_word:
+            next_word = time.monotonic() + _TELL_EVERY_S
+            click.echo(await _what_drains(run_dir), err=True)
+        await asyncio.sleep(_POLL_S)
+
+
+async def _what_drains(run_dir: Path) -> str:
+    from pipeline.runtime.status import doing, worker_rows
+    from protocol.errors import LedgerError
+
+    try:
+        async with look_at(run_dir) as at:
+            beats = await at.registry.heartbeats()
+    except LedgerError:  # its server ends last
+        return "still draining; the ledger does not answer"
+    rows = worker_rows(beats, now_s=time.time(), stuck_after_s=None)
+    return "still draining: " + (", ".join(f"{row.worker} ({doing(row)})" for row in rows) or "the ledger's server")
 
 
 def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:

@@ -1,0 +1,130 @@
+"""`headrace down` waits as long as a drain may last, tells what drains, and can be left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli import headrace
+from pipeline.config.load import write_resolved
+from pipeline.preflight import preflight
+from pipeline.replay.connect import connect
+from pipeline.run_dir import prepare_run_dir, run_lock
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.ledger_file import read_ledger_url
+from pipeline.runtime.pulse import Pulse
+from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.server import open_ledger
+from protocol.errors import DeadlineExceeded
+from protocol.ids import Role
+from tests.pipeline.op_config import op_config
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def draining_run(folder: Path, *, for_s: float) -> Iterator[Path]:
+    """A run with a learner that drains and a supervisor (this process) that ends after so long."""
+    config = op_config(folder, "supervisor.drain_ceiling_s=1")
+    preflight(config)
+    run_dir = prepare_run_dir(config, resume=False)
+    write_resolved(config, run_dir)
+    server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
+    assert server is not None
+    asyncio.run(_begin(run_dir))
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def supervise() -> None:
+        with run_lock(run_dir):
+            is_held.set()
+            is_over.wait(for_s)
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    is_held.wait()
+    try:
+        yield run_dir
+    finally:
+        is_over.set()
+        supervisor.join()
+        server.stop()
+
+
+async def _begin(run_dir: Path) -> None:
+    url = read_ledger_url(run_dir)
+    registry = RedisRegistry(connect(url), "op")
+    await registry.set_run_status(RunStatus(RunState.RUNNING))
+    pulse = Pulse(await registry.register(Role.LEARNER, "learner"), RealClock())
+    pulse.waiting_for(WaitingFor.DISK, "a checkpoint")
+    await registry.aclose()
+    await asyncio.to_thread(_beat, url, pulse)
+
+
+def _beat(url: str, pulse: Pulse) -> None:
+    writer = RedisHeartbeatWriter(url, "op")
+    assert writer.beat(pulse.heartbeat())
+    writer.close()
+
+
+def _status(run_dir: Path) -> RunState:
+    async def look() -> RunState:
+        registry = RedisRegistry(connect(read_ledger_url(run_dir)), "op")
+        try:
+            return (await registry.run_status()).state
+        finally:
+            await registry.aclose()
+
+    return asyncio.run(look())
+
+
+def _down(run_dir: Path, *words: str) -> Result:
+    return CliRunner().invoke(headrace, ["down", str(run_dir), *words], standalone_mode=False)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.cli.change._TELL_EVERY_S", 0.3)
+
+
+def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
+    with draining_run(tmp_path, for_s=1.5) as run_dir:
+        done = _down(run_dir)
+        assert done.exception is None
+        assert "still draining: learner (disk: a checkpoint)" in done.stderr
+        assert "is down" in done.stdout
+        assert _status(run_dir) is RunState.STOPPING
+
+
+def test_down_waits_as_long_as_a_drain_may_last_and_what_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cli.change._ENDING_S", 0.5)
+    with draining_run(tmp_path, for_s=20.0) as run_dir:
+        began = time.monotonic()
+        done = _down(run_dir)
+        assert isinstance(done.exception, DeadlineExceeded)
+        assert "has not ended within 1.5 s" in str(done.exception)
+        assert time.monotonic() - began >= 1.5
+        assert "has not ended within 0.2 s" in str(_down(run_dir, "--timeout", "0.2").exception)
+
+
+def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path) -> None:
+    with draining_run(tmp_path, for_s=20.0) as run_dir:
+        interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        done = _down(run_dir, "--timeout", "15")
+        interrupt.join()
+        assert isinstance(done.exception, click.Abort)
+        assert "drains on" in done.stderr
+        assert _status(run_dir) is RunState.STOPPING
