@@ -113,7 +113,7 @@ def test_a_ledger_without_room_stops_admission_says_so_and_goes_on_when_there_is
 
 def test_batches_that_await_their_checkpoint_never_lock_up_a_small_ledger(tmp_path: Path) -> None:
     with fleet(
-        tmp_path, *QUICK, "checkpoint.every_updates=100000", "ledger.max_memory_mb=8", "ledger.watermark=0.02"
+        tmp_path, *QUICK, "checkpoint.every_updates=100000", "ledger.max_memory_mb=8", "ledger.watermark=0.05"
     ) as run:
         log = run.run_dir / "logs" / "learner.jsonl"
         run.wait_until(lambda: "idle_checkpoint" in log.read_text() if log.exists() else False, "an early checkpoint")
