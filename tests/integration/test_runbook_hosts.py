@@ -1,0 +1,225 @@
+"""Claims about the runbook's section on several hosts: followed as written, over a cable between two hosts.
+
+Its commands are taken from the page and run by bash, those of the ledger's server before them. The hosts are namespaces.
+Each knows its own name as a loopback address, as on Debian, and its neighbour's by the cable's address. They share the
+run's folder, the data and the model. Host B has its own shared memory, and of the ledger's files only the authority's
+certificate. The server's program, which tests use, has no TLS: its end of the encrypted connection is a relay with the
+page's certificate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import load_config, resolve_paths, to_toml
+from pipeline.runtime.server_binary import find_server
+from pipeline.update_log.folder import UPDATES_FOLDER, read_log
+from protocol.errors import DataError
+from tests.two_hosts import ADDRESSES, ROOT, Host, two_hosts
+from workers.engines.emulated.journal import read_journal
+
+PAGE = ROOT / "ops" / "RUNBOOK.md"
+RUN = "far"
+_WAIT_S = 90.0
+RELAY = """
+import asyncio, ssl
+
+async def pump(reader, writer):
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+
+async def relay(reader, writer):
+    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", 6379)
+    await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+async def main():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain("server.pem", "server.key")
+    async with await asyncio.start_server(relay, "0.0.0.0", 6380, ssl=context) as server:
+        print("ready", flush=True)
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl"),
+]
+
+
+def blocks(title: str) -> list[str]:
+    """Return the commands of a section."""
+    section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"```(?:sh)?\n(.*?)```", section, re.DOTALL)
+
+
+def until(condition: Callable[[], Any], what: str, output: Path) -> Any:
+    deadline = time.monotonic() + _WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come:\n{output.read_text()[-4000:]}"
+        time.sleep(0.2)
+    return value
+
+
+@contextmanager
+def running(
+    host: Host, script: str, folder: Path, output: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a script by bash on a host; end all of it at last."""
+    command = host.on("bash", "-euo", "pipefail", "-c", script, folder=folder)
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        for number, patience_s in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+            deadline = time.monotonic() + patience_s
+            try:
+                os.killpg(process.pid, number)
+                while time.monotonic() < deadline:
+                    process.poll()
+                    os.killpg(process.pid, 0)
+                    time.sleep(0.05)
+            except ProcessLookupError:
+                break
+        process.wait()
+
+
+def write_run(shared: Path) -> None:
+    """Write the page's ``run.toml``: an emulated run of the drill's kind, longer than the test."""
+    rows = [
+        {
+            "prompt": f"{n}+1=",
+            "answer": str(n + 1),
+            "verifier": "ops.drill.verifier:judge",
+            "switch": str(shared / "none"),
+        }
+        for n in range(512)
+    ]
+    (shared / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = (
+        f"run.dir={shared / 'runs'}", f"run.name={RUN}", "run.num_updates=10000", f"data.train=['{shared / 'train.jsonl'}']",
+        f"emulation.journal={shared / 'journals'}", "fleet.generator=1", "fleet.reward=1", "fleet.reference=1",
+    )  # fmt: skip
+    (shared / "run.toml").write_text(to_toml(resolve_paths(load_config([ROOT / "configs" / "drill.toml"], settings))))
+
+
+def trained(run_dir: Path) -> set[str]:
+    """Return the trajectories in all updates of the log."""
+    try:
+        segments = read_log(run_dir / UPDATES_FOLDER)
+    except DataError:  # none yet
+        return set()
+    whole = [update for segment in segments for update in segment.updates if update.outcome is not None]
+    units = [unit for update in whole for unit in update.units()]
+    return {str(scored.chunk.trajectory) for unit in units for chunks in unit.trajectories for scored in chunks}
+
+
+def far_worker(run_dir: Path, role: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return process id and log of the worker that joined from host B; an empty one before it did."""
+    [log] = list((run_dir / "logs").glob(f"{role}-host-b-*.jsonl")) or [None]
+    if log is None:
+        return "", []
+    return log.stem.rpartition("-")[2], [
+        json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")
+    ]
+
+
+def mailboxes(run_dir: Path) -> set[str]:
+    """Return the addresses of hosts to whose scorers host B's generator has a link."""
+    opened = [line["endpoint"] for line in far_worker(run_dir, "generator")[1] if line["event"] == "link_opened"]
+    return {endpoint.partition("//")[2].partition(":")[0] for endpoint in opened}
+
+
+def sampled(shared: Path, pid: str) -> set[str]:
+    """Return the trajectories of which a generator sampled something."""
+    path = shared / "journals" / f"{pid}.journal"
+    return {str(name) for name, _, _ in read_journal(path)} if pid and path.exists() else set()
+
+
+def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_ends(tmp_path: Path) -> None:
+    shared, ledger, programs = tmp_path / "shared", tmp_path / "ledger", tmp_path / "programs"
+    for folder in (shared, ledger, programs):
+        folder.mkdir()
+    write_run(shared)
+    (programs / "redis-server").symlink_to(os.environ.get("HEADRACE_TEST_SERVER") or find_server().path)
+    (tmp_path / "relay.py").write_text(RELAY)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("REDIS", "HEADRACE"))} | {
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),  # of the verifier, which is no part of what is installed
+        "OMP_NUM_THREADS": "1",
+        "LEDGER_HOST": "host-a",
+    }
+    server, certificate, use = blocks("A ledger of your own")
+    [commands] = blocks("Several hosts")
+    on_a, _, on_b = commands.partition("# on another host")
+    on_b = on_b.partition("\n")[2].replace("/shared/runs/NAME", str(shared / "runs" / RUN))
+    assert on_a.count("headrace up") == 1, on_a
+    assert [line.split()[4] for line in on_b.splitlines()] == ["generator", "reward"], on_b
+    outputs = {name: tmp_path / f"{name}.out" for name in ("ledger", "a", "b", "down", "audit")}
+    run_dir = shared / "runs" / RUN
+    with two_hosts(4) as (a, b):
+        addresses = [address.partition("/")[0] for address in ADDRESSES[4]]
+        a.knows({"host-a": "127.0.1.1", "host-b": addresses[1]}, tmp_path / "hosts-a")
+        b.knows({"host-b": "127.0.1.1", "host-a": addresses[0]}, tmp_path / "hosts-b")
+        b.run("mount", "-t", "tmpfs", "none", "/dev/shm")
+        b.run("mount", "-t", "tmpfs", "none", str(ledger))
+
+        begin = server[: server.index("export REDIS_URL")] + certificate + f"exec {sys.executable} ../relay.py\n"
+        with running(a, begin, ledger, outputs["ledger"], environment):
+            until(lambda: "ready" in outputs["ledger"].read_text(), "the ledger's server", outputs["ledger"])
+            subprocess.run(
+                b.on("tee", str(ledger / "ca.pem")), input=(ledger / "ca.pem").read_bytes(), stdout=subprocess.DEVNULL,
+                check=True, timeout=10,
+            )  # fmt: skip
+            use = use.replace("run.toml", str(shared / "run.toml"))
+            up = use + on_a.replace("run.toml", str(shared / "run.toml"))
+            with running(a, up, ledger, outputs["a"], environment) as supervisor:
+                until(lambda: (run_dir / "ledger.json").exists() and (run_dir / "config.toml").exists(), "the run's folder",
+                      outputs["a"])  # fmt: skip
+                joined = "\n".join(f"{line} &" for line in on_b.splitlines()) + "\nwait %1\nwait %2\n"
+                with running(b, joined, tmp_path, outputs["b"], environment) as workers:
+                    until(
+                        lambda: trained(run_dir) & sampled(shared, far_worker(run_dir, "generator")[0]),
+                        "an update with what host B sampled", outputs["a"],
+                    )  # fmt: skip
+                    until(lambda: mailboxes(run_dir) == set(addresses), "links to scorers on both hosts", outputs["b"])
+                    seen = len(trained(run_dir))
+                    until(
+                        lambda: len(trained(run_dir)) >= seen + 64, "more updates, with what both scored", outputs["a"]
+                    )
+                    down = f"headrace down {run_dir}; headrace audit {run_dir} --json\n"
+                    with running(a, down, ledger, outputs["down"], environment) as ending:
+                        assert ending.wait(_WAIT_S) == 0, outputs["down"].read_text()
+                    assert supervisor.wait(_WAIT_S) == 0, outputs["a"].read_text()
+                    assert workers.wait(_WAIT_S) == 0, outputs["b"].read_text()
+    audit = json.loads(outputs["down"].read_text()[outputs["down"].read_text().index("{") :])
+    assert audit["balances"] is True
+    _, lines = far_worker(run_dir, "generator")
+    counters = lines[-1]["counters"]
+    assert lines[-1]["event"] == "worker_ended"
+    assert counters["weight_swaps"] >= 1, "over the wire: the learner's shared memory is not there"
+    _, scored = far_worker(run_dir, "reward")
+    assert scored[-1]["event"] == "worker_ended", scored[-1]
+    assert scored[-1]["counters"]["scored"] > 0, scored[-1]
