@@ -105,7 +105,9 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
     """Ask a run to drain and end, and wait until it has, telling what still drains. Ctrl-C ends the waiting, not the drain."""
     from pipeline.config.load import read_resolved
     from pipeline.run_dir import supervisor_pid
+    from pipeline.runtime.log import log_to_stderr
 
+    log_to_stderr()
     run_dir = find_run(run)
     if timeout_s is None:
         timeout_s = _NOW_S if now else read_resolved(run_dir).supervisor.drain_ceiling_s + _ENDING_S

@@ -65,9 +65,11 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     from pipeline.config.load import read_resolved
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.ledger_file import read_address
+    from pipeline.runtime.log import log_to_stderr
     from pipeline.runtime.server import read_ledger_url, server_runs
     from pipeline.runtime.server_copy import server_on_copy
 
+    log_to_stderr()
     run_dir = find_run(run)
     config = read_resolved(run_dir)
     url = read_ledger_url(run_dir)
@@ -102,8 +104,10 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
     from pipeline.config.load import read_resolved
     from pipeline.run_dir import server_lock, supervisor_pid
     from pipeline.runtime.ledger_file import read_address
+    from pipeline.runtime.log import log_to_stderr
     from pipeline.runtime.server import EmbeddedServer, read_ledger_url
 
+    log_to_stderr()
     run_dir = find_run(run)
     config = read_resolved(run_dir)
     url = read_ledger_url(run_dir)

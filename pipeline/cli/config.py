@@ -31,7 +31,9 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     from pipeline.config.load import load_config
     from pipeline.preflight import preflight
     from pipeline.run_dir import check_no_run
+    from pipeline.runtime.log import log_to_stderr
 
+    log_to_stderr()
     loaded = load_config(files, overrides)
     check_no_run(loaded)
     findings = preflight(loaded).findings

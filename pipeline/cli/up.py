@@ -112,10 +112,11 @@ def carry_out(
     from pipeline.live import LiveView, PlainView
     from pipeline.preflight import preflight
     from pipeline.run_dir import run_lock
-    from pipeline.runtime.log import open_log
+    from pipeline.runtime.log import log_to_stderr, open_log
     from pipeline.supervisor import Supervisor
     from protocol.ids import Role
 
+    log_to_stderr()
     checked = preflight(config)
     for finding in checked.findings:
         click.echo(printable(finding), err=True)

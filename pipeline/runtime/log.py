@@ -65,6 +65,7 @@ class WorkerLog:
             self._handlers.append(readable)
         root = logging.getLogger()
         self._previous = (root.handlers[:], root.level, warnings.showwarning)
+        self._was_configured = structlog.get_config() if structlog.is_configured() else None
         root.handlers[:] = self._handlers
         root.setLevel(logging.INFO)
         warnings.showwarning = _log_warning
@@ -93,6 +94,8 @@ class WorkerLog:
         root.handlers[:], level, warnings.showwarning = self._previous
         root.setLevel(level)
         structlog.reset_defaults()
+        if self._was_configured is not None:
+            structlog.configure(**self._was_configured)
         for handler in self._handlers:
             handler.close()
 
@@ -100,6 +103,22 @@ class WorkerLog:
         for name, value in self.context.items():
             event.setdefault(name, value)
         return event
+
+
+def log_to_stderr() -> None:
+    """Send what a command logs to standard error, until ``open_log`` is called: standard output is for its answer alone."""
+    is_terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+            _without_names,
+            structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=structlog.dev.plain_traceback),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO if is_terminal else logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
 
 
 def open_log(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import structlog
 
-from pipeline.runtime.log import WorkerLog, open_log
+from pipeline.runtime.log import WorkerLog, log_to_stderr, open_log
 
 
 @pytest.fixture
@@ -100,3 +100,31 @@ def test_closing_leaves_logging_as_it_was(tmp_path: Path):
     before = logging.getLogger().handlers[:]
     open_log(tmp_path, role="reward", worker="r", run="demo", terminal=None).close()
     assert logging.getLogger().handlers == before
+
+
+def test_what_a_command_logs_goes_to_standard_error_and_cannot_act_on_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log_to_stderr()
+    try:
+        structlog.get_logger("any").warning("left_behind", worker="reward\x1b[2J-0")
+    finally:
+        structlog.reset_defaults()
+    said = capsys.readouterr()
+    assert said.out == "", "standard output is for the command's answer alone"
+    assert "left_behind" in said.err
+    assert "\x1b" not in said.err
+
+
+def test_a_log_that_is_closed_leaves_a_command_its_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_to_stderr()
+    try:
+        open_log(tmp_path, role="supervisor", worker="supervisor", run="r", terminal=None).close()
+        structlog.get_logger("any").warning("later")
+    finally:
+        structlog.reset_defaults()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "later" in said.err
