@@ -10,7 +10,7 @@ A client says how patient its calls are, and repeats nothing itself. ``pipeline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -123,7 +123,9 @@ class Patience(NamedTuple):
     lost_s: float
     """Of one call, from its making to its end, while no server answers."""
     disk_s: float
-    """Of one call, while the server answers that its disk takes no writes."""
+    """Of one call, while the server answers that its disk takes no writes, or is away and its disk is full."""
+    disk_trouble: Callable[[], str]
+    """Asked while no server answers: returns why its disk takes no writes, for people; "" when it does, or cannot be seen."""
 
 
 def patience_of(client: redis.asyncio.Redis) -> Patience:
@@ -139,14 +141,16 @@ def connect(
     timeout_s: float = 5.0,
     patience_s: float = 5.0,
     disk_patience_s: float | None = None,
+    disk_trouble: Callable[[], str] = str,
     client_name: str | None = None,
     **tls: Any,
 ) -> redis.asyncio.Redis:
     """Return a client of the server at ``url``; nothing is sent yet.
 
     A ledger call ends ``patience_s`` after it was made, however often it was asked again meanwhile; while the server answers
-    that its disk takes no writes, after ``disk_patience_s``, if that is longer. Within that, a connection without an answer
-    for ``timeout_s`` is made anew. ``password`` overrides the one in the URL. A caller that finds all ``max_connections`` in
+    that its disk takes no writes, after ``disk_patience_s``, if that is longer; and so while none answers and
+    ``disk_trouble`` tells of its disk: it cannot start there. Within that, a connection without an answer for ``timeout_s`` is
+    made anew. ``password`` overrides the one in the URL. A caller that finds all ``max_connections`` in
     use waits its turn for up to ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises
     ConfigError for a bad URL.
     """
@@ -178,5 +182,5 @@ def connect(
             pool.connection_class = _OURS[pool.connection_class]
     except ValueError as error:
         raise ConfigError(f"ledger URL {hide_password(url)!r} cannot be read: {error}") from error
-    pool.patience = Patience(timeout_s, patience_s, max(patience_s, disk_patience_s or 0.0))
+    pool.patience = Patience(timeout_s, patience_s, max(patience_s, disk_patience_s or 0.0), disk_trouble)
     return redis.asyncio.Redis.from_pool(pool)

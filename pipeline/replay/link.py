@@ -10,10 +10,10 @@ every script is atomic by itself, and one that fails fails alone.
 
 A connection that is lost, or on which nothing comes back in time, is given up with all that waits there, and each of those
 commands is asked again: writes are keyed, and calls that give out or take back are numbered, so that the server knows a repeat.
-So is a command to which the server says that it cannot serve now, or that its disk takes no writes. A refused password ends a
-call at once. This is the one layer that repeats. Each call has one deadline (``pipeline.replay.connect.Patience``), which
-covers waiting, connecting and repeating, and which no server can stretch by trickling bytes. A cancelled caller leaves an
-answer behind that no call reads.
+So is a command to which the server says that it cannot serve now, or that its disk takes no writes. A full disk is also borne
+of a server that is away, since it cannot start there. A refused password ends a call at once. This is the one layer that
+repeats. Each call has one deadline (``pipeline.replay.connect.Patience``), which covers waiting, connecting and repeating, and
+which no server can stretch by trickling bytes. A cancelled caller leaves an answer behind that no call reads.
 """
 
 from __future__ import annotations
@@ -103,12 +103,15 @@ class Link:
                     error = error or exceptions.TimeoutError(
                         f"no answer within {self._patience.lost_s:g} s{f': {failure}' if str(failure) else ''}"
                     )
+                no_room = "" if is_disk_failure(error) else self._patience.disk_trouble()
+                if no_room:  # a server that is away cannot start there, either
+                    deadline = min(last_of_all, now() + pause + self._patience.lost_s)
                 left_s = deadline - now()
                 if left_s <= 0:
                     raise error
                 if not troubled:
                     troubled, self._num_troubled = True, self._num_troubled + 1
-                self.on_trouble(str(error))
+                self.on_trouble(f"{error}; {no_room}" if no_room else str(error))
                 await asyncio.sleep(min(pause, left_s))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         finally:

@@ -35,7 +35,8 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.last_error import LastError, last_error
-from pipeline.runtime.ledger_file import read_ledger_url
+from pipeline.runtime.ledger_disk import disk_trouble
+from pipeline.runtime.ledger_file import read_address, read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.news import LOOK_ANYWAY_S
@@ -134,11 +135,18 @@ class _LifeRecord:
                 write_life(self._run_dir, self._worker, life)
 
 
-def _connect(config: RunConfig, url: str, worker: str) -> redis.asyncio.Redis:
+def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> redis.asyncio.Redis:
     """Return a client whose calls bear what the configuration lets an outage, or a full disk, last."""
     settings = config.ledger
+    address = read_address(run_dir)
+    folder = run_dir / "ledger"
+    is_seen = address is not None and address.is_embedded and folder.is_dir()  # not on another host, as a rule
     return connect(
-        url, patience_s=settings.outage_timeout_s, disk_patience_s=settings.disk_timeout_s, client_name=worker
+        url,
+        patience_s=settings.outage_timeout_s,
+        disk_patience_s=settings.disk_timeout_s,
+        disk_trouble=(lambda: disk_trouble(folder, is_refused=False)) if is_seen else str,
+        client_name=worker,
     )
 
 
@@ -232,7 +240,7 @@ class Host:
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         who = await self._register()
         self._on_epoch(who.epoch)
-        client = _connect(self._config, self._url, self._worker)
+        client = connect_worker(self._config, self._run_dir, self._url, self._worker)
         registry = RedisRegistry(client, self._config.run.name)
         replay = RedisReplay(client, self._config.run.name)
         transport = open_transport(self._config, self._run_dir, who)
@@ -274,7 +282,9 @@ class Host:
 
     async def _register(self) -> Incarnation:
         """Get an epoch, however long an outage may last, saying so meanwhile."""
-        registry = RedisRegistry(_connect(self._config, self._url, self._worker), self._config.run.name)
+        registry = RedisRegistry(
+            connect_worker(self._config, self._run_dir, self._url, self._worker), self._config.run.name
+        )
         told: list[str] = []
 
         def tell(trouble: str) -> None:

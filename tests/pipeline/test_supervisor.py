@@ -417,7 +417,12 @@ def test_a_start_at_a_frozen_server_of_its_own_ends_it_and_starts_it_again(tmp_p
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     began: list[float] = [time.monotonic()]
-    run.when_live(lambda picture: (began.append(time.monotonic()), run.interrupt(picture)))
+
+    def note(picture: Picture) -> None:
+        began.append(time.monotonic())
+        run.interrupt(picture)
+
+    run.when_live(note)
     assert run.until_end().exit_code == ExitCode.OK
     assert 3.0 <= began[1] - began[0] < 25.0
     assert not process_runs(pid)

@@ -6,15 +6,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from pipeline.replay.connect import connect
+from pipeline.replay.connect import connect, patience_of
 from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.heartbeat import HeartbeatThread
+from pipeline.runtime.host import connect_worker
+from pipeline.runtime.ledger_file import LedgerAddress, write_address
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import Fleet, Topic, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
@@ -23,6 +27,7 @@ from protocol.errors import LedgerDiskFailed, LedgerRefused, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from tests.mute import Manner, mute_server
 from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.runtime.fakes import small_config
 
 pytestmark = pytest.mark.timeout(60)
 ALL = pytest.mark.parametrize("manner", [Manner.MUTE, Manner.GREETS, Manner.TRICKLES])
@@ -112,6 +117,38 @@ async def test_a_server_that_finds_its_voice_within_the_deadline_serves_the_call
             server.path.symlink_to(path)
         assert asking.result() == []
         await replay.aclose()
+
+
+async def test_a_server_that_is_away_is_borne_as_a_full_disk_for_as_long_as_its_disk_has_no_room(
+    tmp_path: Path,
+) -> None:
+    room = [""]
+    url = f"unix://{tmp_path / 'nothing'}"
+    client = connect(url, patience_s=0.3, disk_patience_s=1.5, disk_trouble=lambda: room[0])
+    replay, told = RedisReplay(client, "r"), []
+    replay.on_trouble(told.append)
+    took: list[float] = []
+    for room[0] in ("", "no room in the folder"):
+        began = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match="does not answer"):
+            await replay.totals()
+        took.append(time.monotonic() - began)
+    assert took[0] < 1.2, "with room it is away, and no more"
+    assert 1.4 < took[1] < 3.0
+    assert any("no room in the folder" in words for words in told), "what a worker says that it waits for"
+    await replay.aclose()
+
+
+def test_a_worker_sees_the_disk_of_its_runs_own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, url = small_config(tmp_path), "unix:///nothing"
+    (tmp_path / "ledger").mkdir()
+    full = SimpleNamespace(total=1 << 30, used=1 << 30, free=0)
+    monkeypatch.setattr("pipeline.runtime.ledger_disk.shutil.disk_usage", lambda _: full)
+    for is_embedded in (True, False):
+        write_address(tmp_path, LedgerAddress(url=url, is_embedded=is_embedded))
+        patience = patience_of(connect_worker(config, tmp_path, url, "learner"))
+        assert (str(tmp_path / "ledger") in patience.disk_trouble()) is is_embedded
+        assert patience.disk_s == config.ledger.disk_timeout_s
 
 
 @pytest.mark.parametrize("given", ["wrong@", "somebody:wrong@", ""])
