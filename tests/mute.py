@@ -73,7 +73,8 @@ class MuteServer:
         self._is_up.set()
         await self._over.wait()
         server.close()
-        await asyncio.sleep(0.05)  # what was accepted at the last moment has its task by then
+        for _ in range(20):  # turns of the loop, however long they take: then what was accepted last has its task
+            await asyncio.sleep(0)
         for writer in writers:
             writer.transport.abort()
         if tasks:
