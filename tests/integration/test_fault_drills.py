@@ -12,15 +12,15 @@ import pytest
 
 from ops.drill.fleet import ROOT
 from ops.drill.one import Outcome, drill
-from ops.drill.schedule import ASKED, FaultKind, plan
+from ops.drill.schedule import FaultKind, plan
 from ops.fault_drill import folder_of, line
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SEEDS = (313, 285, 588, 566, 219, 499, 43, 108, 100, 1, 2, 3)
-KINDS = tuple(kind for kind in FaultKind if kind not in ASKED)
-"""Those of which the product is known to be sound; the others are drilled by ``python -m ops.fault_drill``."""
-NOT_YET = "nothing is left"
+SEEDS = (5864, 2137, 4693, 5748, 4377, 3000, 2142, 3442, 1116)
+"""The longest first; together they have every kind, in as little time as was found."""
+KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.DEAD_FROZEN_SERVER)
+"""A server that is frozen for good takes as long as the supervisor's patience; ``python -m ops.fault_drill`` drills it."""
 _AT_ONCE = 2
 _PATIENCE_S = 240.0
 """Of a machine that others use, too: that nothing waits for ever is the claim, not that nothing is slow."""
@@ -46,5 +46,5 @@ def test_the_seeds_have_every_kind_of_fault() -> None:
 def test_nothing_is_lost_or_done_twice_whatever_fails(seed: int, outcome_of: Callable[[int], Outcome]) -> None:
     outcome = outcome_of(seed)
     print(line(outcome))
-    assert not [one for one in outcome.violations if one.invariant != NOT_YET], line(outcome)
+    assert not outcome.violations, line(outcome)
     assert len(outcome.resume_s) == len(plan(seed, KINDS).rounds), "a round of faults came after the run's end"
