@@ -72,9 +72,11 @@ class MuteServer:
         server = await asyncio.start_unix_server(answer, self.path)
         self._is_up.set()
         await self._over.wait()
-        server.close()
-        for _ in range(20):  # turns of the loop, however long they take: then what was accepted last has its task
+        for listening in server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        for _ in range(5):  # asyncio forgets to close what it has just accepted when its server is closed meanwhile
             await asyncio.sleep(0)
+        server.close()
         for writer in writers:
             writer.transport.abort()
         if tasks:
