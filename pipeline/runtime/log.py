@@ -110,12 +110,12 @@ def log_to_stderr() -> None:
     is_terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
+            *(() if is_terminal else (_warnings_alone,)),
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
             _without_names,
             structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=structlog.dev.plain_traceback),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO if is_terminal else logging.WARNING),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -165,6 +165,12 @@ def _log_warning(
 
 def _to_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
     return json_safe(json.dumps(event, ensure_ascii=False, default=repr))
+
+
+def _warnings_alone(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if method in ("debug", "info"):
+        raise structlog.DropEvent
+    return event
 
 
 def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

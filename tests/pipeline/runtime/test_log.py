@@ -107,12 +107,14 @@ def test_what_a_command_logs_goes_to_standard_error_and_cannot_act_on_the_termin
 ) -> None:
     log_to_stderr()
     try:
+        structlog.get_logger("any").info("chatter")
         structlog.get_logger("any").warning("left_behind", worker="reward\x1b[2J-0")
     finally:
         structlog.reset_defaults()
     said = capsys.readouterr()
     assert said.out == "", "standard output is for the command's answer alone"
     assert "left_behind" in said.err
+    assert "chatter" not in said.err, "no terminal is there to read it"
     assert "\x1b" not in said.err
 
 
