@@ -219,7 +219,7 @@ def _encode_body(obj: Storable) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {_told(error)}") from error
     if (
-        obj.__class__ is TrajectoryChunk
+        isinstance(obj, TrajectoryChunk)
         and len(body) > FREE_BODY_BYTES
         and (obj.prompt.extra or len(body) > MAX_TEXT_BYTES)
     ):
