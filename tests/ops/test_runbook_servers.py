@@ -25,7 +25,7 @@ from tests.own_server import free_ports
 from tests.pipeline.op_config import write_config
 
 PAGE = Path(__file__).parents[2] / "ops" / "RUNBOOK.md"
-_END_SERVER = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
+_END_SERVER = "trap 'kill $(jobs -p) 2>/dev/null && wait || true' EXIT\n"  # the next one takes its port and its files
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/cmdline").exists() or shutil.which("openssl") is None, reason="needs /proc and openssl"
@@ -135,9 +135,6 @@ def encrypted(folder: Path, listen: int, behind: int) -> Iterator[None]:
         loop.close()
 
 
-@pytest.mark.skip(
-    reason="its commands hung for 90 s in two runs of three; the cause is not found. test_runbook_hosts has TLS, too"
-)
 def test_the_pages_certificate_and_encrypted_address_are_taken_by_config_check(tmp_path: Path) -> None:
     write_config(tmp_path)
     plain, tls = free_ports(2)
