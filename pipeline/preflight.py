@@ -43,6 +43,7 @@ from protocol.errors import ConfigError, DataError, LedgerUnavailable
 from protocol.hosts import advertised, numeric, wants_ipv6
 
 _ANSWER_S = 5.0
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def preflight(config: RunConfig) -> Preflight:
     findings += [f"training: {line}" for line in source.report.lines()]
     if config.data.evaluation:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
+        findings += _check_held_out(config, source)
     _check_length(config, model)
     findings += _check_memory(config, model)
     findings += check_ranks(config)
@@ -106,6 +108,24 @@ def preflight(config: RunConfig) -> Preflight:
             f"{needed} groups: add prompts, raise data.epochs, or lower algorithm.groups_per_update"
         )
     return Preflight(tuple(findings), ledger_spec(config, source))
+
+
+def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
+    """Return what is trained on and evaluated on at once, when that is allowed. Raises DataError when it is not."""
+    both = source.overlap()
+    if not both:
+        return []
+    named = ", ".join(f"{held_out} is {trained}" for held_out, trained in both[:_MAX_NAMED])
+    found = (
+        f"{len(both)} of {source.num_evaluation_prompts} evaluation prompts are training prompts too ({named}"
+        f"{', ...' if len(both) > _MAX_NAMED else ''})"
+    )
+    if config.data.allow_overlap:
+        return [f"evaluation: {found}: what is measured is not held out"]
+    raise DataError(
+        f"{found}, so accuracy would not be that on held-out prompts: take them out of data.train or data.evaluation, or set "
+        "data.allow_overlap if that is what you want"
+    )
 
 
 def _check_length(config: RunConfig, model: dict[str, Any]) -> None:

@@ -36,6 +36,10 @@ class DataSection(Section):
         description="JSONL or Parquet files: prompt or messages, answer, verifier, more columns kept."
     )
     evaluation: tuple[Path, ...] = Field(default=(), description="Held-out prompts; never trained on.")
+    allow_overlap: bool = Field(
+        default=False,
+        description="Accept evaluation prompts that are training prompts too; what is measured is then not held out.",
+    )
     verifier: str = Field(default="arithmetic", description="For lines that name none.")
     max_prompt_tokens: Positive = Field(default=2048, description="Longer prompts are reported and skipped.")
     max_answer_chars: Positive = Field(
@@ -314,5 +318,5 @@ class EvaluationSection(Section):
     num_prompts: Positive = Field(default=256, description="Of the held-out prompts, from the first.")
     samples_per_prompt: Positive = Field(default=1, description="k of avg@k.")
     temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy. AIME practice: 1.0 with top_p 0.7.")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="May truncate, as nothing is learned from it.")
     timeout_s: float = Field(default=600.0, gt=0.0)

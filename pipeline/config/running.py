@@ -67,8 +67,10 @@ class GenerationSection(Section):
         default=2048, description="L: the response is cut here and counts as finished."
     )
     temperature: float = Field(default=1.0, gt=0.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0, description="0 is off.")
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Only 1: the learner's log-probs are those of the whole distribution."
+    )
+    top_k: int = Field(default=0, ge=0, description="Only 0, which is off, for the same reason.")
     stop_token_ids: tuple[int, ...] = Field(default=(), description="Besides the tokenizer's end-of-sequence token.")
     swap: Literal["token", "window"] = Field(default="token", description="Where new weights are taken in flight.")
     kv_policy: Literal["keep", "recompute"] = Field(default="keep", description="The KV cache after a weight swap.")

@@ -120,6 +120,13 @@ class RunConfig(Section):
                 f"generation.engine is {self.generation.engine} and learner.backend is {self.learner.backend}, but generators "
                 "take the learner's weights: set both to emulated, or neither"
             )
+        if self.generation.top_p < 1.0 or self.generation.top_k > 0:
+            name = "top_p" if self.generation.top_p < 1.0 else "top_k"
+            raise ValueError(
+                f"generation.{name} is {getattr(self.generation, name)}, so training would sample from a truncated "
+                "distribution, whose log-probs the learner, which sees every token, cannot reproduce: its ratios would be "
+                "wrong; leave top_p at 1 and top_k at 0. evaluation.top_p may truncate"
+            )
         self._check_ranks()
         if self.learner.lora.rank and self.learner.backend != "torch":
             raise ValueError(

@@ -144,6 +144,19 @@ class PromptSource:
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
 
+    def overlap(self) -> list[tuple[str, str]]:
+        """Return the id of each held-out prompt that is a training prompt too, with the first such one's, in the files' order.
+
+        Two prompts are the same when their texts, as they are sampled, differ at most in white space.
+        """
+        held_out = [(prompt.prompt_id, _essence(prompt.text)) for prompt in map(_prompt, self._evaluation)]
+        wanted = {essence for _, essence in held_out}
+        trained: dict[str, str] = {}
+        for prompt in map(_prompt, self._train if wanted else ()):
+            if (essence := _essence(prompt.text)) in wanted:
+                trained.setdefault(essence, prompt.prompt_id)
+        return [(prompt_id, trained[essence]) for prompt_id, essence in held_out if essence in trained]
+
 
 class _Reader:
     """Reads files into stored prompts under one set of rules."""
@@ -233,6 +246,10 @@ def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:
         count = taken[path.stem] = taken.get(path.stem, 0) + 1
         labelled.append((path, path.stem if count == 1 else f"{path.stem}#{count}"))
     return labelled
+
+
+def _essence(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _prompt(stored: bytes) -> Prompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,22 @@ def test_what_is_missing_or_wrong_is_said_in_a_sentence(
     with pytest.raises(kind) as caught:
         preflight(op_config(tmp_path, override))
     assert message in str(caught.value)
+
+
+def test_evaluation_prompts_that_are_trained_on_are_counted_named_and_refused_unless_allowed(tmp_path: Path) -> None:
+    held_out = tmp_path / "heldout.jsonl"
+    prompts = ["7+7=", "1+1=", "11=", "1+1= "]  # the training prompts of op_config are all 1+1=, ids 0 to 63
+    held_out.write_text("".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in prompts))
+    evaluates = f"data.evaluation=['{held_out}']"
+    with pytest.raises(DataError) as caught:
+        preflight(op_config(tmp_path, evaluates))
+    said = str(caught.value)
+    assert "2 of 4 evaluation prompts are training prompts too (heldout:2 is 0, heldout:4 is 0)" in said
+    assert "set data.allow_overlap" in said
+    findings = preflight(op_config(tmp_path, evaluates, "data.allow_overlap=true")).findings
+    assert any("2 of 4 evaluation prompts" in line and "not held out" in line for line in findings)
+    held_out.write_text(json.dumps({"prompt": "7+7=", "answer": "14"}) + "\n")
+    assert not any("training prompts too" in line for line in preflight(op_config(tmp_path, evaluates)).findings)
 
 
 def test_too_few_prompts_for_one_update_are_refused(tmp_path: Path) -> None:

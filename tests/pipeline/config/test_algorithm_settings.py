@@ -42,6 +42,8 @@ def run_file(tmp_path: Path) -> Path:
         (["algorithm.name=tppo", "algorithm.adaptive_lambda_floor=1.2"], "less than or equal to 1", "floor"),
         (["algorithm.proximal=interpolate", "algorithm.importance=bypass"], "never reads the proximal", "decoupled"),
         (["algorithm.name=a2c"], "dapo", "tppo"),
+        (["generation.top_p=0.9"], "top_p is 0.9, so training would sample from a truncated", "leave top_p at 1"),
+        (["generation.top_k=5"], "top_k is 5, so training would sample from a truncated", "and top_k at 0"),
     ],
 )
 def test_what_cannot_work_is_refused_with_reason_and_fix(
@@ -51,6 +53,10 @@ def test_what_cannot_work_is_refused_with_reason_and_fix(
         load_config([run_file], overrides)
     assert reason in str(caught.value)
     assert fix in str(caught.value)
+
+
+def test_evaluation_may_truncate_its_sampling(run_file: Path) -> None:
+    assert load_config([run_file], ["evaluation.top_p=0.7"]).evaluation.top_p == 0.7
 
 
 @pytest.mark.parametrize("name", ["ppo", "vapo", "tppo", "reinforce++"])
