@@ -13,6 +13,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.learning import EvaluationSection
+from pipeline.replay.buffer import EvaluationRequest
 from pipeline.replay.memory import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
@@ -44,7 +45,7 @@ async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
     clock = ManualClock()
     replay = MemoryReplay(lambda _: 1, clock.time)
     await replay.open(make_spec())
-    section = EvaluationSection(**({"num_prompts": 4, "timeout_s": 60.0} | settings))
+    section = EvaluationSection.model_validate({"num_prompts": 4, "timeout_s": 60.0} | settings)
     config = small_config(tmp_path).model_copy(update={"evaluation": section})
     async with asyncio.TaskGroup() as tasks:
         ctx = ActorContext(
@@ -122,3 +123,12 @@ async def test_numbers_go_on_after_a_restart_and_prompts_are_those_there_are(tmp
         assert state is not None
         assert state.request.num_prompts == 2
         assert not Evaluations(bench.ctx, num_prompts=0).is_enabled
+
+
+async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) -> None:
+    settings = {"num_prompts": 3, "samples_per_prompt": 5, "temperature": 0.7, "top_p": 0.6}
+    async with _opened(tmp_path, **settings) as bench:
+        await bench.evaluations.request(9)
+        state = await bench.replay.evaluation(0)
+        assert state is not None
+        assert state.request == EvaluationRequest(0, 9, num_prompts=3, samples_per_prompt=5, temperature=0.7, top_p=0.6)

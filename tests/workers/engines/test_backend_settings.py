@@ -1,0 +1,91 @@
+"""From a configuration to engines: every setting arrives where it acts. None of those given here is a default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.batching import TrainingSample
+from pipeline.config.learning import AlgorithmSection, LearnerSection, ModelSection, ReferenceSection, ValueSection
+from pipeline.config.running import GenerationSection
+from pipeline.config.schema import RunConfig
+from tests.pipeline.runtime.fakes import small_config
+from tests.workers.engines.tiny import plain_logprobs
+from workers.engines.local.build import build_local
+from workers.engines.models import load_model
+from workers.engines.optimizer import OptimizerSettings
+from workers.engines.policy_gradient import ForwardSettings
+from workers.engines.scoring import ScoringRequest
+from workers.engines.torch_scoring import build_scoring
+from workers.engines.torch_training import build_training, forward_settings, optimizer_settings
+from workers.engines.torch_value import value_optimizer_settings, value_settings
+from workers.engines.value_regression import ValueSettings
+
+MODEL = Path(__file__).resolve().parents[3] / "ops" / "tiny_model"
+CPU = torch.device("cpu")
+TEMPERATURE = 0.6
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    adam = {"weight_decay": 0.02, "betas": (0.8, 0.95), "adam_eps": 1e-6, "max_grad_norm": 0.5}
+    sections = {
+        "model": ModelSection(path=MODEL, dtype="bfloat16", device="cpu"),
+        "algorithm": AlgorithmSection(name="ppo", num_minibatches=4, gamma=0.97),
+        "generation": GenerationSection(
+            temperature=TEMPERATURE, num_slots=5, kv_policy="recompute", stop_token_ids=(9,), device="cpu"
+        ),
+        "reference": ReferenceSection(micro_batch_tokens=64, device="cpu"),
+        "learner": LearnerSection(learning_rate=3e-5, warmup_updates=3, micro_batch_tokens=77, **adam),
+        "value": ValueSection(
+            learning_rate=4e-5,
+            warmup_steps=7,
+            micro_batch_tokens=88,
+            gae_lambda=0.9,
+            clip_low=0.25,
+            clip_high=0.75,
+            dtype="bfloat16",
+            **adam,
+        ),
+    }
+    return small_config(tmp_path).model_copy(update=sections)
+
+
+def test_the_policy_is_scored_at_the_sampling_temperature_and_warmed_up_over_the_steps_of_its_updates(
+    config: RunConfig,
+) -> None:
+    assert forward_settings(config, CPU) == ForwardSettings(TEMPERATURE, 77, torch.bfloat16)
+    assert optimizer_settings(config) == OptimizerSettings(
+        learning_rate=3e-5, warmup_steps=12, weight_decay=0.02, betas=(0.8, 0.95), eps=1e-6, max_grad_norm=0.5
+    )
+
+
+def test_the_critic_is_regressed_with_the_discount_the_lambda_and_the_bounds_of_the_run(config: RunConfig) -> None:
+    assert value_settings(config, CPU) == ValueSettings(
+        micro_batch_tokens=88, gamma=0.97, gae_lambda=0.9, clip_low=0.25, clip_high=0.75, autocast=torch.bfloat16
+    )
+    assert value_optimizer_settings(config) == OptimizerSettings(
+        learning_rate=4e-5, warmup_steps=7, weight_decay=0.02, betas=(0.8, 0.95), eps=1e-6, max_grad_norm=0.5
+    )
+
+
+def test_learner_and_reference_agree_with_the_model_at_the_sampling_temperature(config: RunConfig) -> None:
+    config = config.model_copy(update={"model": ModelSection(path=MODEL, device="cpu")})
+    tokens = np.array([5, 6, 7, 8, 20, 21, 22], np.int32)
+    plain = plain_logprobs(load_model(MODEL, torch.float32, CPU), tokens, 4, TEMPERATURE).detach().numpy()
+    zeros = np.zeros(4, np.float32)
+    sample = TrainingSample("t.0.0", tokens, 3, np.ones(4, np.bool_), zeros, zeros, np.zeros(4, np.int32))
+    (learner,) = build_training(config, MODEL).response_logprobs([sample])
+    (reference,) = build_scoring(config, MODEL).logprobs([ScoringRequest(tokens, 4)])
+    np.testing.assert_allclose(learner, plain, atol=1e-5)
+    np.testing.assert_allclose(reference, plain, atol=1e-5)
+
+
+def test_the_local_engine_has_the_slots_the_stop_tokens_and_the_cache_policy_of_the_run(config: RunConfig) -> None:
+    engine = build_local(config, MODEL)
+    assert engine.num_slots == 5
+    assert engine._kv_policy == "recompute"
+    assert 9 in np.flatnonzero(engine._is_stop)

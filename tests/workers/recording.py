@@ -1,0 +1,230 @@
+"""Engines and backends that compute nothing and remember all that a worker gave them: one for each role.
+
+They fill the seams of ``workers.engines`` as real ones do, so that a test can say exactly which tokens, settings and lengths
+left a worker's hands. What they answer is a plain function of what they are asked, so that a test can say what must come back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.algorithms.objective import Objective
+from pipeline.batching import TrainingSample
+from pipeline.rewards.verifier import Outcome, Response
+from protocol.ids import TrajectoryId
+from protocol.trajectory import FinishReason, Prompt, Segment
+from workers.engines.generation import EngineStats, Window, WindowRequest
+from workers.engines.scoring import ScoringRequest
+from workers.engines.training import StepResult
+from workers.engines.value import ValueSample, ValueStepResult
+
+STOP = 1
+"""A response that ends with this token ends by itself; any other is cut at the limit."""
+
+
+class RecordingGeneration:
+    """Extends each trajectory by the next window of the response that ``responses`` names for it."""
+
+    def __init__(
+        self,
+        responses: Callable[[TrajectoryId], list[int]],
+        *,
+        num_slots: int = 8,
+        on_window: Callable[[Window], None] = lambda _: None,
+    ) -> None:
+        self.num_slots = num_slots
+        self.policy_version = 0
+        self.requests: list[WindowRequest] = []
+        self._responses = responses
+        self._on_window = on_window
+        self._live: list[WindowRequest] = []
+        self._num_steps = self._num_sampled = 0
+
+    def of(self, trajectory: TrajectoryId) -> list[WindowRequest]:
+        """Return what was asked for of one trajectory, in order."""
+        return [request for request in self.requests if request.trajectory == trajectory]
+
+    def submit(self, request: WindowRequest) -> None:
+        self.requests.append(request)
+        self._live.append(request)
+
+    def advance(self, max_steps: int) -> list[Window]:
+        del max_steps
+        windows = [self._window(request) for request in self._live]
+        self._live.clear()
+        self._num_steps += 1
+        self._num_sampled += sum(window.tokens.size for window in windows)
+        for window in windows:
+            self._on_window(window)
+        return windows
+
+    def _window(self, request: WindowRequest) -> Window:
+        response = self._responses(request.trajectory)[: request.max_response_tokens]
+        start = request.response_tokens.size
+        tokens = np.array(response[start : start + request.window_tokens], np.int32)
+        end = start + tokens.size
+        reason = FinishReason.STOP if tokens[-1] == STOP else FinishReason.WINDOW
+        if reason is FinishReason.WINDOW and end == request.max_response_tokens:
+            reason = FinishReason.LENGTH
+        return Window(
+            request.trajectory,
+            tokens,
+            sampled_logprobs(start, end),
+            (Segment(self.policy_version, tokens.size),),
+            reason,
+        )
+
+    def cut(self) -> list[Window]:
+        self._live.clear()
+        return []
+
+    def forget(self, trajectory: TrajectoryId) -> None:
+        self._live = [request for request in self._live if request.trajectory != trajectory]
+
+    def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+        del tensors, policy_version
+
+    def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+        del tensors
+        self.policy_version = policy_version
+
+    def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
+        del tensors
+        return []
+
+    def stats(self) -> EngineStats:
+        return EngineStats(len(self._live), self._num_steps, self._num_sampled, 0)
+
+    def close(self) -> None:
+        self._live.clear()
+
+
+def sampled_logprobs(start: int, end: int) -> np.ndarray:
+    """Return the behaviour log-probs that a recording engine gives the response tokens from ``start`` to ``end``."""
+    return -np.arange(start + 1, end + 1, dtype=np.float32) / 64
+
+
+class RecordingPool:
+    """Judges by ``judge``, and remembers every response that it is shown."""
+
+    def __init__(self, judge: Callable[[Response], Outcome]) -> None:
+        self.responses: list[Response] = []
+        self.config: Any = None
+        self.configured: Container[str] = ()
+        self._judge = judge
+
+    def __call__(self, config: Any, *, configured: Container[str] = ()) -> RecordingPool:
+        """Stand where the class of the pool stands."""
+        self.config, self.configured = config, configured
+        return self
+
+    async def start(self) -> None:
+        pass
+
+    async def score(self, responses: Sequence[Response]) -> list[Outcome]:
+        self.responses += responses
+        return [self._judge(response) for response in responses]
+
+    async def aclose(self) -> None:
+        pass
+
+
+class RecordingRewardModel:
+    """Scores a response by its length in characters."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Prompt, str]] = []
+
+    def scores(self, conversations: Sequence[tuple[Prompt, str]]) -> list[float]:
+        self.asked += conversations
+        return [float(len(text)) for _, text in conversations]
+
+
+class RecordingScoring:
+    """Gives every token of the tail its own id and place: ``-(id + place / 100)``."""
+
+    def __init__(self) -> None:
+        self.requests: list[ScoringRequest] = []
+
+    def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
+        self.requests += requests
+        return [tail_scores(request.tokens, request.num_scored) for request in requests]
+
+
+def tail_scores(tokens: np.ndarray, num_scored: int) -> np.ndarray:
+    """Return what a recording scorer gives the last ``num_scored`` of ``tokens``, float32."""
+    places = np.arange(tokens.size - num_scored, tokens.size)
+    return -(tokens[places] + places / 100).astype(np.float32)
+
+
+@dataclass
+class RecordingValue:
+    """Values like :class:`RecordingScoring`, and takes every step."""
+
+    requests: list[ScoringRequest] = field(default_factory=list[ScoringRequest])
+    batches: list[list[ValueSample]] = field(default_factory=list[list[ValueSample]])
+
+    def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
+        self.requests += requests
+        return [tail_scores(request.tokens, request.num_scored) for request in requests]
+
+    def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
+        self.batches.append(list(samples))
+        return ValueStepResult(True, 0.5, 0.0, 0.0, 0.0, 0.0, 1.0, 1e-3, 10)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        return lambda folder: None
+
+    def load(self, folder: Path) -> None:
+        raise AssertionError(f"nothing was kept in {folder}")
+
+    def close(self) -> None:
+        pass
+
+
+class RecordingTraining:
+    """A policy whose log-prob of a token is ``-(id + steps taken)``: log-probs of another moment are other numbers."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[TrainingSample], Objective]] = []
+        self.asked: list[tuple[int, list[TrainingSample]]] = []
+        """Steps taken before, and the samples whose log-probs were asked for."""
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        self.asked.append((len(self.steps), list(samples)))
+        return [policy_logprobs(sample, len(self.steps)) for sample in samples]
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        self.steps.append((list(samples), objective))
+        return StepResult(True, 0.25, 1.0, 1e-3, {}, sum(sample.tokens.size for sample in samples))
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        yield "weights", [str(len(self.steps))]
+
+    def adapter(self) -> None:
+        return None
+
+    def snapshot(self) -> Callable[[Path], None]:
+        text = json.dumps(len(self.steps))
+
+        def write(folder: Path) -> None:
+            (folder / "weights.json").write_text(text)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        raise AssertionError(f"nothing was kept in {folder}")
+
+    def close(self) -> None:
+        pass
+
+
+def policy_logprobs(sample: TrainingSample, num_steps: int) -> np.ndarray:
+    """Return what a recording policy gives a sample's response tokens after so many steps, float32."""
+    return -(sample.tokens[sample.prompt_length :] + num_steps).astype(np.float32)
