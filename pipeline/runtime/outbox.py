@@ -25,9 +25,9 @@ from protocol.messages import Message
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 UNREACHED_AFTER_S = 5.0
-"""Without a handshake for so long a mailbox counts as one that cannot be reached: one takes milliseconds."""
+"""Without an answer for so long a mailbox counts as one that cannot be reached: a handshake takes milliseconds."""
 SAID_AFTER_S = 2.0
-"""... and for so long it is named in the heartbeat already: a cut cable shows only when a link's own heartbeats are missed."""
+"""... and for so long it is named in the heartbeat already."""
 _MAX_NAMED = 4
 
 
@@ -158,7 +158,7 @@ def _in_words(unreached: list[tuple[str, str, float]]) -> str:
 
 def unreached_words(name: str, address: str, seconds: float) -> str:
     """Return what a heartbeat says of a worker that cannot be reached; it begins with the worker's name."""
-    return f"{name} at {address} (no handshake for {seconds:.0f} s)"
+    return f"{name} at {address} (no answer for {seconds:.0f} s)"
 
 
 def _named(workers: list[str]) -> str:

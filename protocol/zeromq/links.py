@@ -70,7 +70,7 @@ class ZmqSender:
         return LinkStats(self._endpoint, self._sequence, self._num_bytes, self._num_refused)
 
     def unreached_s(self) -> float:
-        """Return for how long no handshake with the mailbox has stood; 0 on a host, where the socket's file says enough."""
+        """Return for how many seconds the mailbox has not been reached; 0 on a host, where the socket's file says enough."""
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class ZmqRequester:
         raise TimeoutError
 
     def unreached_s(self) -> float:
-        """Return for how long no handshake with the responder has stood; 0 on a host, where the socket's file says enough."""
+        """Return for how many seconds the responder has not been reached; 0 on a host, where the socket's file says enough."""
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:

@@ -32,9 +32,11 @@ HEARTBEAT_TIMEOUT_MS = 3000
 
 Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats with it, and so looks dead: both ends then
 cut off a peer that is only slow, and what was on its way is lost (measured: 16 of 24 messages in seven seconds of plain
-back-pressure). A frozen reader is found by its silence in the registry instead, and a lost host by TCP's own keep-alive.
+back-pressure). A frozen reader is found by its silence in the registry instead, and a lost host by what its kernel does not
+answer (``protocol.zeromq.watch``).
 """
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 3, 1, 20
+"""An idle link to a host that is gone is known after some five seconds, and given up after 23."""
 HANDSHAKE_TIMEOUT_MS = 5000
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000

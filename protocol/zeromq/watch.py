@@ -1,10 +1,11 @@
-"""Whether the other end of a link was ever reached: the handshakes of one connecting socket.
+"""Whether the other end of a link is there: the handshakes and the answers of one connecting socket.
 
-*Consumes* libzmq's own events of that socket. *Produces* whether a handshake stands, and for how long none has. *Waits for*
-nothing: events are read when somebody asks.
+*Consumes* libzmq's own events of that socket, and what the kernel knows of its connection. *Produces* for how long the peer has
+not been there. *Waits for* nothing: both are read when that is asked.
 
 A peer that cannot be reached (its name resolves to another machine, a firewall drops what is sent) is no error to libzmq, which
-tries for ever and says nothing. What a link that never connects looks like from above is a mailbox that is always full.
+tries for ever and says nothing. Seen from above, a link that never connects is a full mailbox. So is a link whose
+cable is pulled: its connection stands for a quarter of an hour, and only the kernel knows that nothing is answered.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from protocol.zeromq.unanswered import num_unanswered
+
+_CONNECTED = int(zmq.EVENT_CONNECTED)
 _UP = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.EVENT_DISCONNECTED)
 _MAX_EVENTS = 1000
 """Read at once; events that nobody reads are dropped by libzmq."""
+_CUT_AFTER = 2
+"""Attempts in a row without an answer: one may be on its way, or lost by chance."""
 _numbers = itertools.count()
 
 
@@ -32,26 +38,49 @@ class HandshakeWatch:
         raw: zmq.Socket[bytes],
         *,
         clock: Callable[[], float] = time.monotonic,
+        unanswered: Callable[[int], int] = num_unanswered,
     ) -> None:
+        """``unanswered``: a connection's descriptor -> attempts in a row that were not answered."""
         address = f"inproc://headrace-handshakes-{next(_numbers)}"
-        raw.monitor(address, _UP | _DOWN)
+        raw.monitor(address, _CONNECTED | _UP | _DOWN)
         self._events = context.socket(zmq.PAIR)
         self._events.setsockopt(zmq.LINGER, 0)
         self._events.connect(address)
         self._clock = clock
+        self._unanswered = unanswered
+        self._descriptor = -1
         self._down_since: float | None = clock()
+        self._unanswered_since: float | None = None
 
     def down_s(self) -> float:
-        """Return for how long no handshake has stood, in seconds; 0 while one stands."""
+        """Return for how long the peer has not been there, in seconds: no handshake stands, or nothing is answered; else 0."""
+        self._read_events()
+        if self._down_since is not None:
+            return self._clock() - self._down_since
+        num = self._unanswered(self._descriptor)
+        if num == 0:
+            self._unanswered_since = None
+        elif self._unanswered_since is None:
+            self._unanswered_since = self._clock()
+        return (
+            self._clock() - self._unanswered_since if self._unanswered_since is not None and num >= _CUT_AFTER else 0.0
+        )
+
+    def _read_events(self) -> None:
         for _ in range(_MAX_EVENTS):
             if self._events.closed or not self._events.poll(0):
-                break
-            kind = int(recv_monitor_message(self._events)["event"])
-            if kind == _UP:
-                self._down_since = None
-            elif self._down_since is None:
-                self._down_since = self._clock()
-        return 0.0 if self._down_since is None else self._clock() - self._down_since
+                return
+            event = recv_monitor_message(self._events)
+            match int(event["event"]):
+                case kind if kind == _CONNECTED:
+                    self._descriptor = int(event["value"])
+                case kind if kind == _UP:
+                    self._down_since = None
+                case _:
+                    self._descriptor = -1
+                    if self._down_since is None:
+                        self._down_since = self._clock() if self._unanswered_since is None else self._unanswered_since
+                    self._unanswered_since = None
 
     @property
     def is_closed(self) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import zmq
 
 from protocol import hosts
 from protocol.endpoints import Endpoint, mailbox_endpoint
@@ -17,6 +21,8 @@ from protocol.hosts import is_loopback, numeric, own_address, wants_ipv6
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
 from protocol.zeromq.links import ZmqSender
+from protocol.zeromq.unanswered import num_unanswered
+from protocol.zeromq.watch import HandshakeWatch
 from tests.protocol.samples import chunk
 
 NAMES = {
@@ -95,7 +101,7 @@ def test_a_name_that_means_loopback_is_never_told_to_other_hosts(
 
 
 class Wire:
-    transport = "tcp"
+    transport: Literal["tcp"] = "tcp"
     host = "127.0.0.1"
 
     def __init__(self, ports: str | None) -> None:
@@ -196,3 +202,67 @@ async def test_a_key_that_is_not_the_owners_is_not_reached_either(transport: Zmq
     other = CurveKeys.load_or_create(tmp_path / "other")
     sender = transport.sender(mailbox.endpoint, server_key=other.public)
     assert await _unreached(sender, until=0.4) >= 0.4
+
+
+def test_a_connection_whose_peer_leaves_two_transmissions_unanswered_is_not_reached_since_the_first() -> None:
+    now, num, asked = 100.0, 0, list[int]()
+
+    def unanswered(descriptor: int) -> int:
+        asked.append(descriptor)
+        return num
+
+    context = zmq.Context[zmq.Socket[bytes]]()
+    server, client = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    watch = HandshakeWatch(context, client, clock=lambda: now, unanswered=unanswered)
+    try:
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        client.connect(f"tcp://127.0.0.1:{port}")
+        assert client.poll(5000, zmq.POLLOUT)
+        while not asked:  # until the handshake is known
+            assert watch.down_s() == 0.0
+            client.poll(10)
+        assert num_unanswered(asked[-1]) == 0, "its own connection, which is answered"
+        with socket.socket(fileno=os.dup(asked[-1])) as connection:
+            assert connection.getpeername() == ("127.0.0.1", port)
+        num = 1
+        assert watch.down_s() == 0.0, "the answer may be on its way"
+        now += 1.0
+        num = 2
+        assert watch.down_s() == 1.0
+        now += 2.0
+        assert watch.down_s() == 3.0
+        num = 0
+        assert watch.down_s() == 0.0
+        num = 2
+        assert watch.down_s() == 0.0
+        now += 1.0
+        server.close(0)
+        for num_asked in itertools.count(len(asked) + 1):
+            assert watch.down_s() == 1.0, "the end of the connection is no new beginning"
+            if len(asked) < num_asked:
+                break  # its end is known, and the kernel is asked no more
+            client.poll(10)
+    finally:
+        watch.close()
+        context.destroy(linger=0)
+
+
+async def test_a_mailbox_that_is_full_and_reads_nothing_is_reached(transport: ZmqTransport) -> None:
+    mailbox = transport.mailbox("tcp://127.0.0.1:0")
+    sender = transport.sender(mailbox.endpoint, server_key=transport.public_key)
+    assert await _unreached(sender) == 0.0
+    while await sender.send(chunk(num_tokens=4096), timeout_s=0.5):
+        pass
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 1.5  # the kernel probes a full connection after 0.2 s, 0.4 s, 0.8 s
+    while loop.time() < until:
+        assert sender.unreached_s() == 0.0
+        await asyncio.sleep(0.02)
+
+
+def test_a_descriptor_that_is_no_connection_tells_nothing(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        descriptor = file.fileno()
+        assert num_unanswered(descriptor) == 0
+    assert num_unanswered(descriptor) == 0
+    assert num_unanswered(-1) == 0

@@ -31,13 +31,20 @@ from pathlib import Path
 from protocol.zeromq import CurveKeys, ZmqTransport
 from tests.protocol.samples import chunk
 
-async def main(endpoint, key, keys, seconds):
+async def main(endpoint, key, keys, seconds, then):
     transport = ZmqTransport("generator-0#1", high_water_mark=4, max_message_bytes=1 << 20,
                              keys=CurveKeys.load_or_create(Path(keys)))
     sender = transport.sender(endpoint, server_key=key)
     took = await sender.send(chunk(), timeout_s=float(seconds))
-    print("took" if took else "refused", "reached" if sender.unreached_s() == 0.0 else "unreached", flush=True)
     await asyncio.sleep(0.5)
+    print("took" if took else "refused", "reached" if sender.unreached_s() == 0.0 else "unreached", flush=True)
+    for _ in range(150 if then != "ends" else 0):
+        if sender.unreached_s() > 2.0:
+            print("cut", flush=True)
+            break
+        if then == "sends on":
+            await sender.send(chunk(), timeout_s=0.0)
+        await asyncio.sleep(0.1)
     transport.close()
 
 asyncio.run(main(*sys.argv[1:]))
@@ -57,11 +64,32 @@ def test_what_a_host_tells_of_itself_is_reached_from_another_until_the_cable_is_
             assert address in endpoint, "not its name, which nobody knows there"
             assert ":56" in endpoint, "a port of the range"
             send = (sys.executable, "-c", SENDER, endpoint, key, str(tmp_path / "keys"))
-            assert other.run(*send, "20").split() == ["took", "reached"]
+            assert other.run(*send, "20", "ends").split() == ["took", "reached"]
             assert output.readline().strip() == "received"
             other.run("ip", "link", "set", other.link, "down")
-            assert other.run(*send, "2").split() == ["refused", "unreached"]
+            assert other.run(*send, "2", "ends").split() == ["refused", "unreached"]
         finally:
             mailbox.kill()
             mailbox.wait()
             output.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("then", ["sends on", "is idle"])
+def test_a_link_that_stood_when_the_cable_was_pulled_counts_as_not_reached(tmp_path: Path, then: str) -> None:
+    with two_hosts(4) as (one, other):
+        mailbox = one.start(sys.executable, "-c", MAILBOX, "0.0.0.0", str(tmp_path / "keys"))
+        assert mailbox.stdout is not None
+        endpoint, key = mailbox.stdout.readline().split()
+        sender = other.start(sys.executable, "-c", SENDER, endpoint, key, str(tmp_path / "keys"), "20", then)
+        assert sender.stdout is not None
+        try:
+            assert sender.stdout.readline().split() == ["took", "reached"]
+            other.run("ip", "link", "set", other.link, "down")
+            assert sender.stdout.readline().strip() == "cut"
+        finally:
+            for process in (mailbox, sender):
+                process.kill()
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()

@@ -340,7 +340,7 @@ async def test_a_learner_that_weights_cannot_be_fetched_from_is_named_until_they
             assert said() == "", "a handshake may take a moment"
             await world.clock.advance(6.0)
             await world.taker.look()
-            assert said() == f"learner at {announced.endpoint} (no handshake for 7 s)", "all requests are one attempt"
+            assert said() == f"learner at {announced.endpoint} (no answer for 7 s)", "all requests are one attempt"
         await world.take()
         assert world.engine.policy_version == 1
         assert said() == ""

@@ -210,18 +210,18 @@ async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_ano
         assert ctx.pulse.heartbeat().unreached == "", "a handshake may take a moment"
         near.down_s, far.down_s = 0.0, SAID_AFTER_S
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no handshake for 2 s)"
+        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no answer for 2 s)"
         near.down_s = far.down_s = UNREACHED_AFTER_S - 0.1
         assert not outbox.is_cut_off, "it is named before anything is done about it"
         near.down_s = 0.0
         far.down_s = 7.0
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no handshake for 7 s)"
+        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no answer for 7 s)"
         assert not outbox.is_cut_off
         assert await outbox.send(message(0), timeout_s=60.0)
         near.down_s = 6.0
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == "reward-0 at tcp://10.0.0.0:5600 (no handshake for 6 s) and 1 more"
+        assert ctx.pulse.heartbeat().unreached == "reward-0 at tcp://10.0.0.0:5600 (no answer for 6 s) and 1 more"
         assert outbox.is_cut_off
         async with asyncio.timeout(5.0):  # far less than the wait for room
             assert not await outbox.send(message(1), timeout_s=60.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -169,10 +170,14 @@ def test_a_dead_value_worker_is_the_root_though_its_learner_is_well():
     assert (found.cause, found.who, found.outlook) == (Cause.ABSENT, "value", Outlook.MENDS)
 
 
+OPEN: dict[str, Any] = {GATE_OPEN: 1.0}
+"""What a value worker counts whose critic's gate is open."""
+
+
 def test_a_chunk_that_waits_for_values_is_told_while_its_trajectory_is_still_sampled():
     view = waits(unit("81", trajectory("t.81.4", Place.LEASED, "generator-2#1", lack(Field.VALUE))), running=3)
     s = scene(
-        [worker("value", **{GATE_OPEN: 1.0}), silent("value", **{GATE_OPEN: 1.0})],
+        [worker("value", **OPEN), silent("value", **OPEN)],
         view,
         wanted=CRITIC_FLEET,
         critic=CRITIC,
@@ -202,7 +207,7 @@ def test_closed_admission_and_exhausted_data_end_the_run():
     ],
 )
 def test_a_full_ledger_names_what_fills_it_and_who_empties_that(depths, gone, who, cause):
-    there = [worker("value", **{GATE_OPEN: 1.0})]
+    there = [worker("value", **OPEN)]
     more = {"wanted": CRITIC_FLEET, "queues": queues(bytes=200, **depths), "without": [gone] if gone else []}
     assert root(scene(there, NOTHING, **more))[:2] == (cause, who)
 
@@ -267,7 +272,7 @@ def test_late_work_is_followed_by_version():
 
 
 def test_the_critics_gate_leads_to_the_value_worker_and_on_to_what_it_waits_for():
-    counters = {GATE_OPEN: 0.0, VALUE_STEPS: 3.0, EXPLAINED_VARIANCE: 0.04}
+    counters: dict[str, Any] = {GATE_OPEN: 0.0, VALUE_STEPS: 3.0, EXPLAINED_VARIANCE: 0.04}
     more = {"wanted": CRITIC_FLEET, "critic": CRITIC, "queues": queues(finished=12)}
     found = explain(scene([worker("value", **counters), silent("generator-2")], AWAITED, **more)).chains[0]
     assert found.links[0] == "learner waits for its critic: explained variance 0.04 of 0.1, step 3 of 50"
@@ -460,7 +465,7 @@ def test_a_run_that_failed_names_the_error_and_needs_you():
     assert "--resume" in found.chains[0].next
 
 
-UNREACHED = "reward-0 at tcp://127.0.1.1:5600 (no handshake for 7 s)"
+UNREACHED = "reward-0 at tcp://127.0.1.1:5600 (no answer for 7 s)"
 
 
 def test_a_generator_that_reaches_no_scorer_is_named_with_the_address_and_needs_you():
@@ -479,7 +484,7 @@ def test_a_generator_that_reaches_no_scorer_is_told_besides_while_others_do_its_
     assert f"generator-2 does not reach {UNREACHED}" in explain(scene([far], AWAITED)).also
 
 
-NO_LEARNER = "learner at tcp://10.0.0.1:5600 (no handshake for 7 s)"
+NO_LEARNER = "learner at tcp://10.0.0.1:5600 (no answer for 7 s)"
 
 
 def test_a_generator_that_does_not_reach_the_learner_for_weights_is_named_and_needs_you():
