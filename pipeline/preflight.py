@@ -17,6 +17,7 @@ from pipeline.algorithms.catalogue import declaration
 from pipeline.config.learning import RewardModelSection
 from pipeline.config.schema import RunConfig
 from pipeline.config.secrets import hide_password
+from pipeline.config.unread import in_words
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.engine_check import check_engines
@@ -80,6 +81,7 @@ def preflight(config: RunConfig) -> Preflight:
     findings += _check_memory(config, model)
     findings += check_ranks(config)
     findings += check_lora(config)
+    findings += in_words(config)
     findings.append(check_ledger_size(config))
     if trial := check_engines(config):
         findings.append(trial)

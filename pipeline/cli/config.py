@@ -1,4 +1,4 @@
-"""``headrace config check`` and ``headrace config show``."""
+"""``headrace config check``, ``config show`` and ``config explain``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli.common import echo_json, json_option
+from protocol.errors import ConfigError
 from protocol.printable import printable
 
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -17,7 +18,7 @@ _SET = click.option(
 
 @click.group(no_args_is_help=True)
 def config() -> None:
-    """Check or show the configuration that files and --set make."""
+    """Check, show or explain the configuration that files and --set make."""
 
 
 @config.command(
@@ -45,16 +46,75 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     click.echo("ok")
 
 
-@config.command(epilog="\b\nExample:\n  headrace config show configs/demo.toml --set run.seed=3")
+@config.command(
+    epilog="\b\nExamples:\n  headrace config show configs/demo.toml --set run.seed=3\n"
+    "  headrace config show configs/demo.toml --brief"
+)
 @_FILES
 @_SET
+@click.option("--brief", is_flag=True, help="Values alone, without default, unit and meaning.")
 @json_option
-def show(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print every setting, defaults included, as TOML."""
+def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
+    """Print every setting with its value, default, unit and meaning, as TOML that `headrace up` takes."""
+    from pipeline.config.describe import explained
     from pipeline.config.load import load_config, public_settings, to_toml
 
     loaded = load_config(files, overrides)
     if as_json:
         echo_json(public_settings(loaded))
     else:
-        click.echo(to_toml(loaded), nl=False)
+        click.echo(to_toml(loaded) if brief else explained(loaded), nl=False)
+
+
+@config.command(
+    epilog="\b\nExamples:\n  headrace config explain algorithm.clip_high\n  headrace config explain staleness   # a section"
+)
+@click.argument("key")
+@json_option
+def explain(key: str, as_json: bool) -> None:
+    """Say what a setting, or every setting of a section, means: its unit, its default, what it may be."""
+    import textwrap
+
+    from pipeline.config.describe import in_toml, sections, settings
+    from pipeline.config.load import suggest
+
+    found = [setting for setting in settings() if key in (setting.key, setting.section)]
+    if not found:
+        below = [name for name, _ in sections() if name.startswith(f"{key}.")]
+        more = f"; there are the sections {', '.join(below)}" if below else suggest(key)
+        raise ConfigError(f"{key} is no setting{more}")
+    if as_json:
+        echo_json(
+            [
+                {
+                    "key": one.key,
+                    "kind": one.kind,
+                    "limits": one.limits,
+                    "unit": one.unit,
+                    "default": one.default,
+                    "default_by_algorithm": one.presets,
+                    "description": one.description,
+                }
+                for one in found
+            ]
+        )
+        return
+    for number, one in enumerate(found):
+        rows = {"is": f"{one.kind}, {one.limits}" if one.limits else one.kind, "unit": one.unit}
+        rows |= {"default": in_toml(one.default)}
+        rows |= {"with": ", ".join(f"{name}: {in_toml(value)}" for name, value in one.presets.items())}
+        click.echo(("\n" if number else "") + click.style(one.key, bold=True))
+        click.echo(
+            textwrap.fill(one.description, 79, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        )
+        for name, words in rows.items():
+            if words:
+                click.echo(
+                    textwrap.fill(
+                        words,
+                        79,
+                        initial_indent=f"  {name + ':':<9}",
+                        subsequent_indent=11 * " ",
+                        break_on_hyphens=False,
+                    )
+                )

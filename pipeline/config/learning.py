@@ -7,9 +7,9 @@ Each setting says its unit and where its default comes from. What one demands of
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from pipeline.algorithms.catalogue import PRESETS
 from pipeline.config.base import Fraction, Positive, Section
@@ -26,7 +26,9 @@ class ModelSection(Section):
     reference_path: Path | None = Field(
         default=None, description="Frozen reference policy; the start policy when absent."
     )
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(
+        default=False, description="Compute activations again in the backward pass: less memory, more time."
+    )
 
 
 class DataSection(Section):
@@ -46,7 +48,7 @@ class DataSection(Section):
         default=10_000, description="Longer answers are reported and skipped: each chunk carries its prompt's."
     )
     epochs: int | None = Field(default=None, ge=1, description="Passes over the training prompts; endless when absent.")
-    shuffle: bool = True
+    shuffle: bool = Field(default=True, description="Another order of the training prompts in each epoch, by run.seed.")
     prompt_template: str = Field(
         default="{prompt}", description="Applied to `prompt` columns; messages use the chat template."
     )
@@ -68,7 +70,7 @@ class AlgorithmSection(Section):
         "ppo",
         "vapo",
         "tppo",
-    ] = "dapo"
+    ] = Field(default="dapo", description="The learning rule; it brings its source's settings as defaults.")
     group_size: Positive = Field(default=16, description="G, responses a prompt. DAPO: 16.")
     groups_per_update: Positive = Field(default=32, description="Prompts in one update's batch.")
     num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
@@ -86,13 +88,18 @@ class AlgorithmSection(Section):
     )
     loss_aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
-    ] = "token-mean"
+    ] = Field(
+        default="token-mean",
+        description="How token losses become one: over all tokens alike (DAPO eq. 8), or by response.",
+    )
     normalize_std: bool = Field(default=True, description="Divide group advantages by the unbiased std + 1e-6.")
     kl_coefficient: float = Field(
         default=0.0, ge=0.0, description="Weight of KL(policy || reference); 0 needs no reference."
     )
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
-    entropy_coefficient: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field(
+        default="k3", description="Estimate of that KL; k1+ and k3+ have the gradient of k2. Algorithms README."
+    )
+    entropy_coefficient: float = Field(default=0.0, description="Weight of an entropy bonus; the papers have none.")
     importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = Field(
         default="tis", description="Correction of behaviour against proximal policy; algorithms README, off-policy."
     )
@@ -134,14 +141,17 @@ class AlgorithmSection(Section):
         default="none", description="running drops windows of groups whose scores so far are all alike (T-PPO)."
     )
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _preset(cls, given: Any) -> Any:
-        """Put the named algorithm's own settings under those that are given."""
+    def _preset(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Put the named algorithm's own settings under those that are given, which alone count as set."""
         if not isinstance(given, dict):
-            return given
+            return handler(given)
         settings = cast("dict[str, Any]", given)
-        return {**PRESETS.get(str(settings.get("name", "dapo")), {}), **settings}
+        brought = PRESETS.get(str(settings.get("name", "dapo")), {})
+        made = handler({**brought, **settings})
+        made.model_fields_set.difference_update(brought.keys() - settings.keys())
+        return made
 
 
 class StalenessSection(Section):
@@ -164,7 +174,9 @@ class RewardModelSection(Section):
         description="Longest conversation that it reads, in its own tokens; absent: its positions, or its tokenizer's limit.",
     )
     micro_batch_tokens: Positive = Field(default=16384, description="Tokens, padding included, of one forward pass.")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Type that it is loaded and computed in."
+    )
     device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
 
@@ -176,7 +188,7 @@ class RewardSection(Section):
 
     overlong: Literal["none", "soft", "filter", "soft+filter"] = Field(default="none", description="DAPO section 3.4.")
     overlong_cache_tokens: int = Field(default=0, ge=0, description="L_cache of eq. 13.")
-    overlong_factor: float = Field(default=1.0, ge=0.0)
+    overlong_factor: float = Field(default=1.0, ge=0.0, description="Largest penalty of an over-long response.")
     correct: float = Field(default=1.0, description="Reward of a right answer.")
     wrong: float = Field(default=-1.0, description="Reward of a wrong one.")
     timeout_s: float = Field(default=5.0, gt=0.0, description="Time limit of one verifier call; a hung call is killed.")
@@ -207,8 +219,8 @@ class ReferenceSection(Section):
     vllm: ReferenceVllmSection = ReferenceVllmSection()
     always: bool = Field(default=False, description="Compute them for the KL metric even when no loss needs them.")
     micro_batch_tokens: Positive = Field(default=8192, description="Tokens of one forward pass.")
-    device: str = "auto"
-    threads: Positive = 1
+    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    threads: Positive = Field(default=1, description="Torch threads on a CPU.")
 
 
 class DeepSpeedSection(Section):
@@ -241,11 +253,11 @@ class ValueSection(Section):
         default=None, description="Backbone, or a pretrained value model; the start policy if absent."
     )
     learning_rate: float = Field(default=2e-6, gt=0.0, description="AdamW. VAPO, T-PPO: 2e-6.")
-    warmup_steps: int = Field(default=10, ge=0)
-    weight_decay: float = Field(default=0.1, ge=0.0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: float = Field(default=1e-8, gt=0.0)
-    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    warmup_steps: int = Field(default=10, ge=0, description="Linear warm-up, in value steps.")
+    weight_decay: float = Field(default=0.1, ge=0.0, description="AdamW's, of matrices only.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's.")
+    adam_eps: float = Field(default=1e-8, gt=0.0, description="AdamW's.")
+    max_grad_norm: float = Field(default=1.0, gt=0.0, description="Gradients are scaled down to this norm.")
     clip_low: float = Field(default=0.5, gt=0.0, description="Value may fall by this from the stored one. T-PPO: 0.5.")
     clip_high: float = Field(default=0.6, gt=0.0, description="Value may rise by this from the stored one. T-PPO: 0.6.")
     gae_lambda: Fraction = Field(
@@ -254,9 +266,9 @@ class ValueSection(Section):
     )
     batch_trajectories: Positive = Field(default=512, description="Finished trajectories of one value step.")
     micro_batch_tokens: Positive | None = Field(default=None, description="As learner.micro_batch_tokens.")
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "auto"
-    threads: Positive = 1
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Compute type; weights stay fp32.")
+    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    threads: Positive = Field(default=1, description="Torch threads on a CPU.")
     pretrain_steps: int = Field(
         default=50, ge=0, description="The policy starts after this many value steps at the latest. VAPO: 50."
     )
@@ -266,8 +278,8 @@ class ValueSection(Section):
         description="... or once the critic beats a constant by this much; at least 0 is a constant.",
     )
     explained_variance_steps: Positive = Field(default=5, description="Value steps over which that is measured.")
-    checkpoint_every_steps: Positive = 20
-    checkpoint_keep: Positive = 2
+    checkpoint_every_steps: Positive = Field(default=20, description="Value steps from one checkpoint to the next.")
+    checkpoint_keep: Positive = Field(default=2, description="Older ones are removed after a newer one is complete.")
 
 
 class LoraSection(Section):
@@ -295,17 +307,17 @@ class LearnerSection(Section):
     lora: LoraSection = LoraSection()
     learning_rate: float = Field(default=1e-6, gt=0.0, description="AdamW. DAPO: 1e-6.")
     warmup_updates: int = Field(default=10, ge=0, description="Linear warm-up. DAPO: 20 rollout steps.")
-    weight_decay: float = Field(default=0.1, ge=0.0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: float = Field(default=1e-8, gt=0.0)
-    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    weight_decay: float = Field(default=0.1, ge=0.0, description="AdamW's, of matrices only.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's.")
+    adam_eps: float = Field(default=1e-8, gt=0.0, description="AdamW's.")
+    max_grad_norm: float = Field(default=1.0, gt=0.0, description="Gradients are scaled down to this norm.")
     micro_batch_tokens: Positive | None = Field(
         default=None,
         description="Tokens (prompt and response) of one forward and backward pass; a longer response is one of its own. Their "
         "activations are most of what a step needs: 3.4 MB a token for a model of 0.5 B weights. Absent: 1024 on a CPU, 16384 "
         "on CUDA.",
     )
-    threads: Positive = 1
+    threads: Positive = Field(default=1, description="Torch threads on a CPU.")
     max_bad_steps: Positive = Field(
         default=3, description="Non-finite steps in a row, each refused, before the learner gives up."
     )
@@ -319,4 +331,6 @@ class EvaluationSection(Section):
     samples_per_prompt: Positive = Field(default=1, description="k of avg@k.")
     temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy. AIME practice: 1.0 with top_p 0.7.")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="May truncate, as nothing is learned from it.")
-    timeout_s: float = Field(default=600.0, gt=0.0)
+    timeout_s: float = Field(
+        default=600.0, gt=0.0, description="Then an evaluation counts with the responses that are there."
+    )

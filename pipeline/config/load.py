@@ -9,17 +9,18 @@ Relative paths are relative to the folder in which the command is started; the r
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
-import types
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_jsonable_python
 
+from pipeline.config.describe import in_toml, section_model, settings
+from pipeline.config.other_names import meant_by
 from pipeline.config.schema import RunConfig
 from pipeline.config.secrets import hide_password
 from pipeline.runtime.private_files import write_private
@@ -27,6 +28,8 @@ from protocol.errors import ConfigError
 
 RESOLVED_NAME = "config.toml"
 """The resolved configuration, in the run's folder."""
+
+_IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}
 
 Tree = dict[str, Any]
 Origins = dict[tuple[str, ...], str]
@@ -163,31 +166,83 @@ def _merge(into: Tree, tree: Mapping[str, Any], origin: str, origins: Origins, p
 
 def _validate(tree: Tree, origins: Origins) -> RunConfig:
     try:
-        return RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree)
     except ValidationError as failure:
-        lines = [_explain(error, origins) for error in failure.errors(include_url=False)]
+        lines = [line for error in failure.errors(include_url=False) for line in _explain(error, origins)]
         raise ConfigError("\n".join(lines)) from None
+    _forget_defaults(config, origins)
+    return config
 
 
-def _explain(error: ErrorDetails, origins: Origins) -> str:
+def _forget_defaults(config: RunConfig, origins: Origins) -> None:
+    """Take what a run's resolved file only repeats of the defaults as not set: the file holds every setting."""
+    for setting in settings():
+        path = tuple(setting.key.split("."))
+        if Path(origins.get(path, "")).name == RESOLVED_NAME:
+            held = section_of(config, setting.section)
+            default = setting.default_in(config.algorithm.name)
+            if held is not None and to_jsonable_python(getattr(held, setting.name)) == to_jsonable_python(default):
+                held.model_fields_set.discard(setting.name)
+
+
+def section_of(config: RunConfig, key: str) -> BaseModel | None:
+    """Return a section of a configuration; None where it is absent, as ``reward.model`` may be."""
+    held: Any = config
+    for part in key.split("."):
+        held = getattr(held, part, None)
+    return held
+
+
+def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
     path = tuple(str(part) for part in error["loc"])
     where = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "the configuration")
-    key = ".".join(path)
+    key, given = ".".join(path), error["input"]
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key `{key}`{_suggest(key)}"
+        leaves = _leaves(cast("Tree", given), path) if isinstance(given, dict) and given else [path]
+        return [
+            f"{origins.get(leaf, where)}: unknown key `{'.'.join(leaf)}`{suggest('.'.join(leaf))}" for leaf in leaves
+        ]
     if error["type"] == "missing":
-        return f"{where}: `{key}` is missing; it has no default, so set it in a run file"
-    message = error["msg"].removeprefix("Value error, ")
+        if path[-1].isdecimal():
+            return [f"{where}: `{'.'.join(path[:-1])}` has too few values"]
+        return [f"{where}: `{key}` is missing; it has no default, so set it in a run file"]
+    message = _expected(error)
     if not key:
-        return f"{where}: {message}"
-    return f"{where}: `{key}` is {hide_password(repr(error['input']))}: {message}"
+        return [f"{where}: {message}"]
+    return [f"{where}: `{key}` is {hide_password(repr(given))}: {message}"]
 
 
-def _suggest(key: str) -> str:
+def _leaves(tree: Tree, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the path of every value below a table that does not belong there."""
+    found: list[tuple[str, ...]] = []
+    for key, value in tree.items():
+        inner = (*path, key)
+        found += _leaves(cast("Tree", value), inner) if isinstance(value, dict) and value else [inner]
+    return found
+
+
+def _expected(error: ErrorDetails) -> str:
+    """Return what was expected, in TOML's words."""
+    given = error["input"]
+    if error["type"] in ("tuple_type", "list_type"):
+        item = given if isinstance(given, str | int | float) else "..."
+        return f"expected a list, for example {in_toml([item])}"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"expected a section of settings, for example --set {'.'.join(map(str, error['loc']))}.NAME=VALUE"
+    message = error["msg"].removeprefix("Value error, ")
+    for words, ours in _IN_OUR_WORDS.items():
+        message = re.sub(f"^Input should be {words}", f"expected {ours}", message)
+    return message
+
+
+def suggest(key: str) -> str:
+    """Return what is said of an unknown key: what other systems call so, or the nearest valid one."""
+    last = key.rpartition(".")[2]
+    if meant := meant_by(last):
+        return f"; {meant}"
     known = list(known_keys())
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not close:
-        last = key.rpartition(".")[2]
         by_name = {name.rpartition(".")[2]: name for name in known}
         close = [by_name[name] for name in difflib.get_close_matches(last, list(by_name), n=1, cutoff=0.7)]
     return f"; did you mean `{close[0]}`?" if close else "; `headrace config show` lists the valid keys"
@@ -198,11 +253,8 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
     for name, info in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key
-        annotation = info.annotation
-        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-        for option in options:
-            if isinstance(option, type) and issubclass(option, BaseModel):
-                yield from known_keys(option, f"{key}.")
+        if (inner := section_model(info)) is not None:
+            yield from known_keys(inner, f"{key}.")
 
 
 def _without_none(value: Any) -> Any:

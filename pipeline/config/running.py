@@ -66,7 +66,7 @@ class GenerationSection(Section):
     max_response_tokens: Positive = Field(
         default=2048, description="L: the response is cut here and counts as finished."
     )
-    temperature: float = Field(default=1.0, gt=0.0)
+    temperature: float = Field(default=1.0, gt=0.0, description="Of sampling, and of the learner's log-probs. DAPO: 1.")
     top_p: float = Field(
         default=1.0, gt=0.0, le=1.0, description="Only 1: the learner's log-probs are those of the whole distribution."
     )
@@ -74,8 +74,8 @@ class GenerationSection(Section):
     stop_token_ids: tuple[int, ...] = Field(default=(), description="Besides the tokenizer's end-of-sequence token.")
     swap: Literal["token", "window"] = Field(default="token", description="Where new weights are taken in flight.")
     kv_policy: Literal["keep", "recompute"] = Field(default="keep", description="The KV cache after a weight swap.")
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "auto"
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Compute type of the engine.")
+    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
     steps_per_turn: Positive = Field(
         default=8, description="Decode steps between looks at mailboxes, weights and leases."
@@ -91,7 +91,9 @@ class EmulationSection(Section):
     generation.max_response_tokens. No torch is loaded. Tokenizer and positions are those of model.path.
     """
 
-    lengths: Literal["lognormal", "pareto", "constant"] = "lognormal"
+    lengths: Literal["lognormal", "pareto", "constant"] = Field(
+        default="lognormal", description="Law of the responses' lengths."
+    )
     median_tokens: float = Field(default=256.0, ge=1.0, description="Median response, stop token included.")
     tail: float = Field(
         default=1.0, gt=0.0, description="lognormal: std of ln(length). pareto: exponent, smaller is heavier."
@@ -116,7 +118,7 @@ class EmulationSection(Section):
 class CheckpointSection(Section):
     """Durability of learning. A batch is settled by the checkpoint that holds its effect."""
 
-    every_updates: Positive = Field(default=10)
+    every_updates: Positive = Field(default=10, description="Updates from one checkpoint to the next.")
     every_s: float = Field(
         default=300.0,
         gt=0.0,
@@ -191,7 +193,7 @@ class WireSection(Section):
     send_timeout_s: float = Field(
         default=10.0, gt=0.0, description="Then the chunk is left to the ledger's overdue index."
     )
-    max_message_mb: Positive = Field(default=64)
+    max_message_mb: Positive = Field(default=64, description="Larger messages are refused; a chunk is one message.")
 
 
 class WeightsSection(Section):
@@ -207,7 +209,7 @@ class WeightsSection(Section):
         description="Over the wire: only what changed since the version that is held. At small learning rates this is a "
         "fraction of dtype bfloat16; float32 changes nearly everywhere and goes whole.",
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type in which weights are published.")
     keep: Positive = Field(default=2, description="Published versions kept, besides the frozen weights below adapters.")
     shared_memory: bool = Field(
         default=True,
@@ -236,14 +238,14 @@ class SupervisorSection(Section):
         description="Infrastructure failures of one worker (killed, frozen, no ledger, no disk) within restart_window_s that "
         "are mended by a restart; one more ends the run.",
     )
-    restart_window_s: float = Field(default=60.0, gt=0.0)
+    restart_window_s: float = Field(default=60.0, gt=0.0, description="Time over which max_restarts counts.")
     max_data_failures: int = Field(
         default=5,
         ge=0,
         description="Errors of all workers of a role within data_failure_window_s that are mended by a restart; one more ends "
         "the run. What one failed at goes to the others.",
     )
-    data_failure_window_s: float = Field(default=600.0, gt=0.0)
+    data_failure_window_s: float = Field(default=600.0, gt=0.0, description="Time over which max_data_failures counts.")
     backoff_s: float = Field(default=0.5, gt=0.0, description="Before the first restart; doubles up to 16 times this.")
     drain_timeout_s: float = Field(
         default=20.0,
@@ -282,8 +284,8 @@ class SupervisorSection(Section):
 class FleetSection(Section):
     """How many workers of each role; usually from a fleet file of its own."""
 
-    generator: Positive = 1
-    reward: Positive = 1
+    generator: Positive = Field(default=1, description="Processes that sample.")
+    reward: Positive = Field(default=1, description="Processes that score finished responses.")
     reference: int = Field(default=1, ge=0, description="Started only when the algorithm needs it.")
     value: int = Field(default=1, ge=0, le=1, description="One process; started only when the algorithm has a critic.")
     max_workers: Positive | None = Field(

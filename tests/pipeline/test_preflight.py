@@ -21,6 +21,11 @@ def test_a_good_configuration_says_what_it_found(tmp_path: Path) -> None:
     assert checked.spec.group_size == 4
 
 
+def test_what_is_given_and_not_read_is_among_the_findings(tmp_path: Path) -> None:
+    findings = preflight(op_config(tmp_path, "algorithm.gae_lambda=0.9")).findings
+    assert "set, but not read: algorithm.gae_lambda (dapo has no critic)" in findings
+
+
 @pytest.mark.parametrize(
     ("override", "kind", "message"),
     [

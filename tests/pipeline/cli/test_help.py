@@ -19,6 +19,7 @@ COMMANDS = [
     ["config"],
     ["config", "check"],
     ["config", "show"],
+    ["config", "explain"],
 ]
 HEAVY = {"torch", "transformers", "vllm", "matplotlib", "math_verify", "pyarrow"}
 _PROBE = """

@@ -1,0 +1,221 @@
+"""What every setting is: its kind, unit, default and meaning, for ``headrace config show`` and ``config explain``.
+
+*Consumes* the schema, and a configuration. *Produces* one description a setting, and TOML that explains itself. *Waits for*
+nothing.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import tomli_w
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pipeline.algorithms.catalogue import PRESETS
+from pipeline.config.schema import RunConfig
+from pipeline.config.units import unit_of
+
+WIDTH: Final = 79
+_KINDS: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "integer",
+    float: "number",
+    str: "text",
+    Path: "path",
+    dict: "table",
+    tuple: "list",
+}
+_LIMITS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+class Absent(Enum):
+    """Where there is no default value."""
+
+    REQUIRED = "none: it must be given"
+    NOT_SET = "not set"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting."""
+
+    key: str
+    """``section.name``"""
+    kind: str
+    """In words: integer, text, list of paths, one of ..."""
+    limits: str
+    """In words: above 0; empty when there are none."""
+    unit: str | None
+    """None where it is no number."""
+    default: Any
+    """As JSON has it, or why there is none."""
+    presets: dict[str, Any]
+    """Algorithms that bring another default, by name."""
+    description: str
+
+    @property
+    def section(self) -> str:
+        """The section that holds it."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name in the section."""
+        return self.key.rpartition(".")[2]
+
+    def default_in(self, algorithm: str) -> Any:
+        """Return the default that a run of this algorithm has."""
+        return self.presets.get(algorithm, self.default)
+
+    def facts(self, algorithm: str | None = None) -> str:
+        """Return kind, limits, unit and default in one line; of one algorithm, or of all."""
+        shown = [f"{self.kind}, {self.limits}" if self.limits else self.kind]
+        if self.unit is not None:
+            shown.append(f"unit: {self.unit}")
+        shown.append(f"default: {in_toml(self.default if algorithm is None else self.default_in(algorithm))}")
+        if algorithm is None and self.presets:
+            shown[-1] += f" ({', '.join(f'{name}: {in_toml(value)}' for name, value in self.presets.items())})"
+        return "; ".join(shown)
+
+
+def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield every section and its model, in the order of the schema; a section comes before those inside it."""
+    for name, info in model.model_fields.items():
+        if (inner := section_model(info)) is not None:
+            yield f"{prefix}{name}", inner
+            yield from sections(inner, f"{prefix}{name}.")
+
+
+def section_model(info: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that is a section; None for a setting."""
+    return next(
+        (kind for kind in _options(info.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+    )
+
+
+def settings() -> Iterator[Setting]:
+    """Yield every setting, in the order of the schema."""
+    for section, model in sections():
+        for name, info in model.model_fields.items():
+            if section_model(info) is None:
+                yield _setting(f"{section}.{name}", info)
+
+
+def explained(config: RunConfig) -> str:
+    """Return a configuration as TOML in which every setting is explained; it reads back as the same configuration."""
+    from pipeline.config.load import public_settings
+
+    values = public_settings(config)
+    by_section: dict[str, list[Setting]] = {}
+    for setting in settings():
+        by_section.setdefault(setting.section, []).append(setting)
+    lines: list[str] = []
+    for section, model in sections():
+        held = _at(values, section)
+        off = "# " if held is None else ""  # a section that is absent, such as reward.model
+        lines += [f"{off}[{section}]", *_comment(_purpose(model))]
+        for setting in by_section.get(section, []):
+            value = None if held is None else held.get(setting.name)
+            lines += ["", *_comment(setting.description), *_comment(setting.facts(config.algorithm.name))]
+            lines.append(f"# {setting.name} =" if value is None else f"{setting.name} = {in_toml(value)}")
+        lines += ["", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def in_toml(value: Any) -> str:
+    """Return a value as TOML writes it, on one line; what is absent in words."""
+    if value is None:
+        return Absent.NOT_SET.value
+    if isinstance(value, Absent):
+        return value.value
+    if isinstance(value, dict):
+        held = cast("dict[str, Any]", value)
+        return "{" + ", ".join(f"{_key(name)} = {in_toml(item)}" for name, item in held.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(in_toml(item) for item in cast("list[Any]", value)) + "]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+
+
+def _key(name: str) -> str:
+    return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
+
+
+def _setting(key: str, info: FieldInfo) -> Setting:
+    if info.is_required():
+        default: Any = Absent.REQUIRED
+    else:
+        made = info.get_default(call_default_factory=True)
+        default = Absent.NOT_SET if made is None else str(made) if isinstance(made, Path) else made
+    section, _, name = key.rpartition(".")
+    presets = {
+        algorithm: brought[name] for algorithm, brought in PRESETS.items() if section == "algorithm" and name in brought
+    }
+    return Setting(
+        key, _kind(info.annotation), _limits(info), _unit(key, info), default, presets, info.description or ""
+    )
+
+
+def _unit(key: str, info: FieldInfo) -> str | None:
+    return unit_of(key) if is_number(info) else None
+
+
+def is_number(info: FieldInfo) -> bool:
+    """Whether a field's value is a number, or a list of them."""
+    found = {part for option in _options(info.annotation) for part in (option, *typing.get_args(option))}
+    return bool(found & {int, float}) and bool not in found
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """Return what a field may hold besides nothing, bare of constraints."""
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        kinds = [kind for option in typing.get_args(annotation) for kind in _options(option)]
+        return tuple(kind for kind in kinds if kind is not type(None))
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _options(typing.get_args(annotation)[0])
+    return (annotation,)
+
+
+def _kind(annotation: Any) -> str:
+    kind = _options(annotation)[0]
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    if typing.get_origin(kind) is tuple:
+        items = typing.get_args(kind)
+        many = f"{len(items)} " if Ellipsis not in items else ""
+        return f"list of {many}{_KINDS[_options(items[0])[0]]}s"
+    return _KINDS[typing.get_origin(kind) or kind]
+
+
+def _limits(info: FieldInfo) -> str:
+    held = [*info.metadata]
+    for part in typing.get_args(info.annotation):
+        if typing.get_origin(part) is typing.Annotated:
+            held += [item for given in typing.get_args(part)[1:] for item in getattr(given, "metadata", ())]
+    words = [f"{_LIMITS[name]} {getattr(item, name):g}" for item in held for name in _LIMITS if hasattr(item, name)]
+    return " and ".join(words)
+
+
+def _purpose(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").split())
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _at(values: dict[str, Any], section: str) -> dict[str, Any] | None:
+    """Return the values of a section; None where it is absent."""
+    for part in section.split("."):
+        found = values.get(part)
+        if not isinstance(found, dict):
+            return None
+        values = cast("dict[str, Any]", found)
+    return values

@@ -1,0 +1,118 @@
+"""Claims about settings that were given and are not read: they are named, with the reason, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.algorithms import build
+from pipeline.algorithms.catalogue import DECLARATIONS
+from pipeline.batching import TrainingSample
+from pipeline.config.load import load_config, resolve_paths, write_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.config.unread import given_keys, in_words, unread
+from pipeline.replay.buffer import Unit
+from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
+from tests.pipeline.config.test_describe import MINIMAL
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["algorithm.gae_lambda=0.9"], {"algorithm.gae_lambda"}),
+        (["algorithm.gae_lambda=0.95"], {"algorithm.gae_lambda"}),  # the default, but given
+        (["algorithm.name=ppo", "algorithm.gae_lambda=0.9"], set()),
+        (["algorithm.name=vapo", "algorithm.gae_lambda=0.9"], {"algorithm.gae_lambda"}),  # adapts to the length
+        (["algorithm.name=ppo", "algorithm.tail_drop_tokens=4"], {"algorithm.tail_drop_tokens"}),
+        (["algorithm.name=tppo", "algorithm.tail_drop_tokens=4"], set()),
+        (["algorithm.name=rloo", "algorithm.normalize_std=true"], {"algorithm.normalize_std"}),
+        (["value.learning_rate=1e-3", "value.deepspeed.stage=1"], {"value.learning_rate", "value.deepspeed.stage"}),
+        (["algorithm.clip_high=0.3"], {"algorithm.clip_high"}),  # one step an update: all ratios are 1
+        (["algorithm.clip_high=0.3", "algorithm.num_minibatches=2"], set()),
+        (["algorithm.clip_high=0.3", "algorithm.importance=bypass"], set()),
+        (["algorithm.surrogate=gspo", "algorithm.dual_clip=3", "algorithm.num_minibatches=2"], {"algorithm.dual_clip"}),
+        (["algorithm.importance=none", "algorithm.importance_cap=3"], {"algorithm.importance_cap"}),
+        (["algorithm.kl_estimator=k1"], {"algorithm.kl_estimator"}),
+        (["algorithm.kl_estimator=k1", "algorithm.kl_coefficient=0.1"], set()),
+        (["reward.overlong_cache_tokens=5"], {"reward.overlong_cache_tokens"}),
+        (["evaluation.num_prompts=5"], {"evaluation.num_prompts"}),
+        (["evaluation.num_prompts=5", 'data.evaluation=["h.jsonl"]'], set()),
+        (["generation.vllm.pause=wait"], {"generation.vllm.pause"}),
+        (["learner.lora.alpha=8"], {"learner.lora.alpha"}),
+        (["learner.learning_rate=1e-3", "staleness.eta=1", "fleet.value=1"], set()),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_given_and_not_read_is_named(run_file: Path, overrides: list[str], keys: set[str]) -> None:
+    assert unread(load_config([run_file], overrides)).keys() == keys
+
+
+def test_what_a_name_brings_does_not_count_as_given(run_file: Path) -> None:
+    config = load_config([run_file], ["algorithm.name=gspo"])
+    assert config.algorithm.clip_high == 4e-4
+    assert "algorithm.clip_high" not in set(given_keys(config))
+    assert not unread(config)
+
+
+def test_a_resumed_run_is_told_of_what_was_given_and_not_of_all_its_resolved_file_holds(
+    run_file: Path, tmp_path: Path
+) -> None:
+    given = ["algorithm.gae_lambda=0.9", "algorithm.name=gspo"]
+    resolved = write_resolved(resolve_paths(load_config([run_file], given)), tmp_path)
+    again = load_config([resolved])
+    assert unread(again).keys() == {"algorithm.gae_lambda"}
+    assert unread(load_config([resolved], ["algorithm.gamma=1.0"])).keys() == {
+        "algorithm.gae_lambda",
+        "algorithm.gamma",
+    }
+
+
+def test_findings_name_the_settings_and_the_reason_once(run_file: Path) -> None:
+    config = load_config([run_file], ["algorithm.gamma=0.9", "value.ranks=1", "learner.lora.alpha=1"])
+    assert in_words(config) == [
+        "set, but not read: algorithm.gamma, value.ranks (dapo has no critic)",
+        "set, but not read: learner.lora.alpha (learner.lora.rank is 0)",
+    ]
+
+
+_OTHER = {
+    "algorithm.gamma": 0.5,
+    "algorithm.gae_lambda": 0.3,
+    "algorithm.adaptive_lambda_alpha": 5.0,
+    "algorithm.adaptive_lambda_floor": 0.7,
+    "algorithm.whiten": "false",
+    "algorithm.whiten_min_std": 1e9,
+    "algorithm.advantage_clamp": 1e-4,
+    "algorithm.tail_drop_tokens": 2,
+}
+
+_UNITS = {Unit.GROUP: group_units, Unit.TRAJECTORY: trajectory_units, Unit.CHUNK: chunk_units}
+
+
+def _samples(config: RunConfig) -> list[TrainingSample]:
+    return build(config).prepare(_UNITS[config.declaration.unit](responses(3, longest=24), window=12))
+
+
+def _are_equal(some: list[TrainingSample], others: list[TrainingSample]) -> bool:
+    return all(
+        np.array_equal(a.advantages, b.advantages) and np.array_equal(a.loss_mask, b.loss_mask)
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", list(DECLARATIONS))
+def test_what_is_named_changes_no_sample_and_what_is_not_named_does(run_file: Path, name: str) -> None:
+    base = [f"algorithm.name={name}", "algorithm.group_size=4", "generation.window_tokens=12"]
+    plain = _samples(load_config([run_file], base))
+    for key, value in {**_OTHER, "algorithm.normalize_std": str(name == "dr-grpo").lower()}.items():
+        changed = load_config([run_file], [*base, f"{key}={value}"])
+        assert _are_equal(plain, _samples(changed)) == (key in unread(changed)), key
