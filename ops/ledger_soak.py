@@ -58,7 +58,7 @@ def specs(units_per_update: int) -> list[LedgerSpec]:
     everything = frozenset(Field)
     return [
         spec(Unit.GROUP, signal_filter=True, fields=frozenset({Field.REWARD, Field.REFERENCE})),
-        spec(Unit.CHUNK, prompt_filter=True, **critic),
+        spec(Unit.CHUNK, **critic),
         spec(Unit.TRAJECTORY, **critic),
         spec(Unit.GROUP, eta=0, oversampling=2.0, late=LatePolicy.DROP, signal_filter=True),
         spec(Unit.CHUNK, eta=4, late=LatePolicy.DROP, fields=everything, max_bytes=4000 * units_per_update),

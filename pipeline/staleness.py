@@ -132,11 +132,6 @@ def check_spec(spec: LedgerSpec) -> None:
             f"signal_filter with unit {spec.unit.value} and group_size {spec.group_size}; it compares the members of a group: "
             "use unit group with at least 2 members"
         )
-    if spec.prompt_filter and (spec.unit is not Unit.CHUNK or spec.group_size < 2):
-        raise ConfigError(
-            f"prompt_filter with unit {spec.unit.value} and group_size {spec.group_size}; it compares the members of a group "
-            "while they are still sampled: use unit chunk with at least 2 members, or signal_filter for groups"
-        )
     if spec.value_training and not {Field.REWARD, Field.VALUE} <= spec.fields:
         raise ConfigError(
             f"value_training with fields {sorted(spec.fields)}; a critic is trained on rewards, clipped at the values that it "

@@ -141,8 +141,9 @@ class DynamicSampling(Generic[Uid]):
 class RunningSignal(Generic[Uid]):
     """A filter for groups that finish over several steps: signal among the members finished so far.
 
-    It decides only what is worth continuing, never an advantage; its verdict may change as members finish. T-PPO's port
-    (volcengine/verl pull request 3728) selects its training set so.
+    T-PPO's port (volcengine/verl pull request 3728) selects its training set so. The pipeline does not, and has it as a
+    reference only: the members that finish first are the shortest, so a prompt is judged by short responses, and the windows of
+    long ones are dropped before their scores are known.
     """
 
     lowest: float = -1.0

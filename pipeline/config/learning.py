@@ -137,9 +137,6 @@ class AlgorithmSection(Section):
     positive_nll_coefficient: float = Field(
         default=0.0, ge=0.0, description="Weight of the imitation loss on right responses. VAPO, T-PPO: 0.1."
     )
-    prompt_filter: Literal["none", "running"] = Field(
-        default="none", description="running drops windows of groups whose scores so far are all alike (T-PPO)."
-    )
 
     @model_validator(mode="wrap")
     @classmethod
@@ -147,7 +144,9 @@ class AlgorithmSection(Section):
         """Put the named algorithm's own settings under those that are given, which alone count as set."""
         if not isinstance(given, dict):
             return handler(given)
-        settings = cast("dict[str, Any]", given)
+        settings = dict(cast("dict[str, Any]", given))
+        if settings.get("prompt_filter") == "none":  # as configurations were resolved that did not use it
+            del settings["prompt_filter"]
         brought = PRESETS.get(str(settings.get("name", "dapo")), {})
         made = handler({**brought, **settings})
         made.model_fields_set.difference_update(brought.keys() - settings.keys())

@@ -31,6 +31,12 @@ RESOLVED_NAME = "config.toml"
 
 _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}
 
+REMOVED = {
+    "algorithm.prompt_filter": "it judged a prompt by its first two scored responses, the shortest, and so trained on little "
+    "but short ones; leave it out, or take name vapo with dynamic_sampling, which judges whole groups",
+}
+"""Settings of earlier versions, with the reason why they are gone and what to do."""
+
 Tree = dict[str, Any]
 Origins = dict[tuple[str, ...], str]
 
@@ -197,6 +203,8 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
     path = tuple(str(part) for part in error["loc"])
     where = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "the configuration")
     key, given = ".".join(path), error["input"]
+    if error["type"] == "extra_forbidden" and key in REMOVED:
+        return [f"{where}: `{key}` is {given!r}, but is no setting any more: {REMOVED[key]}"]
     if error["type"] == "extra_forbidden":
         leaves = _leaves(cast("Tree", given), path) if isinstance(given, dict) and given else [path]
         return [

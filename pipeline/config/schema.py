@@ -142,18 +142,12 @@ class RunConfig(Section):
         if algorithm.dynamic_sampling and rule.unit is not Unit.GROUP:
             raise ValueError(
                 f"algorithm.dynamic_sampling is on, but {algorithm.name} claims each {rule.unit.value} by itself, and only "
-                "whole groups have or lack signal; switch it off"
-                + (" (T-PPO has prompt_filter instead)" if rule.unit is Unit.CHUNK else " or choose vapo")
+                "whole groups have or lack signal; switch it off, or choose vapo, which then claims groups"
             )
         if algorithm.dynamic_sampling and algorithm.group_size < 2:
             raise ValueError(
                 f"algorithm.dynamic_sampling compares the members of a group, but group_size is {algorithm.group_size}; "
                 "raise it, or switch dynamic_sampling off"
-            )
-        if algorithm.prompt_filter != "none" and rule.unit is not Unit.CHUNK:
-            raise ValueError(
-                f"algorithm.prompt_filter is {algorithm.prompt_filter}, but {algorithm.name} claims each "
-                f"{rule.unit.value} whole and the filter is for windows of unfinished groups; set it to none, or choose tppo"
             )
         if rule.unit is Unit.CHUNK and algorithm.tail_drop_tokens >= self.generation.window_tokens:
             raise ValueError(

@@ -222,9 +222,7 @@ class LedgerState:
 
     def _is_without_signal(self, group: int) -> bool:
         """Whether a unit of this group that has just become complete is filtered away."""
-        if self.spec.signal_filter:
-            return self.groups[group].is_alike(self.spec.group_size)
-        return self.spec.prompt_filter and self.groups[group].is_alike(2)
+        return self.spec.signal_filter and self.groups[group].is_alike(self.spec.group_size)
 
     # -- leaving the ledger ------------------------------------------------------------------------------------------
 

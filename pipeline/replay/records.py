@@ -46,9 +46,9 @@ class GroupRecord(UnitRecord):
     accuracies: list[float] = field(default_factory=list[float])
     trained: bool = False
 
-    def is_alike(self, least: int) -> bool:
-        """Whether at least so many members are scored, and all of them equally accurate."""
-        return len(self.accuracies) >= least and len(set(self.accuracies)) == 1
+    def is_alike(self, group_size: int) -> bool:
+        """Whether all members are scored, and all of them equally accurate."""
+        return len(self.accuracies) == group_size and len(set(self.accuracies)) == 1
 
 
 @dataclass(slots=True)

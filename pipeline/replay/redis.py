@@ -417,7 +417,6 @@ def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
             "max_attempts": spec.max_attempts,
             "max_bytes": spec.max_bytes,
             "value_training": spec.value_training,
-            "prompt_filter": spec.prompt_filter,
         }
     )
 

@@ -55,5 +55,4 @@ def ledger_spec(config: RunConfig, stream: PromptStream) -> LedgerSpec:
         max_attempts=config.ledger.max_attempts,
         max_bytes=int(config.ledger.watermark * config.ledger.max_memory_mb * 2**20),
         value_training=declared.has_critic,
-        prompt_filter=algorithm.prompt_filter == "running",
     )

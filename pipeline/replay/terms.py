@@ -104,10 +104,6 @@ class LedgerSpec:
     """Keep every finished, scored training trajectory, with the values it was given, until the value worker has trained on it;
     independent of what becomes of its unit, unless that is dropped for a reason in ``SPOILING``. Needs fields REWARD and VALUE.
     What is kept counts in the bytes that ``max_bytes`` bounds."""
-    prompt_filter: bool = False
-    """Unit chunk: drop a chunk, for want of signal, at the write that completes it, while two or more members of its group are
-    scored and all alike in raw accuracy. A verdict of that moment: later members may score otherwise, and then the
-    trajectory's next windows are trained. It decides what is trained, never a baseline, so it biases no gradient."""
 
 
 @dataclass(frozen=True, slots=True)

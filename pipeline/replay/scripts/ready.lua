@@ -15,10 +15,10 @@ local function make_ready(name, order, oldest)
   call('HSET', unit_key(name), 'state', 'ready', 'ready_s', string.format('%.17g', now))
 end
 
--- Whether at least so many members of a group are scored, and all of them equally accurate.
-local function is_alike(group, least)
+-- Whether all members of a group are scored, and all of them equally accurate.
+local function is_alike(group)
   local g = call('HMGET', group_key(group), 'scored', 'mixed')
-  return integer(g[1]) >= least and not g[2]
+  return integer(g[1]) >= S.group_size and not g[2]
 end
 
 -- After the chunk or score that was the last to be missed: make the unit of this chunk ready, unless it is filtered away or its
@@ -29,7 +29,7 @@ local function ready_if_sampled(tid, index)
     local g = call('HMGET', group_key(group), 'finals', 'oldest')
     if integer(g[1]) < S.group_size then return end
     local name = string.format('%d', group)
-    if S.signal_filter and is_alike(group, S.group_size) then
+    if S.signal_filter and is_alike(group) then
       leaving().unit(name, 'no_signal')
     else
       make_ready(name, group, g[2])
@@ -39,11 +39,7 @@ local function ready_if_sampled(tid, index)
     if t[1] then make_ready(tid, trajectory_order(tid), t[2]) end
   else
     local cid = chunk_id(tid, index)
-    if S.prompt_filter and is_alike(group, 2) then
-      leaving().unit(cid, 'no_signal')
-    else
-      make_ready(cid, chunk_order(tid, index), call('HGET', chunk_key(cid), 'oldest'))
-    end
+    make_ready(cid, chunk_order(tid, index), call('HGET', chunk_key(cid), 'oldest'))
   end
 end
 

@@ -55,7 +55,7 @@ end
 
 local _, group = parts(tid)
 local gkey = group_key(group)
-if field == 'reward' and (S.unit == 'group' or S.prompt_filter) then
+if field == 'reward' and S.unit == 'group' then
   if call('HSETNX', gkey, 'accuracy', accuracy) == 0 and call('HGET', gkey, 'accuracy') ~= accuracy then
     call('HSET', gkey, 'mixed', 1)
   end
@@ -65,7 +65,7 @@ local missing
 if S.unit == 'group' then
   missing = call('HINCRBY', gkey, 'missing', -1)
   -- a critic learns from groups without signal, too: then the filter waits until they have all their values
-  if field == 'reward' and S.signal_filter and not S.value_training and is_alike(group, S.group_size) then
+  if field == 'reward' and S.signal_filter and not S.value_training and is_alike(group) then
     leaving().unit(string.format('%d', group), 'no_signal')
     return 'stored'
   end

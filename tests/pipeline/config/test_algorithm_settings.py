@@ -27,13 +27,17 @@ def run_file(tmp_path: Path) -> Path:
         (["algorithm.group_size=1"], "dapo takes its baseline from the group", "raise it"),
         (["algorithm.name=rloo", "algorithm.group_size=1"], "needs at least 2 responses", "choose ppo"),
         (["algorithm.name=ppo", "algorithm.dynamic_sampling=true"], "only whole groups have", "choose vapo"),
-        (["algorithm.name=tppo", "algorithm.dynamic_sampling=true"], "claims each chunk", "has prompt_filter instead"),
+        (["algorithm.name=tppo", "algorithm.dynamic_sampling=true"], "claims each chunk", "choose vapo, which"),
         (
             ["algorithm.name=vapo", "algorithm.dynamic_sampling=true", "algorithm.group_size=1"],
             "compares the members of a group",
             "switch dynamic_sampling off",
         ),
-        (["algorithm.prompt_filter=running"], "dapo claims each group whole", "choose tppo"),
+        (
+            ["algorithm.name=tppo", "algorithm.prompt_filter=running"],
+            "the shortest",
+            "leave it out, or take name vapo",
+        ),
         (["algorithm.name=tppo", "generation.window_tokens=8"], "the whole of a window", "lower it"),
         (["algorithm.name=vapo", "fleet.value=0"], "nothing would fill in values", "set fleet.value to 1"),
         (["algorithm.name=tppo", "generation.window_tokens=4096"], "above max_response_tokens", "lower it"),
@@ -53,6 +57,10 @@ def test_what_cannot_work_is_refused_with_reason_and_fix(
         load_config([run_file], overrides)
     assert reason in str(caught.value)
     assert fix in str(caught.value)
+
+
+def test_a_configuration_that_was_resolved_without_the_removed_filter_is_still_read(run_file: Path) -> None:
+    assert load_config([run_file], ["algorithm.name=tppo", "algorithm.prompt_filter=none"]).algorithm.name == "tppo"
 
 
 def test_evaluation_may_truncate_its_sampling(run_file: Path) -> None:

@@ -1,9 +1,6 @@
 """What both ledgers promise when windows of one trajectory go their own ways (unit chunk)."""
 
-import pytest
-
 from pipeline.replay.buffer import ClaimRefused, ClaimWait, DropReason, LatePolicy, Refusal, Unit, WriteStatus
-from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role
 from protocol.trajectory import Field
 from tests.pipeline.replay.builders import GENERATOR, LEARNER, OTHER_GENERATOR, SCORER, make_chunk, make_spec, reward
@@ -147,31 +144,3 @@ async def test_a_dead_letter_costs_its_window_only_and_another_generator_goes_on
     audit = await replay.audit()
     assert audit.balances
     assert (audit.tokens.dropped, audit.trajectories.dropped) == ({"dead_letter": 3}, {})
-
-
-async def test_running_scores_filter_windows_while_all_scored_members_are_alike(bench):
-    replay = await bench.open(chunk_spec(group_size=4, units_per_update=4, eta=3, prompt_filter=True))
-    one, two, three, four = await leased(replay, 4)
-    await write(replay, one, final=True)
-    await write(replay, three)
-    assert (await replay.totals()).num_ready_units == 2, "one score is no verdict"
-    await write(replay, two, final=True)
-    totals = await replay.totals()
-    assert totals.num_ready_units == 2, "the write that makes two alike drops its own window, not those that are ready"
-    kept = await write(replay, three, 1)
-    assert kept.keeps_lease, "a filtered window leaves its trajectory be"
-    assert (await replay.totals()).num_ready_units == 2
-    await write(replay, four, final=True, accuracy=0.0)
-    await write(replay, three, 2, final=True)
-    claim = await replay.claim(LEARNER, policy_version=0)
-    assert claim.units == ("t.0.0.0", "t.0.2.0", "t.0.2.2", "t.0.3.0"), "once members differ, windows are trained"
-    audit = await replay.audit()
-    assert audit.balances
-    assert audit.tokens.dropped == {"no_signal": 6}
-    assert audit.trajectories.dropped == {"no_signal": 1}
-
-
-async def test_a_filter_that_could_never_judge_is_refused(bench):
-    for spec in (make_spec(prompt_filter=True), chunk_spec(prompt_filter=True)):
-        with pytest.raises(ConfigError, match="prompt_filter"):
-            await bench.open(spec)

@@ -1,6 +1,6 @@
 """From a run's configuration to its ledger: unit, fields and filters are what the algorithm needs."""
 
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -10,7 +10,13 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.staleness import check_spec
 from protocol.trajectory import Field
 
-STREAM = SimpleNamespace(digest="d", num_prompts=10)
+
+class Stream(NamedTuple):
+    digest: str = "d"
+    num_prompts: int = 10
+
+
+STREAM = Stream()
 
 
 def spec_of(name, *, kl=0.0, **algorithm):
@@ -45,7 +51,5 @@ def test_vapo_with_dynamic_sampling_claims_groups_and_filters_them():
     assert (spec.unit, spec.signal_filter, spec.value_training) == (Unit.GROUP, True, True)
 
 
-def test_reference_log_probs_and_the_running_filter_are_asked_for_by_settings():
+def test_reference_log_probs_are_asked_for_by_settings():
     assert spec_of("tppo", kl=0.1).fields == {Field.REWARD, Field.VALUE, Field.REFERENCE}
-    assert spec_of("tppo", prompt_filter="running").prompt_filter
-    assert not spec_of("tppo").prompt_filter
