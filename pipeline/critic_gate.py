@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pipeline.config.learning import ValueSection
-from pipeline.config.schema import RunConfig
-from pipeline.runtime.registry import Heartbeat
 from pipeline.runtime.status import SILENT_AFTER_S
 from protocol.ids import Role
+
+if TYPE_CHECKING:
+    from pipeline.config.learning import ValueSection
+    from pipeline.config.schema import RunConfig
+    from pipeline.runtime.registry import Heartbeat
 
 GATE_OPEN = "gate_open"
 """Counters of the value worker's heartbeat: 1 or 0, steps done, and the moving mean."""

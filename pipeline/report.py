@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.load import RESOLVED_NAME
+from pipeline.config.resolved import RESOLVED_NAME
 from pipeline.history import (
     HISTORY_NAME,
     VALUE_HISTORY_NAME,

@@ -19,11 +19,13 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from pipeline.config.load import RESOLVED_NAME
-from pipeline.config.schema import RunConfig
+from pipeline.config.resolved import RESOLVED_NAME
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 _POLL_S = 0.05
 _PROBE_S = 0.5

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ import click
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
     from pipeline.replay.buffer import ReplayBuffer
     from pipeline.runtime.registry import Registry
@@ -35,19 +37,26 @@ run_argument = click.argument("run", required=False, type=click.Path(path_type=P
 _ANSWER_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attached:
     """A run that a command looks at."""
 
     run_dir: Path
-    config: RunConfig
+    settings: Glance
     replay: ReplayBuffer
     registry: Registry
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """All settings. Reading them takes a while; ``settings`` has a few."""
+        from pipeline.config.load import read_resolved
+
+        return read_resolved(self.run_dir)
 
 
 def find_run(run: Path | None) -> Path:
     """Return the run's folder: the given one, or the one changed last under ./runs. Raises ConfigError."""
-    from pipeline.config.load import RESOLVED_NAME
+    from pipeline.config.resolved import RESOLVED_NAME
 
     if run is not None:
         if not (run / RESOLVED_NAME).is_file():
@@ -62,7 +71,7 @@ def find_run(run: Path | None) -> Path:
 @asynccontextmanager
 async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     """Connect to a run's ledger, for reading; to a copy of it when its embedded server is down."""
-    from pipeline.config.load import read_resolved
+    from pipeline.config.resolved import glance
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.log import log_to_stderr
@@ -71,28 +80,28 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
 
     log_to_stderr()
     run_dir = find_run(run)
-    config = read_resolved(run_dir)
+    settings = glance(run_dir)
     url = read_ledger_url(run_dir)
     address = read_address(run_dir)
     with contextlib.ExitStack() as held:
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None and not server_runs(run_dir):
-            of_copy = held.enter_context(server_on_copy(run_dir, max_memory_mb=config.ledger.max_memory_mb))
+            of_copy = held.enter_context(server_on_copy(run_dir, max_memory_mb=settings.ledger.max_memory_mb))
             url = of_copy or read_ledger_url(run_dir)  # a server of the run's came up meanwhile
-        async with _connected(run_dir, config, url) as attached:
+        async with _connected(run_dir, settings, url) as attached:
             yield attached
 
 
 @asynccontextmanager
-async def _connected(run_dir: Path, config: RunConfig, url: str) -> AsyncIterator[Attached]:
+async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator[Attached]:
     from pipeline.replay.connect import connect
     from pipeline.replay.redis import RedisReplay
     from pipeline.runtime.registry_redis import RedisRegistry
 
     client = connect(url, patience_s=_ANSWER_S)
-    replay = RedisReplay(client, config.run.name)
-    registry = RedisRegistry(client, config.run.name)
+    replay = RedisReplay(client, settings.run.name)
+    registry = RedisRegistry(client, settings.run.name)
     try:
-        yield Attached(run_dir, config, replay, registry)
+        yield Attached(run_dir, settings, replay, registry)
     finally:
         await registry.aclose()
         await replay.aclose()
@@ -101,7 +110,7 @@ async def _connected(run_dir: Path, config: RunConfig, url: str) -> AsyncIterato
 @asynccontextmanager
 async def attach(run: Path | None) -> AsyncIterator[Attached]:
     """Connect to a run's ledger, for changing it; its embedded server is started for the time being when it is down."""
-    from pipeline.config.load import read_resolved
+    from pipeline.config.resolved import glance
     from pipeline.run_dir import server_lock, supervisor_pid
     from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.log import log_to_stderr
@@ -109,18 +118,18 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
 
     log_to_stderr()
     run_dir = find_run(run)
-    config = read_resolved(run_dir)
+    settings = glance(run_dir)
     url = read_ledger_url(run_dir)
     with contextlib.ExitStack() as held:
         address = read_address(run_dir)
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
             held.enter_context(server_lock(run_dir))
-            server = EmbeddedServer(run_dir, max_memory_mb=config.ledger.max_memory_mb)
+            server = EmbeddedServer(run_dir, max_memory_mb=settings.ledger.max_memory_mb)
             was_running = server.start()
             url = server.url
             if not was_running:
                 held.callback(server.stop)
-        async with _connected(run_dir, config, url) as attached:
+        async with _connected(run_dir, settings, url) as attached:
             yield attached
 
 

@@ -35,7 +35,7 @@ def status(run: Path | None, as_json: bool) -> None:
     async def look() -> None:
         async with look_at(run) as at:
             beats = await at.registry.heartbeats()
-            workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.config.supervisor.stuck_after_s)
+            workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.settings.supervisor.stuck_after_s)
             fleet = await at.registry.fleet()
             state = await at.registry.run_status()
             totals = await at.replay.totals()
@@ -184,7 +184,7 @@ def report(run: Path | None, as_json: bool) -> None:
             state = await at.registry.run_status()
             found = await at.replay.audit()
             detail = f"{state.state}: {state.detail}" if state.detail else str(state.state)
-            path = write_report(at.run_dir, title=at.config.run.name, detail=detail, audit=found)
+            path = write_report(at.run_dir, title=at.settings.run.name, detail=detail, audit=found)
             if as_json:
                 echo_json({"report": path, "summary": summarize(at.run_dir)})
             else:

@@ -66,7 +66,8 @@ def up(
     as_json: bool,
 ) -> int:
     """Start a run and stay with it until it ends."""
-    from pipeline.config.load import RESOLVED_NAME, load_config, resolve_paths
+    from pipeline.config.load import load_config, resolve_paths
+    from pipeline.config.resolved import RESOLVED_NAME
     from pipeline.run_dir import check_no_run, prepare_run_dir
     from pipeline.runtime.ledger_file import known_url
 

@@ -6,7 +6,6 @@ answer of ``pipeline.why``, as text or JSON. *Waits for* the ledger's answer; on
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import textwrap
 import time
@@ -43,19 +42,20 @@ _VERDICTS = {
 def why(run: Path | None, as_json: bool) -> int:
     """Name what the run waits for, from the learner to the root, and what to do."""
     from pipeline.run_dir import supervisor_pid
-    from pipeline.why.explain import explain
-    from pipeline.why.silence import silence, whereabouts
+    from pipeline.why.silence import no_ledger_chain, silence
+    from pipeline.why.terms import Explanation
 
     run_dir = find_run(run)
     is_supervised = supervisor_pid(run_dir) is not None
     error = silence(run_dir, is_supervised=is_supervised)
-    snapshot = None if error is None else _without_ledger(run_dir, error, is_supervised)
-    if snapshot is None:
-        try:
-            snapshot = asyncio.run(_look(run_dir))
-        except (LedgerUnavailable, LedgerRefused) as unavailable:
-            snapshot = _without_ledger(run_dir, f"{unavailable}{whereabouts(run_dir)}", is_supervised)
-    found = explain(snapshot)
+    if error is None:
+        from pipeline.why.explain import explain
+
+        snapshot = _look(run_dir, is_supervised)
+        found = explain(snapshot)
+    else:  # known at once: nothing heavy has been imported, nor will be
+        snapshot = _without_ledger(run_dir, error, is_supervised)
+        found = Explanation.of([no_ledger_chain(snapshot)])
     if as_json:
         echo_json(
             {
@@ -73,18 +73,28 @@ def why(run: Path | None, as_json: bool) -> int:
     return 0 if snapshot.waits is not None else 3
 
 
-async def _look(run_dir: Path) -> Snapshot:
-    async with look_at(run_dir) as at:
-        try:
-            async with asyncio.timeout(_LOOK_S):
-                return await snapshot_of(at)
-        except TimeoutError as error:
-            raise LedgerUnavailable(f"its server did not answer all questions within {_LOOK_S:g} s") from error
+def _look(run_dir: Path, is_supervised: bool) -> Snapshot:
+    import asyncio
+
+    async def look() -> Snapshot:
+        async with look_at(run_dir) as at:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    return await snapshot_of(at)
+            except TimeoutError as error:
+                raise LedgerUnavailable(f"its server did not answer all questions within {_LOOK_S:g} s") from error
+
+    try:
+        return asyncio.run(look())
+    except (LedgerUnavailable, LedgerRefused) as unavailable:
+        from pipeline.why.silence import whereabouts
+
+        return _without_ledger(run_dir, f"{unavailable}{whereabouts(run_dir)}", is_supervised)
 
 
 async def snapshot_of(at: Attached) -> Snapshot:
     """Return what is seen of an attached run now."""
-    from pipeline.algorithms.catalogue import declaration
+    from pipeline.algorithms.catalogue import declare
     from pipeline.fleet import worker_name
     from pipeline.replay.redis import RedisReplay
     from pipeline.replay.redis_admin import RedisAdmin
@@ -94,7 +104,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
     from pipeline.why.terms import CriticNeeds, Snapshot
 
     assert isinstance(at.replay, RedisReplay)
-    settings, value = at.config.supervisor, at.config.value
+    settings, value, algorithm = at.settings.supervisor, at.settings.value, at.settings.algorithm
     fleet = await at.registry.fleet()
     state = await at.registry.run_status()
     waits = await RedisAdmin(at.replay).waits()
@@ -115,7 +125,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         totals=totals,
         queues={queue.name: queue for queue in queues},
         critic=CriticNeeds(value.min_explained_variance, value.pretrain_steps, value.batch_trajectories)
-        if declaration(at.config).has_critic
+        if declare(algorithm.name, dynamic_sampling=algorithm.dynamic_sampling).has_critic
         else None,
         exits=read_exits(at.run_dir, time.time()),
         unwritten=unwritten,

@@ -21,13 +21,11 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pipeline.config.describe import in_toml, section_model, settings
 from pipeline.config.other_names import meant_by
+from pipeline.config.resolved import RESOLVED_NAME
 from pipeline.config.schema import RunConfig
 from pipeline.config.secrets import hide_password
 from pipeline.runtime.private_files import write_private
 from protocol.errors import ConfigError
-
-RESOLVED_NAME = "config.toml"
-"""The resolved configuration, in the run's folder."""
 
 _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from pipeline.replay.buffer import QueueStat
 from pipeline.runtime.registry import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
 from pipeline.work import WorkReport, piece_limit_s
 from protocol.ids import Role
 from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.replay.buffer import QueueStat
 
 SILENT_AFTER_S = 5.0
 """Heartbeats come every second; this many missed ones are worth a word."""

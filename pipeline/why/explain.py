@@ -13,6 +13,7 @@ from pipeline.replay.buffer import LatePolicy, Totals, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.admission import admission_chain
+from pipeline.why.silence import no_ledger_chain
 from pipeline.why.terms import (
     Cause,
     Chain,
@@ -42,13 +43,12 @@ def explain(s: Snapshot) -> Explanation:
         chains[:0] = [_refused(row) for row in s.workers if row.refused and row.health is not Health.SILENT]
     if _is_unsupervised(s):
         chains.insert(int(chains[0].outlook is Outlook.YOU), _unsupervised(s))
-    headline = "; ".join(chains[0].links)
-    return Explanation(headline, chains[0].outlook, tuple(chains[:_MAX_CHAINS]), tuple(_also(s, chains[:_MAX_CHAINS])))
+    return Explanation.of(chains[:_MAX_CHAINS], _also(s, chains[:_MAX_CHAINS]))
 
 
 def _chains(s: Snapshot) -> list[Chain]:
     if s.waits is None or s.totals is None:
-        return [_no_ledger(s)]
+        return [no_ledger_chain(s)]
     if s.unwritten is not None and s.state not in _OVER:
         return [_full_disk(s, s.unwritten)]
     alive = [row for row in s.workers if row.health is not Health.SILENT]
@@ -65,17 +65,6 @@ def _chains(s: Snapshot) -> list[Chain]:
 
 
 # -- before and after the work -------------------------------------------------------------------------------------------
-
-
-def _no_ledger(s: Snapshot) -> Chain:
-    link = "everything waits for the ledger: " + (s.ledger_error or "it does not answer")
-    if s.has_supervisor:
-        doing = (
-            "the supervisor starts an embedded server that has ended again within seconds, and replaces one that is mute for "
-            "long; one of your own is yours to start. Workers wait for it as long as ledger.outage_timeout_s"
-        )
-        return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
-    return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
 
 
 def _no_room(name: str, ended: Ended) -> Chain:

@@ -16,6 +16,7 @@ from pipeline.runtime.ledger_file import LedgerAddress, read_address
 from pipeline.runtime.process_records import identify
 from pipeline.runtime.server_lock import holders, is_locked
 from pipeline.runtime.server_probe import ServerState, probe
+from pipeline.why.terms import Cause, Chain, Outlook, Snapshot
 
 FIRST_S = 1.0
 SECOND_S = 2.0
@@ -47,6 +48,18 @@ def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
             return f"its server is being started or is ending: {sight.words}"
         case _:
             return f"its server has ended ({sight.words})" if is_supervised else None
+
+
+def no_ledger_chain(s: Snapshot) -> Chain:
+    """Return the chain of a run whose ledger does not answer, which is all that can be said of it."""
+    link = "everything waits for the ledger: " + (s.ledger_error or "it does not answer")
+    if s.has_supervisor:
+        doing = (
+            "the supervisor starts an embedded server that has ended again within seconds, and replaces one that is mute for "
+            "long; one of your own is yours to start. Workers wait for it as long as ledger.outage_timeout_s"
+        )
+        return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
+    return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
 
 
 def whereabouts(run_dir: Path) -> str:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from pipeline.replay.admin import Waits
-from pipeline.replay.buffer import QueueStat, Totals
-from pipeline.runtime.registry import RunState
 from pipeline.runtime.status import Health, WorkerRow
 from protocol.ids import Role
+
+if TYPE_CHECKING:
+    from pipeline.replay.admin import Waits
+    from pipeline.replay.buffer import QueueStat, Totals
+    from pipeline.runtime.registry import RunState
 
 _NO_ROOM = "No space left on device"
 _MOMENT_S = 20.0
@@ -122,7 +125,7 @@ class Snapshot:
     waits: Waits | None = None
     """None when the ledger does not answer."""
     totals: Totals | None = None
-    queues: Mapping[str, QueueStat] = field(default_factory=dict[str, QueueStat])
+    queues: Mapping[str, QueueStat] = field(default_factory=dict)
     critic: CriticNeeds | None = None
     """None in a run without a critic."""
     ledger_error: str = ""
@@ -186,6 +189,11 @@ class Explanation:
     """The one that matters most first."""
     also: tuple[str, ...] = ()
     """What is worth a word besides."""
+
+    @classmethod
+    def of(cls, chains: Sequence[Chain], also: Sequence[str] = ()) -> Explanation:
+        """Explain by chains of which the first matters most."""
+        return cls("; ".join(chains[0].links), chains[0].outlook, tuple(chains), tuple(also))
 
 
 _WEIGHT = {Outlook.YOU: 3, Outlook.MENDS: 2, Outlook.ENDED: 1, Outlook.MOVES: 0}

@@ -338,7 +338,7 @@ def test_a_look_at_a_mute_server_ends_by_its_deadline(
 def test_why_tells_of_a_frozen_server_by_its_process_and_asks_the_ledger_nothing(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def asked(_: Path) -> None:
+    def asked(*_: object) -> None:
         raise AssertionError("the ledger was asked")
 
     monkeypatch.setattr("pipeline.cli.why._look", asked)
@@ -374,6 +374,42 @@ def test_why_tells_of_a_mute_server_that_it_is_there_and_says_nothing(
             write_address(run_dir, before)
         assert f"(process {os.getpid()}) is there and gave no answer within 0.5 s: it hangs, or is slow" in words
         assert server.num_connections == 2
+
+
+_IMPORTED = """
+import json, sys
+from pipeline.cli import main
+try:
+    main(["why", sys.argv[1], "--json"])
+finally:
+    print("\\n@" + json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def _imported(run_dir: Path) -> tuple[dict[str, Any], set[str]]:
+    """What a `why` of its own process answers, and the packages that it imported for that."""
+    done = subprocess.run([sys.executable, "-c", _IMPORTED, str(run_dir)], capture_output=True, text=True, timeout=60)
+    answer, _, modules = done.stdout.partition("\n@")
+    return json.loads(answer), set(json.loads(modules))
+
+
+def test_why_answers_without_what_takes_long_to_import(run_dir: Path) -> None:
+    heavy = {"torch", "transformers", "pyarrow", "pydantic"}
+    server = EmbeddedServer(run_dir, max_memory_mb=64)
+    server.start()
+    pid = server.pid()
+    assert pid is not None
+    try:
+        answer, modules = _imported(run_dir)
+        assert answer["chains"][0]["cause"] == "nobody"
+        assert not heavy & modules
+        os.kill(pid, signal.SIGSTOP)
+        answer, modules = _imported(run_dir)
+        assert answer["chains"][0]["cause"] == "ledger"
+        assert not (heavy | {"numpy", "redis", "asyncio", "structlog", "rich"}) & modules, "it asks the ledger nothing"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        server.stop()
 
 
 def test_a_server_that_ended_is_told_of_where_a_supervisor_is_to_start_it_and_looked_at_as_a_copy_elsewhere(
