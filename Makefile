@@ -27,7 +27,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench fuzz soak real-size clean
+.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -150,6 +150,9 @@ FUZZ_S ?= 600
 fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv
 	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
 	$(foreach target,decoder mailbox peek score,$(BIN)/python -m ops.fuzz $(target) --seconds $(FUZZ_S) &&) true
+
+mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would learn wrongly (half an hour; MUTANTS=NAMES for some)
+	$(BIN)/python -m ops.mutants $(MUTANTS)
 
 real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings: alone, beside neighbours, interrupted (about an hour; 20 GB of memory)
 	$(BIN)/python -m ops.real_size

@@ -1,0 +1,40 @@
+"""Terms of the loss that act through the model alone: each moves what it is meant to move, in the right direction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.algorithms.objective import Importance, KLEstimator, Objective
+from pipeline.batching import TrainingSample
+from tests.workers.engines.tiny import make_samples, tiny_model
+from workers.engines.optimizer import OptimizerSettings
+from workers.engines.policy_gradient import ForwardSettings
+from workers.engines.torch_training import TorchTraining
+
+
+def backend() -> TorchTraining:
+    forward = ForwardSettings(temperature=1.0, micro_batch_tokens=60)
+    return TorchTraining(tiny_model(), forward, OptimizerSettings(learning_rate=3e-3))
+
+
+def without_advantage() -> list[TrainingSample]:
+    samples = make_samples(6, with_old=False)
+    return [replace(s, advantages=np.zeros_like(s.advantages)) for s in samples]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_entropy_coefficient_alone_raises_the_entropy_and_a_negative_one_lowers_it(sign: float) -> None:
+    training, samples = backend(), without_advantage()
+    objective = Objective(entropy_coefficient=sign, importance=Importance.NONE)
+    entropies = [training.step(samples, objective).metrics["entropy"] for _ in range(4)]
+    assert sign * (entropies[-1] - entropies[0]) > 0.01
+
+
+def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
+    training, samples = backend(), without_advantage()
+    objective = Objective(kl_coefficient=1.0, kl_estimator=KLEstimator.K2, importance=Importance.NONE)
+    divergences = [training.step(samples, objective).metrics["reference_kl"] for _ in range(6)]
+    assert divergences[-1] < 0.9 * divergences[0]
