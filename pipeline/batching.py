@@ -54,7 +54,7 @@ class TrainingSample:
     old_logprobs: np.ndarray | None = None
     """float32 [R], the learner's own at the start of the update; filled in before the first step."""
     nll_mask: np.ndarray | None = None
-    """bool [R]: tokens of right responses that carry imitation loss (VAPO eq. 11); None for none. Independent of loss_mask."""
+    """bool [R]: tokens of right responses that carry imitation loss (VAPO, 4.3.2); None for none. Independent of loss_mask."""
     counted_tokens: float | None = None
     """What the sample counts for in the denominator of the loss, where that is not its number of loss tokens (T-PPO)."""
     reward: float = 0.0

@@ -3,16 +3,16 @@
 *Consumes* explained variances of value steps, and heartbeats. *Produces* a verdict and a sentence. *Waits for* nothing.
 
 An untrained critic gives truncated windows advantages that are noise around zero, and pulls whole responses towards its own
-bias (VC-PPO; T-PPO starts its policy after 10 critic steps, VAPO after 50). So until the gate opens the learner trains on
-nothing. It opens when the critic explains ``value.min_explained_variance`` of the returns, averaged over
-``value.explained_variance_steps`` steps, each measured on responses that it had not been trained on; or after
-``value.pretrain_steps``. It never closes again.
+bias (VC-PPO; T-PPO's port starts its policy after 10 critic steps, VAPO after 50). So until the gate opens the learner trains
+on nothing. It opens after ``value.pretrain_steps``, as in the papers. Where ``value.min_explained_variance`` is set, which is
+ours, it opens earlier: once the critic explains so much of the returns, averaged over ``value.explained_variance_steps``
+steps, each measured on responses that it had not been trained on. It never closes again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,10 +38,21 @@ def opens(explained_variances: Sequence[float], *, num_steps: int, settings: Val
         num_steps: Value steps applied since the start of the run.
         settings: The bounds.
     """
+    if num_steps >= settings.pretrain_steps:
+        return True
     wanted = settings.explained_variance_steps
     last = explained_variances[-wanted:]
-    is_good = len(last) == wanted and sum(last) / wanted >= settings.min_explained_variance
-    return is_good or num_steps >= settings.pretrain_steps
+    least = settings.min_explained_variance
+    return least is not None and len(last) == wanted and sum(last) / wanted >= least
+
+
+def told(counters: Mapping[str, float], min_explained_variance: float | None, pretrain_steps: int) -> str:
+    """Return in words how far the critic is, and what the gate asks of it."""
+    wanted = "" if min_explained_variance is None else f" of {min_explained_variance:g}"
+    return (
+        f"explained variance {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}{wanted}, "
+        f"step {counters.get(VALUE_STEPS, 0.0):.0f} of {pretrain_steps}"
+    )
 
 
 class CriticGate:
@@ -106,9 +117,5 @@ def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig, *, now_s: fl
         return CriticView(is_open, False, f"the value worker: silent for {silent_s:.0f} s")
     if GATE_OPEN not in counters:
         return CriticView(False, True, "the value worker to start")
-    return CriticView(
-        is_open,
-        True,
-        f"critic: explained variance {counters.get(EXPLAINED_VARIANCE, 0.0):.2f} of "
-        f"{settings.min_explained_variance:g}, step {counters.get(VALUE_STEPS, 0.0):.0f} of {settings.pretrain_steps}",
-    )
+    words = told(counters, settings.min_explained_variance, settings.pretrain_steps)
+    return CriticView(is_open, True, f"critic: {words}")

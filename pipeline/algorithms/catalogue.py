@@ -61,6 +61,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "dynamic_sampling": False,
         "adaptive_lambda_alpha": 0.05,
         "adaptive_lambda_floor": 0.95,
+        "advantage_clamp": 10.0,
         "positive_nll_coefficient": 0.1,
     },
 }

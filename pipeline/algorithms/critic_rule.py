@@ -76,7 +76,7 @@ class CriticRule(ABC):
     adaptive_lambda_floor: float = 0.0
     whiten: bool = True
     whiten_min_std: float = 1e-3
-    advantage_clamp: float = 10.0
+    advantage_clamp: float = 0.0
     """0: none."""
     tail_drop_tokens: int = 8
     window_tokens: int = 512

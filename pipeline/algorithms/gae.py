@@ -59,8 +59,8 @@ def adaptive_lambda(
 ) -> Float[np.ndarray, "*rows"]:
     """Return ``lambda = 1 - 1 / (alpha l)``, so that the weights of GAE's sum add up to ``alpha l``.
 
-    VAPO (2504.05118, eq. 5). The paper has no floor, and lambda is negative below ``l = 1 / alpha``; 0 is always sensible,
-    T-PPO's port takes 0.95. None leaves the paper's formula.
+    VAPO (2504.05118, section 4.2). The paper has no floor, and lambda is negative below ``l = 1 / alpha``; 0, ours, is always
+    sensible, T-PPO's port takes 0.95. None leaves the paper's formula.
     """
     lam = 1.0 - 1.0 / (alpha * np.asarray(lengths, dtype=np.float64))
     return lam if floor is None else np.maximum(lam, floor)

@@ -54,7 +54,7 @@ class Importance(StrEnum):
     ICEPOP = "icepop"
     """Weight rho where floor <= rho <= cap, else 0."""
     DECOUPLED = "decoupled"
-    """Weight rho, unbounded but for the clamp of its logarithm: decoupled PPO (2505.24298, eq. 4)."""
+    """Weight rho, unbounded but for the clamp of its logarithm: decoupled PPO (2505.24298, section 5.2)."""
     BYPASS = "bypass"
     """The behaviour policy is the proximal one: clip around it, with no further weight, since the ratio holds rho already."""
 
@@ -109,7 +109,7 @@ class Objective:
     kl_estimator: KLEstimator = KLEstimator.K3
     entropy_coefficient: float = 0.0
     imitation_coefficient: float = 0.0
-    """mu of VAPO eq. 11."""
+    """mu of VAPO, section 4.3.2."""
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Objective:
@@ -170,7 +170,7 @@ class Objective:
     def imitation_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return float64 [R] for each sample of a whole mini-batch: what its imitation losses are multiplied by.
 
-        ``mu / number of imitation tokens`` on those tokens, 0 elsewhere: mu times the mean NLL. VAPO (2504.05118, eq. 10, 11).
+        ``mu / number of imitation tokens`` on those tokens, 0 elsewhere: mu times the mean NLL. Source: VAPO, section 4.3.2.
         """
         masks = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
         weight = self.imitation_coefficient / max(1, sum(int(np.count_nonzero(mask)) for mask in masks))

@@ -114,7 +114,7 @@ def positive_nll(
 ) -> Float[Tensor, ""]:
     """Return the mean negative log-likelihood of the tokens of right responses (reward above 0); 0 when there is none.
 
-    VAPO (2504.05118, eq. 9 and 10) adds it with weight 0.1.
+    VAPO (2504.05118, section 4.3.2) adds it with weight 0.1.
     """
     kept = mask & (rewards[row_ids] > 0)
     return -logprobs.where(kept, logprobs.new_zeros(())).sum() / kept.sum().clamp(min=1).to(logprobs.dtype)

@@ -34,8 +34,8 @@ Examples:
   headrace up configs/vapo.toml --fleet configs/fleets/demo.toml --set value.path=critics/vapo
 
 \b
-It ends when value.min_explained_variance is reached over value.explained_variance_steps value steps, or after
-value.pretrain_steps. Its run is named <run.name>-value; exit codes are those of `headrace up`.
+It ends after value.pretrain_steps; or earlier, where value.min_explained_variance is set, when that is reached over
+value.explained_variance_steps value steps. Its run is named <run.name>-value; exit codes are those of `headrace up`.
 """
 
 

@@ -111,7 +111,10 @@ class AlgorithmSection(Section):
     importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
     dynamic_sampling: bool = Field(default=True, description="Drop groups without signal by raw accuracy. DAPO eq. 11.")
     oversampling: float = Field(
-        default=1.0, ge=1.0, description="Work in flight over what one update needs, for the filter."
+        default=1.0,
+        ge=1.0,
+        description="Work in flight over what one update needs. 1 fills updates too, as dropped groups return their credit; "
+        "above it, groups with signal grow too old and are dropped.",
     )
     max_generation_batches: int = Field(
         default=10,
@@ -123,13 +126,15 @@ class AlgorithmSection(Section):
     gamma: Fraction = Field(default=1.0, description="Discount. VAPO, T-PPO: 1.")
     gae_lambda: Fraction = Field(default=0.95, description="Policy's lambda, where it does not adapt to the length.")
     adaptive_lambda_alpha: float = Field(
-        default=0.0, ge=0.0, description="lambda = 1 - 1 / (alpha l), clamped; VAPO eq. 8: 0.05. 0 is off."
+        default=0.0, ge=0.0, description="lambda = 1 - 1 / (alpha l), clamped; VAPO section 4.2: 0.05. 0 is off."
     )
-    adaptive_lambda_floor: Fraction = Field(default=0.0, description="Least adaptive lambda. T-PPO: 0.95.")
+    adaptive_lambda_floor: Fraction = Field(
+        default=0.0, description="Least adaptive lambda. T-PPO's port: 0.95; 0, for VAPO, is ours."
+    )
     whiten: bool = Field(default=True, description="Whiten critic advantages over the valid tokens of the whole batch.")
     whiten_min_std: float = Field(default=1e-3, ge=0.0, description="Below this std only the mean is taken away.")
     advantage_clamp: float = Field(
-        default=10.0, ge=0.0, description="Bound of |A| after whitening; 0 is off. T-PPO: 10."
+        default=0.0, ge=0.0, description="Bound of |A| after whitening; 0 is off. T-PPO's port: 10; VAPO and PPO: none."
     )
     tail_drop_tokens: int = Field(
         default=8, ge=0, description="Last tokens of an unfinished window without advantage. T-PPO: 8."
@@ -249,7 +254,9 @@ class ValueSection(Section):
     ranks: Positive = Field(default=1, description="As learner.ranks.")
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     path: Path | None = Field(
-        default=None, description="Backbone, or a pretrained value model; the start policy if absent."
+        default=None,
+        description="Backbone, or a pretrained value model. Absent: the start policy's layers under a head of zeros, which is "
+        "ours; the PPO that VAPO compares with starts from a reward model.",
     )
     learning_rate: float = Field(default=2e-6, gt=0.0, description="AdamW. VAPO, T-PPO: 2e-6.")
     warmup_steps: int = Field(default=10, ge=0, description="Linear warm-up, in value steps.")
@@ -269,12 +276,13 @@ class ValueSection(Section):
     device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
     pretrain_steps: int = Field(
-        default=50, ge=0, description="The policy starts after this many value steps at the latest. VAPO: 50."
+        default=50, ge=0, description="The policy starts after this many value steps. VAPO: 50; T-PPO's port: 10."
     )
-    min_explained_variance: float = Field(
-        default=0.1,
+    min_explained_variance: float | None = Field(
+        default=None,
         lt=1.0,
-        description="... or once the critic beats a constant by this much; at least 0 is a constant.",
+        description="Ours: or earlier, once the critic beats a constant, which explains 0, by this much. Absent: never "
+        "earlier, as in the papers.",
     )
     explained_variance_steps: Positive = Field(default=5, description="Value steps over which that is measured.")
     checkpoint_every_steps: Positive = Field(default=20, description="Value steps from one checkpoint to the next.")

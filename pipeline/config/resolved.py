@@ -45,9 +45,9 @@ class SupervisorGlance(msgspec.Struct, frozen=True):
 class ValueGlance(msgspec.Struct, frozen=True):
     """Of ``[value]``."""
 
-    min_explained_variance: float
     pretrain_steps: int
     batch_trajectories: int
+    min_explained_variance: float | None = None
 
 
 class Glance(msgspec.Struct, frozen=True):

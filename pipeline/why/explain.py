@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
+from pipeline.critic_gate import GATE_OPEN
+from pipeline.critic_gate import told as critic_words
 from pipeline.replay.admin import Waits
 from pipeline.replay.buffer import LatePolicy, Totals, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
@@ -236,11 +237,7 @@ def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
 
 
 def _critic_words(row: WorkerRow, needs: CriticNeeds) -> str:
-    counters = row.counters
-    return (
-        f"explained variance {counters.get(EXPLAINED_VARIANCE, 0.0):.2f} of {needs.min_explained_variance:g}, "
-        f"step {counters.get(VALUE_STEPS, 0.0):.0f} of {needs.pretrain_steps}"
-    )
+    return critic_words(row.counters, needs.min_explained_variance, needs.pretrain_steps)
 
 
 def _noun(waits: Waits) -> str:

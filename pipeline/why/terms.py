@@ -76,7 +76,7 @@ class Cause(StrEnum):
 class CriticNeeds:
     """What the critic's gate asks for."""
 
-    min_explained_variance: float
+    min_explained_variance: float | None
     pretrain_steps: int
     batch_trajectories: int
 

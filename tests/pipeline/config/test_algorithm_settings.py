@@ -59,6 +59,13 @@ def test_what_cannot_work_is_refused_with_reason_and_fix(
     assert fix in str(caught.value)
 
 
+def test_advantages_are_clamped_where_a_source_does_so(run_file: Path) -> None:
+    def clamp(name: str) -> float:
+        return load_config([run_file], [f"algorithm.name={name}"]).algorithm.advantage_clamp
+
+    assert {name: clamp(name) for name in ("ppo", "vapo", "tppo")} == {"ppo": 0.0, "vapo": 0.0, "tppo": 10.0}
+
+
 def test_a_configuration_that_was_resolved_without_the_removed_filter_is_still_read(run_file: Path) -> None:
     assert load_config([run_file], ["algorithm.name=tppo", "algorithm.prompt_filter=none"]).algorithm.name == "tppo"
 
