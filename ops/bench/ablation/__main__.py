@@ -2,9 +2,9 @@
 
     python -m ops.bench.ablation dapo-ladder --seeds 5
 
-*Consumes* nothing but this project. *Produces* ``ops/results/<table>.md`` and ``.json``, and below ``--work`` every run. *Waits
-for* the runs, one after another: seed by seed, variants in turn, so that a machine that changes does so for all of them. An
-outcome that is already below ``--work`` is not made again.
+*Consumes* nothing but this project. *Produces* ``ops/results/<table>.md`` and ``.json``, and below ``--work`` every run, once
+no two rows would do the same. *Waits for* the runs, one after another: seed by seed, variants in turn, so that a machine
+that changes does so for all of them. An outcome that is already below ``--work`` is not made again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops import demo_task
+from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import carry_out, outcome_path, outcomes
 from ops.bench.ablation.tables import TABLES, Table
+from pipeline.config.load import load_config
+from protocol.errors import DataError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     table = TABLES[options.table]
     folder = options.work / table.name
+    check_distinct(table)
     data = _prepare_data(table, folder, options.held_out)
     for seed in range(max(options.seeds, options.other_seeds)):
         for variant in table.variants:
@@ -59,8 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     page = as_markdown(table, made, command)
     (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")
     results = json.dumps(as_json(table, made, command), indent=1)
-    (options.work / f"{table.name}.json").write_text(results + "\n", encoding="utf-8")
+    (options.out / f"{table.name}.json").write_text(results + "\n", encoding="utf-8")
     print(page)
+
+
+def check_distinct(table: Table) -> None:
+    """Raise DataError when two rows of a table would do the same."""
+    effects = [(v.name, effect_of(load_config([v.config], v.overrides))) for v in table.variants]
+    if alike := indistinct(effects):
+        named = "; ".join(f"{one!r} and {other!r}" for one, other in alike)
+        raise DataError(
+            f"table {table.name}: {named} compute the same objective, targets and filter of the same responses, so their "
+            "difference would be chance: change their settings, or take one of them out"
+        )
 
 
 def _prepare_data(table: Table, folder: Path, num_held_out: int) -> Path:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ACCURACY = (
     "Held-out accuracy in per cent, greedy: of the last five versions, mean over seeds with the 95 % interval of the mean. "
+    "Tokens trained are those of the whole run, median; entropy is that of its end. "
     "Differences are those of the same seeds, which share prompts and their order; 0 outside the interval is a difference."
 )
 _PER_UPDATE = (
@@ -73,8 +74,8 @@ def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
     lines = [
         _ACCURACY,
         "",
-        "| | seeds | accuracy | against the first row | best version | entropy at the end | single seeds | paper |",
-        "|---|---:|---:|---:|---:|---:|---|---|",
+        "| | seeds | updates | tokens trained | accuracy | against the first row | best | entropy | each seed | paper |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     rows = _rows(table, outcomes)
     first = {o.seed: o.final_accuracy() for o in rows[0][2]}
@@ -85,7 +86,10 @@ def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
         best = figures([100 * max(p.accuracy for p in o.curve) for o in of])
         entropy = figures([o.entropy_last for o in of])
         single = ", ".join(f"{value:.1f}" for value in end.values)
-        cells = (name, len(of), _interval(end), difference, f"{best.mean:.1f}", f"{entropy.mean:.3f}", single, paper)
+        lengths = " to ".join(map(str, sorted({len(o.curve) for o in of})))
+        trained = f"{median(o.trained_tokens for o in of):,.0f}"
+        told = (_interval(end), difference, f"{best.mean:.1f}", f"{entropy.mean:.3f}", single, paper)
+        cells = (name, len(of), lengths, trained, *told)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
