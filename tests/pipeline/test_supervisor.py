@@ -21,9 +21,11 @@ from structlog.testing import capture_logs
 from pipeline.preflight import preflight
 from pipeline.replay.connect import connect
 from pipeline.run_dir import prepare_run_dir, run_lock, supervisor_pid
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.ledger_file import LedgerAddress, read_address, read_ledger_url, write_address
-from pipeline.runtime.registry import Heartbeat, RunState
+from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer, process_runs
 from pipeline.supervisor import Outcome, Supervisor
@@ -480,6 +482,59 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
     assert asleep_s[0] >= 4.0
     assert asleep_s[1] < 15.0, "the workers drained while no server answered"
     assert not {"worker_replaced", "worker_exited", "drain_overdue"} & {row["event"] for row in logged}
+
+
+class SometimesThere:
+    """What the supervisor's loop reads of a ledger that answers to some questions only, and whose records stay as they were."""
+
+    def __init__(self, registry: MemoryRegistry) -> None:
+        self.registry = registry
+        self.answers = True
+
+    async def check(self) -> None:
+        if not self.answers:
+            raise LedgerUnavailable("its server gave no answer within 2 s")
+
+    async def overdue(self, _: float) -> dict[Role, float]:
+        return {}
+
+    async def show(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("answers_every_s", "is_replaced"), [(4, False), (1, True)])
+def test_a_server_that_answers_now_and_then_costs_no_worker_though_no_heartbeat_comes_through(
+    tmp_path: Path, answers_every_s: int, is_replaced: bool
+) -> None:
+    config = op_config(tmp_path, "supervisor.silent_after_s=10")
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    run_dir = prepare_run_dir(config, resume=False)
+    supervisor = Supervisor(config, run_dir, preflight(config).spec, command=lambda *_: command)
+    around = SometimesThere(MemoryRegistry(RealClock()))
+
+    async def look_for_a_minute(pid: int) -> RunStatus:
+        who = await around.registry.register(Role.GENERATOR, "generator-0")
+        last_words = Heartbeat(
+            who=who, pid=pid, host="here", at_s=1.0, started_s=0.0, progress=1, progress_at_s=1.0, turns=1,
+            waiting_for=WaitingFor.INPUT,
+        )  # fmt: skip
+        around.registry.beat(last_words)
+        status = RunStatus(RunState.RUNNING)
+        await around.registry.set_run_status(status)
+        for second in range(60):
+            around.answers = second % answers_every_s == 0
+            status = await supervisor._look(around, status, [], float(second))  # pyright: ignore[reportArgumentType]
+        return status
+
+    supervisor._plan.adopt("generator-0", Role.GENERATOR)
+    supervisor._processes.start(Role.GENERATOR, "generator-0")
+    try:
+        with capture_logs() as logged:
+            status = asyncio.run(look_for_a_minute(supervisor._processes.pids["generator-0"]))
+    finally:
+        supervisor._processes.close()
+    assert status.state is RunState.RUNNING
+    assert any(row["event"] == "worker_replaced" for row in logged) is is_replaced
 
 
 def test_one_supervisor_a_run(tmp_path: Path) -> None:

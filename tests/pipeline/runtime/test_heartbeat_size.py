@@ -14,7 +14,15 @@ import zmq
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.outbox import Outbox
-from pipeline.runtime.registry import MAX_DETAIL_CHARS, MAX_NAMED_LINKS, OTHER_LINKS, Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry import (
+    MAX_DETAIL_CHARS,
+    MAX_NAMED_LINKS,
+    OTHER_LINKS,
+    Heartbeat,
+    LinkReport,
+    WaitingFor,
+    link_name,
+)
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.runtime.status import queue_rows
 from protocol.channel import LinkStats, Mailbox
@@ -115,7 +123,7 @@ async def test_five_thousand_hostile_messages_with_a_valid_key_change_a_heartbea
                         raw.send_multipart([head, body if number % 2 else body + b"\x00"])
 
                 attacking = asyncio.get_running_loop().run_in_executor(None, attack)
-                seen = 0
+                seen, stats = 0, list[LinkStats]()
                 async with asyncio.timeout(60.0):
                     while seen < NUM_HOSTILE:
                         for _ in range(250):
@@ -161,3 +169,11 @@ def test_queues_claim_nothing_of_what_a_sender_sums() -> None:
     sends = beat_of("generator-0", Role.GENERATOR, [LinkReport(name=f"generator-0>{OTHER_LINKS}", sent=50)])
     gets = beat_of("reward-9", Role.REWARD, [LinkReport(name="generator-0>reward-9", received=50)])
     assert [row.depth for row in queue_rows([sends, gets], [])] == [0, 0]
+
+
+def test_a_link_names_the_first_32_characters_of_each_end_and_both_ends_name_it_the_same() -> None:
+    sender, receiver = "generator-of-" + "s" * 400, "reward-of-" + "r" * 400
+    named = link_name(sender, receiver)
+    assert named == f"{sender[:32]}>{receiver[:32]}"
+    assert link_name(sender[:32], receiver[:32]) == named, "as its other end makes it, that knows no more of the name"
+    assert link_name("generator-0", "reward-0") == "generator-0>reward-0"
