@@ -106,8 +106,10 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
     from pipeline.config.load import read_resolved
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.log import log_to_stderr
+    from pipeline.runtime.server_copy import clear_dead_looks
 
     log_to_stderr()
+    clear_dead_looks()
     run_dir = find_run(run)
     if timeout_s is None:
         timeout_s = _NOW_S if now else read_resolved(run_dir).supervisor.drain_ceiling_s + _ENDING_S

@@ -76,9 +76,10 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.log import log_to_stderr
     from pipeline.runtime.server import read_ledger_url, server_runs
-    from pipeline.runtime.server_copy import server_on_copy
+    from pipeline.runtime.server_copy import clear_dead_looks, server_on_copy
 
     log_to_stderr()
+    clear_dead_looks()
     run_dir = find_run(run)
     settings = glance(run_dir)
     url = read_ledger_url(run_dir)

@@ -4,17 +4,20 @@
 or started. *Waits for* the copying, and for that server to read the copy.
 
 The copy lies in a private folder under the system's for temporary files (TMPDIR), and goes with its server, also after an
-error, a Ctrl-C, a SIGTERM or a SIGHUP. After a SIGKILL the server is gone all the same, and the folder stays.
+error, a Ctrl-C, a SIGTERM or a SIGHUP. After a SIGKILL the server is gone all the same; the next look, or ``headrace down``,
+removes the folder: each is locked by its look as long as that lives.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +29,8 @@ MAX_COPY_BYTES = 4 << 30
 """Of an append-only file that is copied for a look."""
 _SPARE_BYTES = 64 << 20
 _STOP_S = 2.0
+_PREFIX = "headrace-look-"
+_MAX_TRIES = 3
 
 
 @contextmanager
@@ -40,8 +45,8 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
     """
     with _ended_by_signals() as signals:
         with signals.shielded():
-            place = tempfile.TemporaryDirectory(prefix="headrace-look-")
-        server = EmbeddedServer(Path(place.name), max_memory_mb=max_memory_mb, is_of_a_copy=True)
+            place, lock = _own_place()
+        server = EmbeddedServer(place, max_memory_mb=max_memory_mb, is_of_a_copy=True)
         try:
             if _copy(run_dir, server.folder):
                 server.start()
@@ -53,7 +58,50 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
                 try:
                     server.stop(timeout_s=_STOP_S)
                 finally:
-                    place.cleanup()
+                    shutil.rmtree(place, ignore_errors=True)
+                    os.close(lock)
+
+
+def clear_dead_looks() -> int:
+    """Remove the folders of looks that were killed, and return how many there were. Those of living ones are left alone."""
+    num_removed = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        lock = _lock(folder)
+        if lock is not None:
+            if not server_runs(folder):  # which dies with its look where the system has a word for that
+                shutil.rmtree(folder, ignore_errors=True)
+                num_removed += 1
+            os.close(lock)
+    return num_removed
+
+
+def _own_place() -> tuple[Path, int]:
+    """Make a folder, and return it with the descriptor that locks it. Raises ConfigError."""
+    for _ in range(_MAX_TRIES):
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = _lock(place)
+        if lock is not None and place.is_dir():
+            return place, lock
+        shutil.rmtree(place, ignore_errors=True)  # another look found it unlocked, and took it for a dead one's
+        if lock is not None:
+            os.close(lock)
+    raise ConfigError(
+        f"{tempfile.gettempdir()} takes no locks on folders ({_MAX_TRIES} tries): set TMPDIR to a folder on a disk of this host"
+    )
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder of ours; return the descriptor, or None when it is held, or none of ours."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with suppress(OSError):
+        if os.fstat(lock).st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+    os.close(lock)
+    return None
 
 
 def _copy(run_dir: Path, to: Path) -> bool:

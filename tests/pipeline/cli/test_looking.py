@@ -213,18 +213,28 @@ def test_a_look_that_is_ended_takes_its_server_and_its_copy_along(
     assert not server_runs(copy)
 
 
+@pytest.mark.parametrize("words", ["status", "down"])
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process can be made to die with another")
-def test_the_server_of_a_look_that_is_killed_dies_with_it(run_dir: Path, place: Path) -> None:
+def test_the_server_of_a_look_that_is_killed_dies_with_it_and_the_next_look_removes_its_copy(
+    run_dir: Path, place: Path, words: str
+) -> None:
+    of_others = place / "headrace-other"
+    of_others.mkdir()
     with looking_in(run_dir, place, IN_THE_LOOK) as looking:
-        [copy] = place.iterdir()
+        [copy] = place.glob("headrace-look-*")
         assert server_runs(copy)
+        assert invoke(words, run_dir).exception is None
+        assert server_runs(copy), "a living one is left alone"
         looking.kill()
         looking.wait(30)
         deadline = time.monotonic() + 10.0
         while server_runs(copy):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    shutil.rmtree(copy)
+    assert copy.is_dir()
+    assert invoke(words, run_dir).exception is None
+    assert list(place.iterdir()) == [of_others]
+    of_others.rmdir()
 
 
 def test_a_signal_is_put_off_while_a_folder_is_made_or_removed_and_only_the_first_is_heard() -> None:
