@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
 from pipeline.replay.buffer import WriteStatus
 from pipeline.runtime.actor import Actor
+from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.retry import ride_out
+from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint
 from protocol.trajectory import Field, Score, TrajectoryChunk
 
@@ -23,6 +26,7 @@ T = TypeVar("T")
 
 _RECEIVE_TIMEOUT_S = 0.25
 _OVERDUE_EVERY_S = 1.0
+_GIST_CHARS = 200
 
 
 class Scorer(Actor):
@@ -31,6 +35,10 @@ class Scorer(Actor):
     field: ClassVar[Field]
     max_batch: int = 64
     _next_overdue_s: float = 0.0
+
+    def __init__(self, ctx: ActorContext) -> None:
+        super().__init__(ctx)
+        self._complaints = Complaints(ctx.clock.monotonic)
 
     @abc.abstractmethod
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
@@ -101,10 +109,14 @@ class Scorer(Actor):
         self.ctx.delivered += 1
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
-        """Report that this chunk could not be scored, with a traceback."""
+        """Report that this chunk could not be scored, with a traceback. The log has an error once a minute, and few of them:
+        all are counted, and those of dead letters are in the ledger."""
         is_dead = await self._ride_out(lambda: self.ctx.replay.fail_score(self.ctx.who, chunk.id, self.field, error))
         self.count("failed")
-        self.ctx.log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
+        num_silent = self._complaints.due(_gist(error), "dead letter" if is_dead else "failed")
+        if num_silent is not None:
+            log = self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log
+            log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
 
     async def _ride_out(self, call: Callable[[], Awaitable[T]]) -> T:
         return await ride_out(
@@ -136,3 +148,8 @@ class Scorer(Actor):
         if chunks:
             self.count("overdue", len(chunks))
         return chunks
+
+
+def _gist(error: str) -> str:
+    """Return the last line of a traceback without its numbers: what errors of one cause have in common."""
+    return re.sub(r"\d+", "#", error.rstrip().rpartition("\n")[2][:_GIST_CHARS])

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import structlog
 
 import workers.reference
 import workers.reward
@@ -24,6 +25,7 @@ from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry_memory import MemoryRegistry
+from protocol.complaints import LOG_EVERY_S, MAX_LOGGED
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.memory import MemoryHub
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
@@ -128,6 +130,34 @@ async def opened(
             yield Bench(ctx, replay, [lease.trajectory for lease in grant.leases], chunks)
         finally:
             ctx.close()
+
+
+async def test_a_verifier_that_fails_on_every_response_is_logged_once_a_minute_and_counted(tmp_path: Path) -> None:
+    def traceback(number: int, error: str) -> str:
+        return f"Traceback (most recent call last):\n  line {number}\n{error} in response {number}\n"
+
+    async with opened(tmp_path, small_config(tmp_path), Role.REWARD) as bench:
+        worker = Reward(bench.ctx)
+        chunk = next(chunk for chunk in bench.chunks if chunk.finish_reason.is_final)
+        with structlog.testing.capture_logs() as logs:
+            for number in range(1000):
+                await worker.fail(chunk, traceback(number, "ValueError: no answer"))
+            await worker.fail(chunk, traceback(1, "KeyError: level"))
+            seen = [(row["error"].splitlines()[-1], row["dead_letter"]) for row in logs]
+            assert sorted(seen) == [
+                ("KeyError: level in response 1", False),
+                ("ValueError: no answer in response 0", False),
+                (f"ValueError: no answer in response {make_spec().max_attempts - 1}", True),
+            ]
+            for number in range(1000):  # a verifier's errors may all differ
+                await worker.fail(chunk, f"{'x' * number}Error")
+            assert len(logs) <= 2 * MAX_LOGGED
+            assert isinstance(bench.ctx.clock, ManualClock)
+            await bench.ctx.clock.advance(LOG_EVERY_S)
+            await worker.fail(chunk, traceback(0, "ValueError: no answer"))
+        assert logs[-1]["error"] == traceback(0, "ValueError: no answer"), "a minute later it is told again"
+        assert len(logs) + sum(row.get("num_not_logged", 0) for row in logs) == 2002
+        assert bench.ctx.counters["failed"] == 2002
 
 
 def context(chunk: TrajectoryChunk) -> list[int]:
