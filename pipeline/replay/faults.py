@@ -13,6 +13,7 @@ from typing import Final
 from redis import exceptions
 
 from pipeline.replay.checks import nothing_kept, unmarked
+from pipeline.replay.sentinel import REFUSED, SentinelRefused
 from protocol.errors import Fenced, LedgerDiskFailed, LedgerError, LedgerFull, LedgerRefused, LedgerUnavailable
 
 NOT_NOW: Final = (
@@ -22,9 +23,6 @@ NOT_NOW: Final = (
     exceptions.TryAgainError,
 )
 """What a server says that serves nothing at the moment: a replica, or a part of a cluster that is being moved."""
-
-
-_REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
 RAISED: Final = (exceptions.RedisError, OSError)
 """By the Redis client."""
@@ -43,7 +41,7 @@ def is_refusal(error: BaseException) -> bool:
 
     To redis-py that is a lost connection: its error is one, or, of a connection that is made, is wrapped in one.
     """
-    return any(isinstance(part, _REFUSED) for part in (error, *error.args))
+    return any(isinstance(part, REFUSED) for part in (error, *error.args))
 
 
 @contextmanager
@@ -59,6 +57,12 @@ def ledger_fault(doing: str, error: exceptions.RedisError | OSError) -> LedgerEr
     """Return the ledger's own error for one of the Redis client's."""
     if isinstance(error, exceptions.ResponseError):
         return _from_reply(doing, error)
+    if isinstance(error, SentinelRefused):
+        return LedgerRefused(
+            f"{doing}: the Sentinels refused their password, or the lack of one ({error}); expected what their requirepass or "
+            "ACL says: put sentinel_password=... (and sentinel_username=...) behind the `?` of ledger.url or REDIS_URL, "
+            "then go on with `headrace up --resume`"
+        )
     if is_refusal(error):
         return LedgerRefused(
             f"{doing}: the ledger server refused the password, or the lack of one ({error}); expected what its requirepass or "

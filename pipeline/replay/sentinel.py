@@ -2,7 +2,8 @@
 
 *Consumes* ``redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db][?option=value&...]``, or
 ``rediss+sentinel://`` for TLS to servers and Sentinels. *Produces* clients that follow the master. *Waits for* a Sentinel's
-answer, at most two seconds each; while there is no master the connection attempt fails and is repeated as any other.
+answer, at most two seconds each; while there is no master the connection attempt fails and is repeated as any other. A password
+that most Sentinels refuse is refused for good.
 
 User and password are the servers'; the Sentinels' own, where they have some, are ``sentinel_username`` and
 ``sentinel_password``. Every other option is redis-py's, for the servers (``ssl_ca_certs`` and its like for both). Any Sentinel
@@ -16,10 +17,13 @@ cut off from taking writes that will be lost.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
+from redis import exceptions
 from redis.asyncio import sentinel as asyncio_sentinel
 from redis.asyncio.connection import BlockingConnectionPool, parse_url
 from redis.asyncio.retry import Retry
@@ -27,6 +31,8 @@ from redis.backoff import NoBackoff
 
 SCHEMES: Final = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT: Final = 26379
+REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+"""What redis-py raises of a name or a password that is refused."""
 _ANSWER_S = 2.0
 _OWN = {"sentinel_username": "username", "sentinel_password": "password"}
 
@@ -75,6 +81,38 @@ def _member(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class SentinelRefused(exceptions.AuthenticationError):
+    """The Sentinels refused the password that is theirs, or the lack of one."""
+
+
+class _Sentinels(asyncio_sentinel.Sentinel):
+    """Tells Sentinels that refuse a password from those that are away. To redis-py both are no master."""
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], settings: dict[str, Any]) -> None:
+        cast("Any", super()).__init__(addresses, sentinel_kwargs=settings)
+        self._refusals: dict[int, str] = {}
+        for number, client in enumerate(cast("list[Any]", self.sentinels)):
+            client.sentinel_masters = partial(self._ask, number, client.sentinel_masters)
+
+    async def _ask(self, number: int, sentinel_masters: Callable[[], Awaitable[Any]]) -> Any:
+        self._refusals.pop(number, None)
+        try:
+            return await sentinel_masters()
+        except REFUSED as error:
+            self._refusals[number] = str(error)
+            raise
+
+    async def discover_master(self, service_name: str) -> Any:
+        """Return where the master is. Raises redis-py's MasterNotFoundError, and SentinelRefused when most of the Sentinels
+        refuse: the others, which are away, would do the same."""
+        try:
+            return await cast("Any", super()).discover_master(service_name)
+        except asyncio_sentinel.MasterNotFoundError as error:
+            if 2 * len(self._refusals) > len(self.sentinels):
+                raise SentinelRefused(next(iter(self._refusals.values()))) from error
+            raise
+
+
 class MasterPool(asyncio_sentinel.SentinelConnectionPool, BlockingConnectionPool):
     """Connections to whichever server is the master; a caller that finds all in use waits its turn."""
 
@@ -87,7 +125,5 @@ class MasterPool(asyncio_sentinel.SentinelConnectionPool, BlockingConnectionPool
 def master_pool(address: SentinelAddress, connection_class: type, settings: dict[str, Any]) -> MasterPool:
     """Return a pool of ``connection_class``, one of redis-py's Sentinel-managed ones."""
     own: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, **address.own}
-    sentinels = asyncio_sentinel.Sentinel(
-        address.sentinels, sentinel_kwargs=own | {"retry": Retry(NoBackoff(), 0), "ssl": address.is_tls}
-    )
+    sentinels = _Sentinels(address.sentinels, own | {"retry": Retry(NoBackoff(), 0), "ssl": address.is_tls})
     return MasterPool(address.service, sentinels, connection_class=connection_class, **settings | address.node)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import RunState, RunStatus, Topic
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.server_binary import find_server
-from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.errors import ConfigError, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.pipeline.replay.builders import SCORER, make_chunk, make_spec, reward
 
@@ -89,6 +90,51 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         yield servers
     finally:
         servers.close()
+
+
+@contextmanager
+def guarded_sentinels(folder: Path, *passwords: str) -> Iterator[str]:
+    """Sentinels that know of no master, each with a password of its own; one without a password is away."""
+    ports, running = free_ports(len(passwords)), []
+    server = os.environ.get("HEADRACE_TEST_SERVER") or str(find_server().path)
+    try:
+        for port, password in zip(ports, passwords, strict=True):
+            if password:
+                file = folder / f"{port}.conf"
+                file.write_text(f"bind 127.0.0.1\nport {port}\ndir {folder}\nrequirepass {password}\n")
+                running.append(subprocess.Popen([server, str(file), "--sentinel"], stdout=subprocess.DEVNULL))
+                with redis.Redis(port=port, password=password) as client:
+                    wait_until(lambda client=client: answers(client))
+        yield ",".join(f"127.0.0.1:{port}" for port in ports)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("option", ["?sentinel_password=wrong", ""])
+async def test_a_password_that_the_sentinels_refuse_ends_a_call_at_once_with_a_sentence(
+    tmp_path: Path, option: str
+) -> None:
+    with guarded_sentinels(tmp_path, "right", "right", "") as places:
+        client = connect(f"redis+sentinel://:pw@{places}/ledger{option}", patience_s=60.0)
+        try:
+            began = time.monotonic()
+            with pytest.raises(LedgerRefused, match=r"the Sentinels refused their password.*put sentinel_password="):
+                await RedisReplay(client, "test").totals()
+            assert time.monotonic() - began < 30.0, "nothing of it is asked again"
+        finally:
+            await client.aclose()
+
+
+async def test_sentinels_most_of_which_are_away_or_know_no_master_are_waited_for(tmp_path: Path) -> None:
+    with guarded_sentinels(tmp_path, "right", "other", "") as places:
+        client = connect(f"redis+sentinel://:pw@{places}/ledger?sentinel_password=right", patience_s=1.0)
+        try:
+            with pytest.raises(LedgerUnavailable, match="No master found"):
+                await RedisReplay(client, "test").totals()
+        finally:
+            await client.aclose()
 
 
 @pytest.mark.timeout(300)
