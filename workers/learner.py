@@ -39,6 +39,7 @@ from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from pipeline.samples import Samples
 from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint import CheckpointWriter
@@ -97,6 +98,8 @@ class Learner(Actor):
         self._history = History.resume(
             self.ctx.run_dir / HISTORY_NAME, last_version=int(state.get("policy_version", 0))
         )
+        resumed = int(state.get("policy_version", 0))
+        self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
         self._evaluations = Evaluations(
             self.ctx, num_prompts=source.num_evaluation_prompts, next_number=int(state.get("next_evaluation", 0))
         )
@@ -215,6 +218,7 @@ class Learner(Actor):
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
             self._history.append(row)
             self._show(row)
+            await self.ctx.compute(self._samples.keep, units, number, version)
         every = self.ctx.config.evaluation.every_updates
         is_last = self._num_updates >= self.ctx.config.run.num_updates  # evaluated at the end in any case
         if self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last:

@@ -24,7 +24,7 @@ class RunSection(Section):
     num_updates: int = Field(
         default=100,
         ge=0,
-        description="Policy versions to reach; then the run finishes. 0: only the critic's first phase (pretrain-value).",
+        description="Updates to make; then the run finishes. 0: only the critic's first phase (pretrain-value).",
     )
 
 
@@ -135,6 +135,18 @@ class ReplaySection(Section):
     keep_mb: Positive = Field(
         default=4096, description="Above it, what no kept checkpoint is followed by is removed, so early versions go."
     )
+
+
+class SamplesSection(Section):
+    """Responses that are kept for people, in ``samples.jsonl``: `headrace samples` and the report show them."""
+
+    per_update: int = Field(
+        default=2, ge=0, description="Responses of one update, of one group where there are; 0: none."
+    )
+    keep_updates: Positive = Field(
+        default=50, description="Updates with samples, spread over the run; up to twice as many before half of them go."
+    )
+    max_chars: Positive = Field(default=4000, description="A longer prompt or response loses its middle.")
 
 
 class LedgerSection(Section):

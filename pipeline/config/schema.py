@@ -31,6 +31,7 @@ from pipeline.config.running import (
     LedgerSection,
     ReplaySection,
     RunSection,
+    SamplesSection,
     SupervisorSection,
     WeightsSection,
     WireSection,
@@ -65,6 +66,7 @@ class RunConfig(Section):
     learner: LearnerSection = LearnerSection()
     checkpoint: CheckpointSection = CheckpointSection()
     replay: ReplaySection = ReplaySection()
+    samples: SamplesSection = SamplesSection()
     evaluation: EvaluationSection = EvaluationSection()
     ledger: LedgerSection = LedgerSection()
     wire: WireSection = WireSection()

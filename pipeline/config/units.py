@@ -66,6 +66,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "oversampling": "factor",
     "overlong_factor": "reward",
     "parity_tolerance": "nats",
+    "per_update": "responses",
     "positive_nll_coefficient": "loss per nat",
     "processes": "processes",
     "rank": "columns",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.history import EvaluationRow, UpdateRow
+from pipeline.history import EvaluationRow, UpdateRow, ValueRow
 
 
 def update_row(update: int, *, accuracy: float = 0.5, version: int | None = None) -> UpdateRow:
@@ -33,3 +33,23 @@ def update_row(update: int, *, accuracy: float = 0.5, version: int | None = None
 
 def evaluation_row(number: int, version: int, accuracy: float) -> EvaluationRow:
     return EvaluationRow(number, version, 1000.0, 256, 0, accuracy, 12.0, version, version)
+
+
+def value_row(step: int) -> ValueRow:
+    return ValueRow(
+        step=step,
+        value_version=step,
+        at_s=1000.0 + step,
+        num_trajectories=8,
+        num_tokens=80,
+        loss=0.2,
+        explained_variance=0.1,
+        mean_explained_variance=0.1,
+        gate_open=step > 1,
+        clip_fraction=0.0,
+        value_mean=0.3,
+        target_mean=0.4,
+        grad_norm=1.0,
+        learning_rate=1e-3,
+        step_s=0.1,
+    )

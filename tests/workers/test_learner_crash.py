@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.checkpoints import CheckpointFolder
+from pipeline.samples import SAMPLES_NAME, read_samples
 from protocol.errors import StorageFailed
 from tests.workers.dying import BATCH, Reaper, World
 
@@ -37,6 +38,8 @@ async def check(world: World, reaper: Reaper) -> None:
     assert [row.update for row in rows] == list(range(1, NUM_UPDATES + 1))
     versions = [row.policy_version for row in rows]
     assert versions == sorted(set(versions))
+    kept = {(sample.update, sample.policy_version) for sample in read_samples(world.folder / SAMPLES_NAME)}
+    assert kept == {(row.update, row.policy_version) for row in rows}, "every update has samples, of that update alone"
     assert max(row.staleness_max for row in rows) <= world.eta
     totals = await world.replay.totals()
     assert totals.policy_version >= versions[-1]

@@ -14,7 +14,7 @@ from pipeline.cli import headrace
 COMMANDS = [
     [],
     *([name] for name in ("up", "down", "scale", "status", "why", "queues", "audit", "peek", "requeue")),
-    *([name] for name in ("score", "report", "dead-letters")),
+    *([name] for name in ("score", "report", "samples", "dead-letters")),
     *(["dead-letters", name] for name in ("list", "show", "retry")),
     ["config"],
     ["config", "check"],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -13,13 +15,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from pipeline.cli import main, requeue, why
+from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.look import show
 from pipeline.live import LiveView, Notices
 from pipeline.replay.buffer import DeadLetter, QueueStat
 from pipeline.runtime.log import open_log
 from pipeline.runtime.registry import Heartbeat, LinkReport, RunState, RunStatus
 from pipeline.runtime.status import bottleneck, queue_rows, worker_rows
+from pipeline.samples import SAMPLES_NAME, Sample
 from pipeline.surroundings import Picture
 from pipeline.tables import fleet_table, queue_table
 from pipeline.why.explain import explain
@@ -93,6 +96,22 @@ def of_peek(_: Path, __: pytest.MonkeyPatch) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def of_samples(folder: Path, _: pytest.MonkeyPatch) -> str:
+    texts = {
+        "prompt": HOSTILE,
+        "response": f"1\n{HOSTILE}",
+        "answer": HOSTILE,
+        "verifier": HOSTILE,
+        "trajectory": HOSTILE,
+    }
+    sample = Sample(update=1, policy_version=1, num_tokens=1, finish_reason="stop", versions=(0, 0), reward=1.0, accuracy=0.5,
+                    parts={HOSTILE: 1.0, "b": 0.0}, **texts)  # fmt: skip
+    (folder / "config.toml").touch()
+    (folder / SAMPLES_NAME).write_text(json.dumps(asdict(sample)) + "\n")
+    shown = [CliRunner().invoke(headrace, ["samples", str(folder), *more]).output for more in ([], ["--json"])]
+    return click.unstyle("".join(shown))
+
+
 def of_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def fails(*_: object, **__: object) -> None:
         raise DataError(f"train.jsonl:3: {HOSTILE}")
@@ -127,6 +146,7 @@ OUTPUTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "why": of_why,
     "dead-letters": of_dead_letters,
     "peek": of_peek,
+    "samples": of_samples,
     "an error": of_an_error,
     "a log line": of_a_log_line,
     "the live view": of_the_live_view,

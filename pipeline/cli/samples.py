@@ -1,0 +1,64 @@
+"""``headrace samples``: prompts with responses, rewards and verdicts, while a run goes on and after it.
+
+*Consumes* a run's ``samples.jsonl``. *Produces* text, made safe for a terminal. *Waits for* nothing: the ledger is not asked.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import echo_json, find_run, json_option, run_argument
+from protocol.printable import printable, printable_line
+
+if TYPE_CHECKING:
+    from pipeline.samples import Sample
+
+_MARGIN = 11
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headrace samples                       # of the newest update that has some
+  headrace samples runs/demo --last 5    # of the last five
+  headrace samples --update 1 --json
+
+The learner keeps samples.per_update responses of an update, and of older updates those at even distances
+(samples.keep_updates); long texts lose their middle (samples.max_chars)."""
+)
+@run_argument
+@click.option("--last", type=click.IntRange(1), default=1, show_default=True, help="Of so many of the newest updates.")
+@click.option("--update", type=click.IntRange(1), help="Of this update, or the nearest before it that has some.")
+@json_option
+def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> None:
+    """Show responses that updates were made of: prompt, response, reward, verdict. Works while the run goes on."""
+    from pipeline.samples import SAMPLES_NAME, read_samples
+
+    run_dir = find_run(run)
+    kept = [s for s in read_samples(run_dir / SAMPLES_NAME) if update is None or s.update <= update]
+    updates = sorted({sample.update for sample in kept})[-(last if update is None else 1) :]
+    shown = [sample for sample in kept if sample.update in updates]
+    if as_json:
+        echo_json(shown)
+        return
+    if not shown:
+        click.echo(f"no samples in {run_dir}: no update yet, or samples.per_update is 0")
+        return
+    for number, sample in enumerate(shown):
+        click.echo(("\n" if number else "") + "\n".join(render(sample)))
+
+
+def render(sample: Sample) -> list[str]:
+    """Return one sample as lines; texts of others are made safe for a terminal, and indented."""
+    colour = "green" if sample.accuracy == 1.0 else "red"
+    head = f"update {sample.update} (made version {sample.policy_version})  {printable_line(sample.trajectory)}  "
+    lines = [head + click.style(sample.verdict, fg=colour, bold=True)]
+    lines += textwrap.wrap(printable_line(sample.facts), 79, initial_indent="  ", subsequent_indent="  ")
+    for name, text in (("prompt", sample.prompt), ("response", sample.response), ("answer", sample.answer)):
+        first, *others = printable(text).split("\n")
+        lines += [f"  {name:<{_MARGIN - 2}}{first}", *(" " * _MARGIN + line for line in others)]
+    return lines

@@ -1,0 +1,230 @@
+"""Responses that a person can read, of updates all over a run: ``<run_dir>/samples.jsonl``, one JSON object a line.
+
+*Consumes* the claimed units of each update, from the learner, which alone writes the file. *Produces* a few responses of each
+kept update, for ``headrace samples`` and the report. *Waits for* the disk.
+
+Bounded in number and in size: when there are twice as many updates as are kept, only the newest stay, and of the older those at
+even distances, so that they are spread over the whole run. Long texts lose their middle; an answer stands at the end. The file
+is readable by its owner alone. A disk that refuses never stops training: it is said once, and those samples are lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from pipeline.runtime.private_files import write_private
+from protocol.trajectory import Field, FinishReason, RewardScore
+
+if TYPE_CHECKING:
+    from pipeline.config.running import SamplesSection
+    from pipeline.replay.buffer import ClaimedUnit, ScoredChunk
+
+SAMPLES_NAME = "samples.jsonl"
+
+_T = TypeVar("_T")
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response that an update was made of."""
+
+    update: int
+    policy_version: int
+    """Made by the update; the response is older."""
+    trajectory: str
+    prompt: str
+    answer: str
+    """What the data has as the right one."""
+    verifier: str
+    response: str
+    num_tokens: int
+    """Of the response."""
+    finish_reason: str
+    versions: tuple[int, int]
+    """Oldest and newest policy that sampled its tokens."""
+    reward: float
+    accuracy: float
+    """Raw correctness, 0 to 1."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Summands of the reward."""
+    masked: bool = False
+    """Over-long: its tokens carried no loss."""
+
+    @property
+    def verdict(self) -> str:
+        """The verifier's judgement in a word."""
+        if self.accuracy in (0.0, 1.0):
+            return "right" if self.accuracy else "wrong"
+        return f"accuracy {self.accuracy:.2f}"
+
+    @property
+    def facts(self) -> str:
+        """Reward, length and who sampled it, in one line."""
+        parts = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in self.parts.items())
+        first, last = self.versions
+        words = [
+            f"reward {self.reward:+.2f}" + (f" ({parts})" if len(self.parts) > 1 else ""),
+            f"{self.num_tokens:,} tokens",
+            "cut at the limit" if self.finish_reason == FinishReason.LENGTH else "ended by itself",
+            *(["masked as over-long"] if self.masked else []),
+            f"sampled by version {first}" + (f" to {last}" if last > first else ""),
+        ]
+        return ", ".join(words)
+
+
+class Samples:
+    """Keeps responses of updates. Blocking."""
+
+    def __init__(self, settings: SamplesSection, run_dir: Path, last_version: int) -> None:
+        """Go on with what is there, less what came after ``last_version``: the learner resumes from its checkpoint."""
+        self._settings = settings
+        self._path = run_dir / SAMPLES_NAME
+        self._has_failed = False
+        self._updates: list[int] = []
+        if settings.per_update and self._path.exists():
+            self._try(self._write, [s for s in read_samples(self._path) if s.policy_version <= last_version])
+
+    def keep(self, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
+        """Keep some responses of an update, chosen by its number alone."""
+        if not self._settings.per_update:
+            return
+        found = _choose(_finished(units, update), self._settings.per_update)
+        if found:
+            most = self._settings.max_chars
+            self._try(self._append, [_sample(chunks, update, policy_version, most) for chunks in found])
+
+    def _append(self, samples: list[Sample]) -> None:
+        if len(self._updates) + 1 >= 2 * self._settings.keep_updates:
+            kept = kept_updates(self._updates, self._settings.keep_updates)
+            self._write([sample for sample in read_samples(self._path) if sample.update in kept])
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_lines(samples))
+        self._updates.append(samples[0].update)
+
+    def _write(self, samples: list[Sample]) -> None:
+        write_private(self._path, _lines(samples))
+        self._updates = sorted({sample.update for sample in samples})
+
+    def _try(self, write: Any, samples: list[Sample]) -> None:
+        try:
+            write(samples)
+            self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning("samples_not_kept", reason=str(error), action="training goes on: make room")
+            self._has_failed = True
+
+
+def read_samples(path: Path) -> Iterator[Sample]:
+    """Yield every whole sample, oldest first; nothing when there is no file. Lines that are damaged, or cut short by a crash,
+    and fields that a later version of Headrace wrote, are passed over."""
+    if not path.exists():
+        return
+    known = {f.name for f in fields(Sample)}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                values: dict[str, Any] = json.loads(line)
+                first, last = values.pop("versions")
+                yield Sample(**{k: v for k, v in values.items() if k in known}, versions=(int(first), int(last)))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                continue
+
+
+def kept_updates(updates: Sequence[int], number: int) -> set[int]:
+    """Return about ``number`` of ascending updates: half of them the newest, half evenly over all, and the first.
+
+    The older are multiples of a power of two, so that what is left out of a set would be left out of a later one too.
+    """
+    half = max(1, number // 2)
+    stride = 1
+    while updates[-1] // stride > half:
+        stride *= 2
+    return {updates[0], *(update for update in updates if update % stride == 0), *updates[-half:]}
+
+
+def spread(samples: Sequence[Sample], num_updates: int) -> list[Sample]:
+    """Return the samples of at most ``num_updates`` updates, the first and the last among them, evenly between."""
+    updates = sorted({sample.update for sample in samples})
+    kept = set(_evenly(updates, num_updates))
+    return [sample for sample in samples if sample.update in kept]
+
+
+def _finished(units: Sequence[ClaimedUnit], update: int) -> Iterator[tuple[ScoredChunk, ...]]:
+    """Yield finished responses, unit after unit, from one that the update's number chooses."""
+    start = update * 7919 % max(1, len(units))  # a prime: not always the unit that was admitted first
+    for unit in (*units[start:], *units[:start]):
+        found = [chunks for chunks in unit.trajectories if chunks and Field.REWARD in chunks[-1].scores]
+        yield from _by_reward(found)
+
+
+def _choose(found: Iterable[tuple[ScoredChunk, ...]], number: int) -> list[tuple[ScoredChunk, ...]]:
+    """Return ``number`` of the responses: of a group, which comes first and together, the worst, the best and between."""
+    first: list[tuple[ScoredChunk, ...]] = []
+    group = None
+    for chunks in found:
+        if len(first) >= number and chunks[-1].chunk.trajectory.group != group:
+            break
+        group = chunks[-1].chunk.trajectory.group
+        first.append(chunks)
+    return _evenly(first, number)
+
+
+def _by_reward(found: list[tuple[ScoredChunk, ...]]) -> list[tuple[ScoredChunk, ...]]:
+    return sorted(found, key=lambda chunks: _score(chunks).reward)
+
+
+def _evenly(items: Sequence[_T], number: int) -> list[_T]:
+    if len(items) <= number:
+        return list(items)
+    if number == 1:
+        return [items[-1]]
+    return [items[round(place * (len(items) - 1) / (number - 1))] for place in range(number)]
+
+
+def _score(chunks: tuple[ScoredChunk, ...]) -> RewardScore:
+    score = chunks[-1].scores[Field.REWARD]
+    assert isinstance(score, RewardScore)
+    return score
+
+
+def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, most: int) -> Sample:
+    last, score = chunks[-1].chunk, _score(chunks)
+    return Sample(
+        update=update,
+        policy_version=policy_version,
+        trajectory=str(last.trajectory),
+        prompt=_cut(last.prompt.text, most),
+        answer=_cut(last.prompt.answer, most),
+        verifier=last.prompt.verifier,
+        response=_cut(last.response_text or "", most),
+        num_tokens=last.response_length,
+        finish_reason=str(last.finish_reason),
+        versions=(min(c.chunk.oldest_version for c in chunks), max(c.chunk.versions[-1] for c in chunks)),
+        reward=score.reward,
+        accuracy=score.accuracy,
+        parts=dict(score.parts),
+        masked=score.masked,
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    """Return ``text``, its middle left out where it has more than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    head = most // 3
+    return f"{text[:head]}\n[... {len(text) - most:,} characters ...]\n{text[len(text) - (most - head) :]}"
+
+
+def _lines(samples: Iterable[Sample]) -> bytes:
+    return "".join(json.dumps(asdict(sample)) + "\n" for sample in samples).encode("ascii")
