@@ -37,7 +37,11 @@ _EPILOG = (
 
 @click.command(
     epilog=_EPILOG,
-    context_settings={"ignore_unknown_options": True, "help_option_names": ["-h"], "allow_interspersed_args": False},
+    context_settings={
+        "ignore_unknown_options": True,
+        "help_option_names": ["-h", "--help"],
+        "allow_interspersed_args": False,
+    },
 )
 @click.argument("name", required=False, type=click.Choice(list(_NAMES)), metavar="NAME")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import attach, echo_json, find_run, json_option, look_at, run_argument
+from pipeline.cli.common import attach, echo_json, find_run, json_option, look_at, run_among, run_argument
 from protocol.errors import ConfigError, DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -36,11 +36,9 @@ _HEARD_S = 2.0
 """A fenced worker hears of it with its next heartbeat, a second later at most, and ends."""
 
 
-@click.command(
-    epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 --run runs/demo"
-)
-@click.argument("counts", nargs=-1, required=True, metavar="ROLE=NUMBER...")
-@click.option("--run", type=click.Path(path_type=Path), help="The run's folder; the newest under ./runs when absent.")
+@click.command(epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 runs/demo")
+@click.argument("counts", nargs=-1, metavar="ROLE=NUMBER... [RUN]")
+@run_among("counts")
 @json_option
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers of a role a run has, while it runs."""
@@ -49,6 +47,8 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.registry import Fleet, RunState
 
+    if not counts:
+        raise click.UsageError("say how many workers of which role: headrace scale generator=4")
     wanted = dict(_parse_count(text) for text in counts)
 
     async def change() -> Fleet:

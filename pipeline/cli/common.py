@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -33,8 +34,58 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry import Registry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-run_argument = click.argument("run", required=False, type=click.Path(path_type=Path))
+_RUN_OPTION = click.option(
+    "--run",
+    "named_run",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="The run's folder, also without --run; the newest under ./runs when absent.",
+)
 _ANSWER_S = 5.0
+Command = Callable[..., Any]
+
+
+def run_argument(command: Command) -> Command:
+    """Let a command take a run, as its one word or by ``--run``, as ``run``."""
+
+    @click.argument("run", required=False, type=click.Path(path_type=Path))
+    @_RUN_OPTION
+    @functools.wraps(command)
+    def with_run(run: Path | None, named_run: Path | None, **others: Any) -> Any:
+        return command(run=_one_run([run] if run is not None else [], named_run), **others)
+
+    return with_run
+
+
+def run_among(name: str) -> Callable[[Command], Command]:
+    """Let a command that takes words ``name`` take a run, among them or by ``--run``, as ``run``. A word that is the folder of
+    a run, or has a slash, is the run."""
+
+    def decorate(command: Command) -> Command:
+        @_RUN_OPTION
+        @functools.wraps(command)
+        def with_run(named_run: Path | None, **others: Any) -> Any:
+            given: tuple[str, ...] = others[name]
+            runs = [word for word in given if _names_run(word)]
+            others[name] = tuple(word for word in given if word not in runs)
+            return command(run=_one_run([Path(word) for word in runs], named_run), **others)
+
+        return with_run
+
+    return decorate
+
+
+def _names_run(word: str) -> bool:
+    from pipeline.config.resolved import RESOLVED_NAME
+
+    return "/" in word or (Path(word) / RESOLVED_NAME).is_file()
+
+
+def _one_run(words: list[Path], named: Path | None) -> Path | None:
+    given = [*words, *([named] if named is not None else [])]
+    if len(given) > 1:
+        raise click.UsageError(f"one run is asked for, but {' and '.join(map(str, given))} are given: leave one out")
+    return given[0] if given else None
 
 
 @dataclass(frozen=True)

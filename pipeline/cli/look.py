@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import echo_json, json_option, look_at, run_argument
+from pipeline.cli.common import echo_json, json_option, look_at, run_among, run_argument
 from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_RUN_OPTION = click.option(
-    "--run", type=click.Path(path_type=Path), help="The run's folder; the newest under ./runs if absent."
-)
 
 
 @click.command(epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json")
@@ -145,19 +141,23 @@ def show(message: dict[str, Any], console: Console) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  headrace peek t.12.3.0        # first chunk of member 3 of group 12")
-@click.argument("chunk")
-@_RUN_OPTION
+@click.argument("chunk", nargs=-1, metavar="CHUNK [RUN]")
+@run_among("chunk")
 @json_option
-def peek(chunk: str, run: Path | None, as_json: bool) -> None:
+def peek(chunk: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Show a stored chunk and its scores, read with the plain msgpack package."""
     from protocol.peek import peek as read_plainly
 
+    if len(chunk) != 1:
+        raise click.UsageError("say which one: headrace peek t.12.3.0")
+    (name,) = chunk
+
     async def look() -> None:
         async with look_at(run) as at:
-            blobs = await at.replay.peek(chunk)
+            blobs = await at.replay.peek(name)
             if not blobs:
                 raise ConfigError(
-                    f"{chunk} is not in the ledger: it was never written, or it was trained on or dropped and so forgotten; "
+                    f"{name} is not in the ledger: it was never written, or it was trained on or dropped and so forgotten; "
                     f"an id is LANE.GROUP.MEMBER.CHUNK, as t.12.3.0"
                 )
             shown = [read_plainly([blob]) for blob in blobs]

@@ -7,13 +7,15 @@ are admitted again. *Waits for* the ledger's answer. What each keeps and cannot 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import attach, echo_json, json_option, look_at, run_argument
+from pipeline.cli.common import attach, echo_json, json_option, look_at, run_among, run_argument
 from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from pipeline.replay.redis_admin import RedisAdmin
     from protocol.ids import TrajectoryId
 
-_RUN_OPTION = click.option(
-    "--run", type=click.Path(path_type=Path), help="The run's folder; the newest under ./runs if absent."
-)
 _MOST_LETTERS = 1000
 
 
@@ -40,10 +39,10 @@ Examples:
 Nothing is lost or counted twice: trajectories go on from their last chunk, a worker that still had one is told so by its next
 write, and a field is written once. What the learner has claimed is its own, and comes back by itself when it dies."""
 )
-@click.argument("trajectories", nargs=-1, metavar="[TRAJECTORY]...")
+@click.argument("trajectories", nargs=-1, metavar="[TRAJECTORY]... [RUN]")
 @click.option("--worker", help="Open all that this worker holds.")
 @click.option("--field", help="Hand out again what lacks this: reward, reference or value.")
-@_RUN_OPTION
+@run_among("trajectories")
 @json_option
 def requeue(
     trajectories: tuple[str, ...], worker: str | None, field: str | None, run: Path | None, as_json: bool
@@ -133,29 +132,39 @@ def list_(run: Path | None, limit: int, as_json: bool) -> None:
     if not letters:
         click.echo("no dead letters")
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    click.echo("\n".join(_rows(letters, shutil.get_terminal_size((80, 24)).columns)))
 
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("chunk", "field", "prompt", "tries", "age", "worker"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("prompt", "tries", "age") else "left")
-    table.add_column("error", no_wrap=True, overflow="ellipsis", ratio=1)
-    for letter in letters:
-        cells = (letter.chunk, letter.role, str(letter.prompt), str(letter.num_attempts), _age(letter), letter.worker)
-        table.add_row(*(Text(printable_line(cell)) for cell in (*cells, _last_line(letter.error))))
-    Console().print(table)
+
+def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
+    """Return two lines a letter, its names whole, its error cut to ``width`` characters."""
+    rows = [
+        (one.chunk, one.role, str(one.prompt), str(one.num_attempts), _age(one), printable_line(one.worker))
+        for one in letters
+    ]
+    named = [("chunk", "field", "prompt", "tries", "age", "worker"), *rows]
+    widths = [max(len(row[place]) for row in named) for place in range(len(named[0]))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in named]
+    shown = [click.style(lines[0], dim=True)]
+    for letter, line in zip(letters, lines[1:], strict=True):
+        error = printable_line(_last_line(letter.error))
+        room = max(40, width) - 2
+        shown += [line, "  " + (error if len(error) <= room else f"{error[: room - 3]}...")]
+    return [*shown, "", "`headrace dead-letters show CHUNK` has the traceback; `retry CHUNK` admits the prompt again"]
 
 
 @dead_letters.command(epilog="\b\nExample:\n  headrace dead-letters show t.81.4.1")
-@click.argument("chunk")
-@_RUN_OPTION
+@click.argument("chunk", nargs=-1, metavar="CHUNK [RUN]")
+@run_among("chunk")
 @json_option
-def show(chunk: str, run: Path | None, as_json: bool) -> None:
+def show(chunk: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Show one dead letter whole, with its traceback."""
-    letters = [letter for letter in asyncio.run(_read(run, _MOST_LETTERS)) if letter.chunk == chunk]
+    if len(chunk) != 1:
+        raise click.UsageError(
+            "say which one: headrace dead-letters show t.81.4.1; `headrace dead-letters list` names them"
+        )
+    letters = [letter for letter in asyncio.run(_read(run, _MOST_LETTERS)) if letter.chunk == chunk[0]]
     if not letters:
-        raise ConfigError(f"{chunk} names no dead letter; `headrace dead-letters list` names those that there are")
+        raise ConfigError(f"{chunk[0]} names no dead letter; `headrace dead-letters list` names those that there are")
     if as_json:
         echo_json(letters[0])
         return
@@ -178,9 +187,9 @@ The dropped group stays dropped in the books. Its prompt is admitted again as a 
 credit. Mend the verifier first: a reward worker reads it when it starts (end the worker; the supervisor starts it again).
 Letters of one group are one prompt. Evaluation responses cannot be retried: the next evaluation samples its prompts anyway."""
 )
-@click.argument("chunks", nargs=-1, metavar="[CHUNK]...")
+@click.argument("chunks", nargs=-1, metavar="[CHUNK]... [RUN]")
 @click.option("--all", "every", is_flag=True, help="All but those of evaluations.")
-@_RUN_OPTION
+@run_among("chunks")
 @json_option
 def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool) -> None:
     """Admit the prompts of dead letters again, and take the letters off the list."""

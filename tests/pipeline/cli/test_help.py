@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
+from protocol.errors import ConfigError
 
 COMMANDS = [
     [],
@@ -58,6 +61,54 @@ def _main(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_bench_explains_itself_and_leaves_its_comparisons_their_own_help(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = CliRunner().invoke(headrace, ["bench", option])
+    assert done.exit_code == 0
+    assert "Compare things" in done.output
+    assert "overlap " in done.output
+    called: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        called.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    CliRunner().invoke(headrace, ["bench", "overlap", option], catch_exceptions=False)
+    assert called[0][-1] == option
+
+
+RUN_COMMANDS = [
+    *([name] for name in ("status", "why", "queues", "audit", "report", "samples", "replay", "down")),
+    ["dead-letters", "list"],
+    ["peek", "t.0.0.0"],
+    ["scale", "generator=2"],
+    ["requeue", "t.0.0"],
+    ["dead-letters", "show", "t.0.0.0"],
+    ["dead-letters", "retry", "t.0.0.0"],
+]
+
+
+@pytest.mark.parametrize("command", RUN_COMMANDS, ids=" ".join)
+def test_every_command_takes_its_run_as_a_word_and_by_name_but_one_run_only(command: list[str], tmp_path: Path) -> None:
+    folder = str(tmp_path / "no-run")
+    for given in ([folder], ["--run", folder]):
+        with pytest.raises(ConfigError, match="no-run is not a run"):
+            headrace.main([*command, *given], standalone_mode=False)
+    with pytest.raises(click.UsageError, match="one run is asked for"):
+        headrace.main([*command, folder, "--run", folder], standalone_mode=False)
+
+
+def test_a_run_in_the_present_folder_is_told_from_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.toml").write_text("what = 'nothing'")
+    with pytest.raises(ConfigError, match="what"):
+        headrace.main(["dead-letters", "show", "t.0.0.0", "demo"], standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -72,6 +123,8 @@ def _main(*words: str) -> subprocess.CompletedProcess[str]:
         (["requeue", "81"], "expected LANE.GROUP.MEMBER"),
         (["requeue", "--field", "rewards"], "expected reward, reference, value"),
         (["dead-letters", "retry"], "or --all"),
+        (["dead-letters", "show"], "say which one"),
+        (["scale"], "how many workers"),
     ],
 )
 def test_a_wrong_command_is_one_sentence_and_exit_code_2(words: list[str], message: str) -> None:

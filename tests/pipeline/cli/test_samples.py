@@ -46,7 +46,7 @@ def _samples(*words: object) -> str:
 
 
 def test_the_newest_update_is_shown_with_verdict_reward_and_texts(run_dir: Path) -> None:
-    assert _samples(run_dir).splitlines()[9:] == [
+    assert _samples(run_dir).splitlines()[8:] == [
         "update 9 (made version 11)  t.9.0  right",
         "  reward +1.00, 1,234 tokens, cut at the limit, masked as over-long, sampled by",
         "  version 9 to 10",

@@ -92,20 +92,26 @@ def of_dead_letters(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def of_peek(_: Path, __: pytest.MonkeyPatch) -> str:
     console = Console(file=io.StringIO(), width=160)
-    show(peek([msgpack.packb({HOSTILE: HOSTILE, "body": {"prompt": {"text": HOSTILE}}})]), console)
+    show(peek([msgpack.packb({HOSTILE: HOSTILE, "body": {"prompt": {"text": HOSTILE}}}) or b""]), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def of_samples(folder: Path, _: pytest.MonkeyPatch) -> str:
-    texts = {
-        "prompt": HOSTILE,
-        "response": f"1\n{HOSTILE}",
-        "answer": HOSTILE,
-        "verifier": HOSTILE,
-        "trajectory": HOSTILE,
-    }
-    sample = Sample(update=1, policy_version=1, num_tokens=1, finish_reason="stop", versions=(0, 0), reward=1.0, accuracy=0.5,
-                    parts={HOSTILE: 1.0, "b": 0.0}, **texts)  # fmt: skip
+    sample = Sample(
+        update=1,
+        policy_version=1,
+        trajectory=HOSTILE,
+        prompt=HOSTILE,
+        answer=HOSTILE,
+        verifier=HOSTILE,
+        response=f"1\n{HOSTILE}",
+        num_tokens=1,
+        finish_reason=HOSTILE,
+        versions=(0, 0),
+        reward=1.0,
+        accuracy=0.5,
+        parts={HOSTILE: 1.0, "b": 0.0},
+    )
     (folder / "config.toml").touch()
     (folder / SAMPLES_NAME).write_text(json.dumps(asdict(sample)) + "\n")
     shown = [CliRunner().invoke(headrace, ["samples", str(folder), *more]).output for more in ([], ["--json"])]
