@@ -198,7 +198,12 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
             with running(a, up, ledger, outputs["a"], environment) as supervisor:
                 until(lambda: (run_dir / "ledger.json").exists() and (run_dir / "config.toml").exists(), "the run's folder",
                       outputs["a"])  # fmt: skip
-                joined = "\n".join(f"{line} &" for line in on_b.splitlines()) + "\nwait %1\nwait %2\n"
+                joined = "".join(
+                    f"{line} &\n{name}=$!\n" for name, line in zip(("one", "two"), on_b.splitlines(), strict=True)
+                )
+                joined += (
+                    "wait $one\nwait $two\n"  # by process: bash forgets a job that ends while it waits for another
+                )
                 with running(b, joined, tmp_path, outputs["b"], environment) as workers:
                     until(
                         lambda: trained(run_dir) & sampled(shared, far_worker(run_dir, "generator")[0]),
