@@ -51,7 +51,7 @@ class Publisher:
         self._ctx = ctx
         settings = ctx.config.weights
         folder = weights_folder(ctx.run_dir, shared_memory=settings.shared_memory)
-        self._store = WeightsStore(folder, keep=settings.keep)
+        self._store = WeightsStore(folder, keep=settings.keep, max_part_bytes=settings.max_part_mb << 20)
         self._endpoint = ""
         self._next_mend = 0.0
 

@@ -233,7 +233,9 @@ class WeightsSection(Section):
         le=10.0,
         description="How often a generator looks for a newer version although it was told of none: what a lost notice costs.",
     )
-    max_part_mb: Positive = Field(default=4, description="One part of a version sent to another host.")
+    max_part_mb: Positive = Field(
+        default=4, description="One part of a version sent to another host; below wire.max_message_mb."
+    )
     fetch_timeout_s: float = Field(default=30.0, gt=0.0, description="For one part.")
     max_generator_lag: Positive = Field(
         default=2, description="Versions a live generator may lag before the learner waits for it."

@@ -122,6 +122,11 @@ class RunConfig(Section):
                 f"generation.engine is {self.generation.engine} and learner.backend is {self.learner.backend}, but generators "
                 "take the learner's weights: set both to emulated, or neither"
             )
+        if self.weights.max_part_mb >= self.wire.max_message_mb:
+            raise ValueError(
+                f"weights.max_part_mb is {self.weights.max_part_mb} and wire.max_message_mb is {self.wire.max_message_mb}, but "
+                "a part travels in a message, with a header: set max_part_mb below max_message_mb"
+            )
         if self.generation.top_p < 1.0 or self.generation.top_k > 0:
             name = "top_p" if self.generation.top_p < 1.0 else "top_k"
             raise ValueError(

@@ -29,7 +29,6 @@ from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 MAX_DELTA_SHARE = 4
 """A delta of more than one in so many of the version's own bytes is not worth its making."""
 
-_PART_BYTES = 1 << 22
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
 
 
@@ -87,10 +86,12 @@ class WeightsStore:
     """The learner's published versions: the newest ``keep`` of them, immutable as long as they are held. If they are adapters,
     what is below them is published first, as BASE_VERSION, and stays."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        """Publish into ``folder``, which is emptied. Raises ConfigError when it is somebody else's."""
+    def __init__(self, folder: Path, *, keep: int, max_part_bytes: int = 1 << 22) -> None:
+        """Publish into ``folder``, which is emptied. An answer has ``max_part_bytes`` at most, whatever a request asks for.
+        Raises ConfigError when the folder is somebody else's."""
         self._folder = folder
         self._keep = keep
+        self._max_part_bytes = max_part_bytes
         self._writer = SegmentWriter(folder)
         self._held: dict[int, StoredWeights] = {}
         self._deltas: dict[tuple[int, int], bytes | None] = {}
@@ -147,8 +148,19 @@ class WeightsStore:
             return _nothing(request)
         delta = None if request.base < 0 else self._delta(request.base, stored)
         if delta is not None:
-            return _range(request, np.frombuffer(delta, np.uint8), base=request.base)
-        return _range(request, stored.segment.data, base=-1)
+            return self._range(request, np.frombuffer(delta, np.uint8), base=request.base)
+        return self._range(request, stored.segment.data, base=-1)
+
+    def _range(self, request: WeightsRequest, data: np.ndarray, *, base: int) -> WeightsPart:
+        if not 0 <= request.offset < data.size or request.max_bytes <= 0:
+            return _nothing(request)
+        return WeightsPart(
+            version=request.version,
+            offset=request.offset,
+            total_bytes=data.size,
+            data=data[request.offset : request.offset + min(request.max_bytes, self._max_part_bytes)],
+            base=base,
+        )
 
     def _delta(self, base_version: int, stored: StoredWeights) -> bytes | None:
         """Return the delta between two held versions; it is made once."""
@@ -190,18 +202,6 @@ def write_publication(data: np.ndarray, publication: Publication) -> str:
     if end != data.size:
         raise ValueError(f"a publication of {data.size} bytes yielded {end}")
     return str(digest)
-
-
-def _range(request: WeightsRequest, data: np.ndarray, *, base: int) -> WeightsPart:
-    if not 0 <= request.offset < data.size or request.max_bytes <= 0:
-        return _nothing(request)
-    return WeightsPart(
-        version=request.version,
-        offset=request.offset,
-        total_bytes=data.size,
-        data=data[request.offset : request.offset + min(request.max_bytes, _PART_BYTES)],
-        base=base,
-    )
 
 
 def _nothing(request: WeightsRequest) -> WeightsPart:

@@ -107,6 +107,16 @@ def test_a_request_for_a_version_or_a_range_that_is_not_held_is_answered_with_no
         store.answer(WeightsPart(version=1, offset=0, total_bytes=0, data=part.data))
 
 
+def test_no_request_gets_a_larger_part_than_the_store_was_allowed(tmp_path: Path) -> None:
+    store = WeightsStore(tmp_path / "published", keep=2, max_part_bytes=1000)
+    stored = store.publish(1, published(numbers(1)))
+    store.publish(2, published(stepped(numbers(1), 2)))
+    part = store.answer(WeightsRequest(version=1, offset=100, max_bytes=1 << 40))
+    assert part.data.tobytes() == stored.segment.data[100:1100].tobytes()
+    delta = store.answer(WeightsRequest(version=2, offset=0, max_bytes=1 << 40, base=1))
+    assert (delta.base, delta.data.size) == (1, 1000)
+
+
 def test_who_holds_the_version_before_is_offered_what_changed_and_anybody_else_all_of_it(store: WeightsStore) -> None:
     first = numbers(1)
     size = store.publish(1, published(first)).num_bytes

@@ -24,13 +24,14 @@ from protocol.zeromq import CurveKeys, ZmqTransport
 from tests.pipeline.weights.versions import numbers, published, stepped
 
 PART = 5000
+LARGEST = 8000
 
 
 class World:
     """A learner's shelf with its endpoint, and another worker that fetches."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.store = WeightsStore(tmp_path / "published", keep=2)
+        self.store = WeightsStore(tmp_path / "published", keep=2, max_part_bytes=LARGEST)
         self.folder = FetchFolder(tmp_path, "generator-0", shared_memory=False)
         self.patterns = numbers(0)
         self.endpoint = ""
