@@ -15,6 +15,24 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+EMULATED = (
+    "generation.engine=emulated",
+    "learner.backend=emulated",
+    "reference.backend=emulated",
+    "value.backend=emulated",
+    "emulation.median_tokens=12",
+    "emulation.tail=0.8",
+    "emulation.decode_base_s=2e-3",
+    "emulation.decode_slot_s=1e-4",
+    "emulation.scoring_token_s=1e-5",
+    "emulation.step_s=0.2",
+    "generation.num_slots=16",
+    "data.evaluation=[]",
+    "data.verifier=tests.integration.odd_verifier:judge",
+    "reward.overlong=none",
+    "reward.processes=1",
+)
+"""For claims that are about anything but a model: the rest of the fleet is real, and it starts in a fifth of the time."""
 
 
 @dataclass(frozen=True)

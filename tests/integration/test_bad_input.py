@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from tests.integration.fleet import ROOT, fleet
+from tests.integration.fleet import EMULATED, ROOT, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -158,6 +158,7 @@ def test_flawed_lines_are_named_failing_rewards_are_dead_letters_and_exhausted_d
     with fleet(
         tmp_path,
         *QUICK,
+        *EMULATED,
         f"data.train=['{data}']",
         "data.epochs=1",
         "data.verifier=flawed_rewards:score",
@@ -204,6 +205,7 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_a_clear_message(
     with fleet(
         tmp_path,
         *QUICK,
+        *EMULATED,
         f"data.train=['{data}']",
         "data.verifier=broken_rewards:score",
         "algorithm.max_generation_batches=2",
@@ -221,7 +223,7 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_a_clear_message(
 def test_hopeless_data_ends_the_run_with_a_clear_message(tmp_path: Path) -> None:
     data = tmp_path / "hopeless.jsonl"
     data.write_text("\n".join(json.dumps({**GOOD, "answer": "-5", "id": f"p{n}"}) for n in range(64)))
-    with fleet(tmp_path, *QUICK, f"data.train=['{data}']", "algorithm.max_generation_batches=2") as run:
+    with fleet(tmp_path, *QUICK, *EMULATED, f"data.train=['{data}']", "algorithm.max_generation_batches=2") as run:
         assert run.finish(100) == 6, run.output.read_text()
         assert "groups in a row were all right or all wrong" in run.output.read_text()
         assert run.audit()["balances"] is True

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.fleet import ROOT, RunningFleet, fleet, kill
+from tests.integration.fleet import EMULATED, ROOT, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -63,6 +63,7 @@ def test_a_killed_value_worker_is_missed_by_name_and_its_successor_goes_on(tmp_p
     with fleet(
         tmp_path,
         *SMALL,
+        *EMULATED,
         "run.num_updates=1000",
         "algorithm.name=tppo",
         "value.checkpoint_every_steps=2",

@@ -16,16 +16,16 @@ import pytest
 
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.server import process_runs
-from tests.integration.fleet import ROOT, RunningFleet, fleet, kill
+from tests.integration.fleet import EMULATED, ROOT, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 QUICK = (
+    *EMULATED,
     "run.num_updates=1000",
     "algorithm.groups_per_update=2",
     "algorithm.group_size=4",
     "algorithm.max_generation_batches=0",
-    "data.evaluation=[]",
     "checkpoint.every_updates=1000",
     "ledger.lease_s=3",
     "ledger.scoring_deadline_s=3",

@@ -1,41 +1,25 @@
 """Fault drills with fixed seeds that have every kind of fault: nothing that must hold is violated.
 
-Two run at a time. A seed that fails here is repeated by ``python -m ops.fault_drill --seed N``; its folder is kept.
+A seed that fails here is repeated by ``python -m ops.fault_drill --seed N``; its folder is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from ops.drill.fleet import ROOT
-from ops.drill.one import Outcome, drill
+from ops.drill.one import drill
 from ops.drill.schedule import FaultKind, plan
 from ops.fault_drill import folder_of, line
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SEEDS = (5864, 2137, 4693, 5748, 4377, 3000, 2142, 3442, 1116)
-"""The longest first; together they have every kind, in as little time as was found."""
+"""Together they have every kind, in as little time as was found."""
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.DEAD_FROZEN_SERVER)
 """A server that is frozen for good takes as long as the supervisor's patience; ``python -m ops.fault_drill`` drills it."""
-_AT_ONCE = 2
 _PATIENCE_S = 240.0
 """Of a machine that others use, too: that nothing waits for ever is the claim, not that nothing is slow."""
-
-
-@pytest.fixture(scope="module")
-def outcome_of() -> Iterator[Callable[[int], Outcome]]:
-    """Return what gives a seed's outcome; all drills run in the background, in order."""
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(_AT_ONCE) as pool:
-        patch.chdir(ROOT)
-        started = {
-            seed: pool.submit(drill, plan(seed, KINDS), folder_of(seed), patience_s=_PATIENCE_S) for seed in SEEDS
-        }
-        yield lambda seed: started[seed].result()
-        pool.shutdown(cancel_futures=True)
 
 
 def test_the_seeds_have_every_kind_of_fault() -> None:
@@ -43,8 +27,10 @@ def test_the_seeds_have_every_kind_of_fault() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost_or_done_twice_whatever_fails(seed: int, outcome_of: Callable[[int], Outcome]) -> None:
-    outcome = outcome_of(seed)
+def test_nothing_is_lost_or_done_twice_whatever_fails(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    schedule = plan(seed, KINDS)
+    outcome = drill(schedule, folder_of(seed), patience_s=_PATIENCE_S)
     print(line(outcome))
     assert not outcome.violations, line(outcome)
-    assert len(outcome.resume_s) == len(plan(seed, KINDS).rounds), "a round of faults came after the run's end"
+    assert len(outcome.resume_s) == len(schedule.rounds), "a round of faults came after the run's end"

@@ -13,15 +13,15 @@ import redis
 
 from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.ledger_file import read_address
-from tests.integration.fleet import RunningFleet, fleet, kill
+from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 QUICK = (
+    *EMULATED,
     "run.num_updates=1000",
     "algorithm.groups_per_update=2",
     "algorithm.group_size=4",
-    "data.evaluation=[]",
     "checkpoint.every_updates=4",
     "ledger.lease_s=3",
     "ledger.scoring_deadline_s=3",

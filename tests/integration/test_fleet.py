@@ -1,4 +1,4 @@
-"""Claims about whole fleets: real processes, real Redis, real ZeroMQ, a real (small) model."""
+"""Claims about whole fleets: real processes, real Redis, real ZeroMQ, and a real (small) model where learning is claimed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fleet import fleet, kill
+from tests.integration.fleet import EMULATED, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -40,7 +40,9 @@ def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
 
 
 def test_killed_generator_reward_and_reference_workers_are_replaced_and_the_ledger_balances(tmp_path: Path) -> None:
-    with fleet(tmp_path, *SMALL, "run.num_updates=40", "ledger.lease_s=2", "ledger.scoring_deadline_s=2") as run:
+    with fleet(
+        tmp_path, *SMALL, *EMULATED, "run.num_updates=1000", "ledger.lease_s=2", "ledger.scoring_deadline_s=2"
+    ) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update")
         before = run.workers()
         for name in ("generator-0", "reward-0", "reference-0"):
@@ -69,7 +71,7 @@ def test_killed_generator_reward_and_reference_workers_are_replaced_and_the_ledg
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    with fleet(tmp_path, *SMALL, "run.num_updates=1000") as run:
+    with fleet(tmp_path, *SMALL, *EMULATED, "run.num_updates=1000") as run:
         run.wait_until(lambda: run.num_updates() >= 3, "the third update")
         run.command("down", str(run.run_dir))
         assert run.finish() == 0
@@ -87,7 +89,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_scaling_changes_the_fleet_while_it_runs(tmp_path: Path) -> None:
-    with fleet(tmp_path, *SMALL, "run.num_updates=1000", "fleet.max_workers=6") as run:
+    with fleet(tmp_path, *SMALL, *EMULATED, "run.num_updates=1000", "fleet.max_workers=6") as run:
         run.wait_until(lambda: run.num_updates() >= 1, "the first update")
         assert "expected at most 6 on this machine: fleet.max_workers is that" in run.refused(
             "scale", "generator=5", "--run", str(run.run_dir)

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.runtime.ledger_file import read_address
 from pipeline.runtime.server import process_runs
-from tests.integration.fleet import RunningFleet, fleet
+from tests.integration.fleet import EMULATED, RunningFleet, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -21,12 +21,12 @@ GROUPS, SIZE = 2, 4
 ETA = 8
 """So large that nothing is too old only because the machine is slow: what goes stale then is a unit that others overtake."""
 QUICK = (
+    *EMULATED,
     "run.num_updates=1000",
     f"staleness.eta={ETA}",
     f"algorithm.groups_per_update={GROUPS}",
     f"algorithm.group_size={SIZE}",
     "generation.window_tokens=8",
-    "data.evaluation=[]",
     "checkpoint.every_updates=4",
     "checkpoint.keep=3",
     "ledger.lease_s=3",

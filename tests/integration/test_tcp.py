@@ -19,19 +19,20 @@ from pipeline.runtime.registry_redis import RedisRegistry
 from protocol.codec import encode
 from protocol.ids import Role
 from protocol.zeromq import CurveKeys
-from tests.integration.fleet import ROOT, RunningFleet, fleet
+from tests.integration.fleet import EMULATED, ROOT, RunningFleet, fleet
 from tests.protocol.samples import chunk
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 QUICK = (
+    *EMULATED,
     "run.num_updates=1000",
     "algorithm.groups_per_update=2",
     "algorithm.group_size=4",
-    "data.evaluation=[]",
     "wire.transport=tcp",
-    "wire.max_message_mb=1",
+    "wire.max_message_mb=2",
     "weights.max_part_mb=1",
+    "emulation.weights_kb=2500",  # three parts
 )
 PICKLED = b"\x80\x04\x95\n\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s."  # {"a": 1}
 FAR_GENERATOR = """

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.integration.fleet import RunningFleet, fleet, kill
+from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 SMALL = (
+    *EMULATED,
     "run.num_updates=100000",
     "algorithm.name=tppo",
     "algorithm.groups_per_update=2",
     "algorithm.group_size=8",
-    "data.evaluation=[]",
     "value.batch_trajectories=16",
     "value.pretrain_steps=1",
     "ledger.scoring_deadline_s=3",
