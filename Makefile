@@ -27,7 +27,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-vllm test-lora vllm ray trl check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo test test-long test-vllm test-lora vllm ray trl check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -100,16 +100,23 @@ demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEE
 
 # every test: make test test-vllm test-lora, which is what .ci/run does
 test: $(VENV)/.dev ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
-	$(BIN)/python -m pytest -q -m "not integration" --numprocesses $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest -q -m integration # a fleet has the machine to itself
+	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal
+
+test-long: $(VENV)/.dev ## the tests that `make test` leaves out for their time
+	$(BIN)/python -m pytest -q -m long
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
 	$(VLLM)/bin/python -m pytest -q -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
-$(LORA)/.run: pyproject.toml $(call torch_first,$(LORA))
-	$(call tell,$(LORA),Headrace with LoRA)
-	test -x $(LORA)/bin/python || $(PYTHON) -m venv $(LORA)
-	$(LORA)/bin/python -m pip install --quiet --editable '.[dev,lora]'
+packages = 'import site; print(site.getsitepackages()[0])'
+# peft and accelerate on top of the tests' environment, which must not have them: beside accelerate and DeepSpeed, transformers
+# imports DeepSpeed to save a model.
+$(LORA)/.run: $(VENV)/.dev
+	@echo "Installing peft into $(LORA), on top of $(VENV): about 35 MB"
+	$(BIN)/python -m venv $(LORA)
+	$(BIN)/python -c $(packages) > "$$($(LORA)/bin/python -c $(packages))/on-top-of.pth"
+	$(LORA)/bin/python -m pip install --quiet --editable '.[lora]'
 	@touch $@
 
 test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora

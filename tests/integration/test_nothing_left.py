@@ -24,7 +24,7 @@ import pytest
 from pipeline.descendants import marked
 from pipeline.weights.store import weight_folders
 from protocol.endpoints import run_tag
-from tests.integration.fleet import ROOT
+from tests.integration.fleet import EMULATED, ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -33,19 +33,16 @@ pytestmark = [
 ]
 
 MARK = "HEADRACE_TEST_OF"
+HEARS_HANGUPS = ("/usr/bin/env", "--default-signal=HUP")  # also in tests that run under nohup
 SETTINGS = (
-    "generation.engine=emulated",
-    "learner.backend=emulated",
+    *EMULATED,
     "emulation.step_s=0.1",
-    "emulation.median_tokens=8",
-    "generation.max_response_tokens=16",
     "algorithm.groups_per_update=2",
     "algorithm.group_size=2",
     "algorithm.dynamic_sampling=false",
     "checkpoint.every_updates=1",
     "fleet.generator=1",
     "fleet.reward=1",
-    "reward.processes=1",
     "data.verifier=tests.integration.helper_verifier:judge",
 )
 
@@ -80,7 +77,7 @@ class Run:
             "data.evaluation=[]",
         )
         words = [word for setting in settings for word in ("--set", setting)]
-        command = [sys.executable, "-m", "pipeline.cli", "up", "configs/demo.toml", *words]
+        command = [*HEARS_HANGUPS, sys.executable, "-m", "pipeline.cli", "up", "configs/demo.toml", *words]
         with self.output.open("wb") as output:
             where = output.fileno() if terminal is None else terminal
             if terminal is not None:  # a session's first terminal becomes its own when it opens it

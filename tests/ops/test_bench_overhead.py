@@ -101,6 +101,7 @@ async def test_what_a_generator_sampled_still_counts_when_it_has_left(
     await asyncio.to_thread(writer.close)
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.timeout(400)
 def test_a_fleet_is_measured(tmp_path: Path) -> None:
