@@ -17,6 +17,7 @@ from protocol.errors import ConfigError
 _NAMES = {
     "ablation": "The papers' tables in small: variants trained for real and compared.",
     "codec": "A chunk to bytes and back, against the same chunk with plain lists.",
+    "demos": "Whether the demos reach their bar, seed by seed: the fleets of make demo.",
     "engine": "The local engine against generate and continuous batching of transformers, and vLLM.",
     "fleet_memory": "Resident memory of the demo's fleet.",
     "learner": "The learner's packed step against a padded one, and TRL's trainer.",

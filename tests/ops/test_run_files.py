@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ops.demo_task import MAX_RESPONSE_TOKENS, MAX_TERMS
+from pipeline.algorithms.catalogue import DECLARATIONS
 from pipeline.config.load import load_config
+from pipeline.config.schema import RunConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+TRAIN = Path("runs/demo-data/train.jsonl")
+DEMOS = {
+    path.stem: config for path in sorted(CONFIGS.glob("*.toml")) if TRAIN in (config := load_config([path])).data.train
+}
+"""What `make demo` runs, by ALGO."""
 
 
 def test_the_demo_has_room_for_the_longest_chain_and_windows_shorter_than_the_tail():
@@ -18,6 +27,24 @@ def test_the_demo_has_room_for_the_longest_chain_and_windows_shorter_than_the_ta
     assert generation.window_tokens < MAX_RESPONSE_TOKENS / 2
     assert config.needs_reference
     assert (config.fleet.generator, config.fleet.reward, config.fleet.reference) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("config", DEMOS.values(), ids=DEMOS)
+def test_every_demo_takes_several_optimiser_steps_an_update_so_that_clipping_has_work(config: RunConfig):
+    algorithm = config.algorithm
+    assert algorithm.num_minibatches > 1, "with one step an update every ratio is 1, and no clip bound is ever reached"
+    assert algorithm.proximal == "recompute" or algorithm.importance == "bypass"
+    in_a_step = algorithm.groups_per_update * algorithm.group_size // algorithm.num_minibatches
+    assert in_a_step % algorithm.group_size == 0, "a mini-batch holds whole groups"
+
+
+@pytest.mark.parametrize("config", DEMOS.values(), ids=DEMOS)
+def test_every_demo_samples_groups_but_plain_ppo(config: RunConfig):
+    assert (config.algorithm.group_size > 1) == (config.algorithm.name != "ppo")
+
+
+def test_there_is_a_demo_of_every_kind_of_rule():
+    assert {config.algorithm.name for config in DEMOS.values()} == DECLARATIONS.keys() - {"reinforce++-baseline"}
 
 
 def test_the_full_size_run_has_the_papers_hyper_parameters():

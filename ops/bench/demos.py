@@ -1,0 +1,172 @@
+"""Whether the demos reach their bar, seed by seed: the fleets of ``make demo``, one after another.
+
+    headrace bench demos --seeds 3
+
+*Consumes* the demos' run files as they are. *Produces* ``demos.json``, which holds each run's held-out accuracies and what was
+clipped, update by update, and a page of it. *Waits for* the runs. A run whose folder is below ``--work`` and finished is not
+made again. The exit code is 1 when a run that was made misses its bar, or never clipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Final
+
+from ops import demo_task
+from ops.bench.fleet_run import train
+from ops.bench.table import provenance
+from pipeline.config.load import read_resolved
+from pipeline.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
+
+BARS: Final = {"demo": 0.90, "tppo": 0.85, "vapo": 0.85, "ppo": 0.85}
+"""Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the start model has 0.40."""
+
+_FLEET = Path("configs/fleets/demo.toml")
+_LIMIT_S = 1800.0
+_ABOUT = """\
+Greedy accuracy in per cent on 256 held-out prompts, before and after; the bar is for the last version. An update is several
+optimiser steps, so ratios leave 1, and of its tokens so many were clipped. What has no row was not run."""
+_COLUMNS = (
+    "`ALGO`", "seed", "steps an update", "updates", "before", "best", "after", "bar", "clipped, mean", "clipped, most",
+    "largest ratio", "seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one run's history says."""
+
+    demo: str
+    seed: int
+    num_minibatches: int
+    learning_rate: float
+    group_size: int
+    groups_per_update: int
+    held_out: tuple[tuple[int, float], ...]
+    """Policy version and accuracy of each evaluation, the first and the last included."""
+    clip_fraction: tuple[float, ...]
+    """Of each update: the share of trained tokens whose gradient the clip took away."""
+    policy_ratio_max: tuple[float, ...]
+    entropy: tuple[float, ...]
+    seconds: float
+    """From the first evaluation to the last."""
+
+    @property
+    def last(self) -> float:
+        """Held-out accuracy after the last update."""
+        return self.held_out[-1][1]
+
+    @property
+    def clips(self) -> bool:
+        """Whether any token was ever clipped."""
+        return max(self.clip_fraction, default=0.0) > 0.0
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the run reached its bar and clipped."""
+        return self.last >= BARS[self.demo] and self.clips
+
+
+def tell(demo: str, seed: int, run_dir: Path) -> Told:
+    """Read a finished run. Raises DataError when its folder holds none."""
+    rows = list(read_history(run_dir / HISTORY_NAME))
+    updates = [row for row in rows if isinstance(row, UpdateRow)]
+    evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
+    config = read_resolved(run_dir)
+    algorithm = config.algorithm
+
+    def curve(metric: str) -> tuple[float, ...]:
+        return tuple(round(row.metrics[metric], 6) for row in updates)
+
+    return Told(
+        demo=demo,
+        seed=seed,
+        num_minibatches=algorithm.num_minibatches,
+        learning_rate=config.learner.learning_rate,
+        group_size=algorithm.group_size,
+        groups_per_update=algorithm.groups_per_update,
+        held_out=tuple((row.policy_version, row.accuracy) for row in evaluations),
+        clip_fraction=curve("clip_fraction"),
+        policy_ratio_max=curve("policy_ratio_max"),
+        entropy=curve("entropy"),
+        seconds=round(evaluations[-1].at_s - evaluations[0].at_s, 1),
+    )
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Whether a folder holds a run that has all its updates, and was evaluated after the last."""
+    if not (run_dir / HISTORY_NAME).is_file():
+        return False
+    wanted = read_resolved(run_dir).run.num_updates
+    rows = list(read_history(run_dir / HISTORY_NAME))
+    ended = [row for row in rows if isinstance(row, UpdateRow) and row.update == wanted]
+    return any(
+        isinstance(row, EvaluationRow) and row.policy_version >= end.policy_version for end in ended for row in rows
+    )
+
+
+def as_markdown(told: Sequence[Told], command: str) -> str:
+    """Write the page."""
+    parts = ["# The demos, seed by seed", _ABOUT, f"    {command}"]
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]
+    for run in told:
+        accuracies = [accuracy for _, accuracy in run.held_out]
+        cells = (
+            run.demo,
+            run.seed,
+            run.num_minibatches,
+            len(run.clip_fraction),
+            f"{100 * accuracies[0]:.1f}",
+            f"{100 * max(accuracies):.1f}",
+            f"**{100 * run.last:.1f}**" if run.is_well else f"{100 * run.last:.1f} (missed)",
+            f"{100 * BARS[run.demo]:.0f}",
+            f"{100 * mean(run.clip_fraction):.2f} %",
+            f"{100 * max(run.clip_fraction):.2f} %",
+            f"{max(run.policy_ratio_max):.2f}",
+            f"{run.seconds:.0f}",
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, then write what there is."""
+    parser = argparse.ArgumentParser(prog="headrace bench demos", description="Whether the demos reach their bar.")
+    parser.add_argument("--seeds", type=int, default=3, help="0, 1 ... (default: %(default)s)")
+    parser.add_argument("--only", choices=sorted(BARS), help="one demo")
+    parser.add_argument("--work", type=Path, default=Path("bench-results/demos"), help="runs (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("ops/results"), help="page and JSON (default: %(default)s)")
+    parser.add_argument("--no-runs", action="store_true", help="only tell of the runs that are there")
+    options = parser.parse_args(arguments)
+    if not options.no_runs:
+        demo_task.main(["--out", "runs/demo-data"])
+    for seed in range(options.seeds):
+        for demo in (options.only,) if options.only else BARS:
+            run_dir = options.work / f"{demo}-seed-{seed}"
+            if not options.no_runs and not is_finished(run_dir):
+                where = (f"run.dir={options.work}", f"run.name={run_dir.name}", f"run.seed={seed}")
+                train([Path(f"configs/{demo}.toml"), _FLEET], where, run_dir, limit_s=_LIMIT_S)
+    told = [
+        tell(demo, seed, folder)
+        for demo in BARS
+        for seed in range(options.seeds)
+        if is_finished(folder := options.work / f"{demo}-seed-{seed}")
+    ]
+    command = f"headrace bench demos --seeds {options.seeds}"
+    options.out.mkdir(parents=True, exist_ok=True)
+    page = as_markdown(told, command)
+    (options.out / "demos.md").write_text(page, encoding="utf-8")
+    found: dict[str, Any] = provenance("demos", ["--seeds", str(options.seeds)], bars=BARS)
+    found["runs"] = [asdict(run) for run in told]
+    (options.out / "demos.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    print(page)
+    return 0 if all(run.is_well for run in told) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
