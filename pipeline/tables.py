@@ -78,8 +78,9 @@ def work_done(row: WorkerRow) -> str:
             f"{counters.get('scored', 0):,.0f} scored, {counters.get(VALUE_STEPS, 0):.0f} steps, "
             f"explained {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}, gate {gate}"
         )
-    overdue = counters.get("overdue", 0)
-    return f"{counters.get('scored', 0):,.0f} scored" + (f", {overdue:,.0f} overdue" if overdue else "")
+    told = (("overdue", "overdue"), ("not_judged", "not judged in time"))
+    further = [f", {counters[name]:,.0f} {words}" for name, words in told if counters.get(name)]
+    return f"{counters.get('scored', 0):,.0f} scored{''.join(further)}"
 
 
 def queue_table(rows: Sequence[QueueRow]) -> Table:

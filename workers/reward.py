@@ -6,11 +6,12 @@ reward field of each, once; a repeat changes nothing. *Waits for* its mailbox (g
 With a reward model (``reward.model``), every response is first read by it, on the compute thread; its weighted score is a part
 of the reward, and verifiers see the score. Accuracy is the verifiers' to say: dynamic sampling goes by it.
 
-A verifier that raises or hangs is not a wrong answer, nor is a response that the reward model cannot read: the failure is
+A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read: the failure is
 reported to the ledger with its traceback, the chunk is handed out again, and after the allowed attempts its group becomes a
-dead letter.
+dead letter. An answer that is not judged within ``reward.timeout_s`` is wrong, at once.
 
-Counters in the heartbeat: ``scored``, ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
+Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because of the time limit),
+``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class Reward(Scorer):
             if isinstance(verdict, VerifierFailure):
                 await self.fail(chunk, verdict.error)
                 continue
+            if not verdict.judged:
+                self.count("not_judged")
+                self.ctx.log.warning("answer_not_judged", chunk=str(chunk.id), reason=verdict.reason)
             shaped = shape(
                 self.ctx.config.reward,
                 verdict,

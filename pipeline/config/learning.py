@@ -195,7 +195,9 @@ class RewardSection(Section):
     overlong_factor: float = Field(default=1.0, ge=0.0, description="Largest penalty of an over-long response.")
     correct: float = Field(default=1.0, description="Reward of a right answer.")
     wrong: float = Field(default=-1.0, description="Reward of a wrong one.")
-    timeout_s: float = Field(default=5.0, gt=0.0, description="Time limit of one verifier call; a hung call is killed.")
+    timeout_s: float = Field(
+        default=5.0, gt=0.0, description="For one verifier call; what is late is wrong, and counted."
+    )
     processes: Positive = Field(default=1, description="Verifier processes a reward worker.")
     max_batch: Positive = Field(default=64, description="Responses scored at once.")
     verifiers: tuple[str, ...] = Field(

@@ -6,7 +6,9 @@ README.md beside this file says how to write a verifier and check it before trai
     registry.py       names -> import paths
     arithmetic.py     exact numbers            (in process)
     dapo_math.py      DAPO's rule-based check  (in process)
-    equivalence.py    symbolic equality        (in a sandbox)
+    equivalence.py    mathematics              (in a sandbox)
+    final_answer.py   what a response commits itself to, for it
+    signature.py      how a verifier is called: ours, TRL's, verl's
     sandbox.py        the child process that runs what may raise, hang or grow
     process.py        its parent's end
     pool.py           the engine: batches in, outcomes out

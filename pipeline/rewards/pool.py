@@ -2,7 +2,10 @@
 
 *Consumes* responses, each naming its verifier. *Produces* outcomes in the same order. *Waits for* sandbox processes, each call
 within its time limit. Cheap built-in verifiers run here, by the batch; everything else runs in killable processes, one
-response a call, as many at once as there are processes. Processes start when first needed.
+response a call or as many as the verifier takes, as many calls at once as there are processes, which start when first needed.
+
+An answer that is not judged within the limit is wrong, and its verdict says so (``judged``). When a call with several responses
+fails or is late, each is judged by itself, so that one response spoils no other.
 
 A verifier may start processes of its own, which die with it. While calls run, they are counted a few times a second, by
 session, and too many are killed: the kernel's own limit counts the account's other processes, too, and exempts root.
@@ -12,15 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from pipeline import work
 from pipeline.descendants import session_sizes
 from pipeline.rewards.process import SandboxProcess
 from pipeline.rewards.registry import VerifierSpec, load, resolve, resolve_named
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
+from pipeline.rewards.signature import Judge
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure, checked, not_judged
 from protocol.errors import ConfigError
 
 MEMORY_BYTES = 2 << 30
@@ -32,7 +37,8 @@ _COUNT_EVERY_S = 0.25
 _COUNTING_SHARE = 0.05
 """Of a core: where there are very many processes to look at, they are counted less often."""
 
-Job = tuple[int, VerifierSpec, Response]
+Jobs = dict[VerifierSpec, deque[int]]
+"""Indices of responses that wait for a call."""
 
 
 class PoolConfig(Protocol):
@@ -69,7 +75,7 @@ class VerifierPool:
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
         for process in self._processes:
             self._idle.put_nowait(process)
-        self._in_process: dict[str, Callable[..., Any]] = {}
+        self._in_process: dict[str, Judge] = {}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -112,7 +118,7 @@ class VerifierPool:
         """
         outcomes: list[Outcome | None] = [None] * len(responses)
         batches: dict[VerifierSpec, list[int]] = {}
-        jobs: list[Job] = []
+        jobs: Jobs = {}
         for index, response in enumerate(responses):
             try:
                 spec = resolve_named(response.verifier, self._configured)
@@ -120,7 +126,7 @@ class VerifierPool:
                 outcomes[index] = VerifierFailure(kind=FailureKind.UNKNOWN_VERIFIER, error=str(error))
                 continue
             if spec.sandboxed:
-                jobs.append((index, spec, response))
+                jobs.setdefault(spec, deque()).append(index)
             else:
                 batches.setdefault(spec, []).append(index)
         for spec, indices in batches.items():
@@ -128,10 +134,10 @@ class VerifierPool:
             for index, outcome in zip(indices, checked(returned, len(indices)), strict=True):
                 outcomes[index] = outcome
         if jobs:
-            queue = iter(jobs)
+            num_jobs = sum(map(len, jobs.values()))
             async with self._counted(), asyncio.TaskGroup() as tasks:
-                for _ in range(min(len(self._processes), len(jobs))):
-                    tasks.create_task(self._work(queue, outcomes))
+                for _ in range(min(len(self._processes), num_jobs)):
+                    tasks.create_task(self._work(jobs, responses, outcomes))
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def aclose(self) -> None:
@@ -167,17 +173,55 @@ class VerifierPool:
                     )
             pause_s = max(_COUNT_EVERY_S, (time.perf_counter() - began) / _COUNTING_SHARE)
 
-    async def _work(self, jobs: Iterator[Job], outcomes: list[Outcome | None]) -> None:
-        """Take jobs from the iterator that the tasks of one batch share, until it is empty."""
+    async def _work(self, jobs: Jobs, responses: Sequence[Response], outcomes: list[Outcome | None]) -> None:
+        """Take jobs from those that the tasks of one batch share, until there are none."""
         process = await self._idle.get()
         try:
-            for index, spec, response in jobs:
-                (outcomes[index],) = await process.call(spec, (response,), self._timeout_s)
-                work.step(1.0 / len(outcomes))
+            while (spec := next((spec for spec, waiting in jobs.items() if waiting), None)) is not None:
+                waiting = jobs[spec]
+                indices = [waiting.popleft()]
+                if (failure := await process.load(spec)) is not None:
+                    outcomes[indices[0]] = failure
+                    work.step(1.0 / len(outcomes))
+                    continue
+                share = -(-(len(waiting) + 1) // len(self._processes))
+                while waiting and len(indices) < min(process.max_batch(spec), share):
+                    indices.append(waiting.popleft())
+                await self._judge(process, spec, indices, responses, outcomes)
+                work.step(len(indices) / len(outcomes))
         finally:
             self._idle.put_nowait(process)
 
-    def _function(self, spec: VerifierSpec) -> Callable[..., Any]:
+    async def _judge(
+        self,
+        process: SandboxProcess,
+        spec: VerifierSpec,
+        indices: list[int],
+        responses: Sequence[Response],
+        outcomes: list[Outcome | None],
+    ) -> None:
+        judged = await process.call(spec, [responses[index] for index in indices], self._timeout_s)
+        if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
+            for index in indices:
+                await self._judge(process, spec, [index], responses, outcomes)
+            return
+        if spec.sound and len(indices) == 1 and _has_died(judged[0]):
+            judged = await process.call(
+                spec, [responses[indices[0]]], self._timeout_s
+            )  # it may have been killed from outside
+            if isinstance(again := judged[0], VerifierFailure) and _has_died(again):
+                judged = [not_judged(again.error)]
+        for index, outcome in zip(indices, judged, strict=True):
+            outcomes[index] = outcome
+
+    def _function(self, spec: VerifierSpec) -> Judge:
         if spec.name not in self._in_process:
-            self._in_process[spec.name] = load(spec.path)
+            judge = load(spec.path)
+            if judge.is_async:
+                raise ConfigError(f"verifier {spec.name!r} is async; register it with sandboxed=True")
+            self._in_process[spec.name] = judge
         return self._in_process[spec.name]
+
+
+def _has_died(outcome: Outcome) -> bool:
+    return isinstance(outcome, VerifierFailure) and outcome.kind is FailureKind.DIED

@@ -1,7 +1,8 @@
 """The parent's end of one sandbox process: start, call within a deadline, kill with all that it started.
 
 *Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the child, never longer than
-the call's time limit; then the child is killed, and the next call starts another. What a verifier started dies with it: its
+the call's time limit; then the child is killed, the answer counts as wrong, and the next call starts another child. Starting
+and importing have a limit of their own, and are no part of the call's. What a verifier started dies with it: its
 process group at one blow, then what left the group, by the mark in its environment (``pipeline.descendants``).
 """
 
@@ -21,7 +22,7 @@ from pipeline.config.secrets import without_ledger_password
 from pipeline.descendants import SANDBOX_MARK, end_marked
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked, not_judged
 
 STARTUP_TIMEOUT_S = 60.0
 """For starting a process and importing a verifier, which is not what the call's own limit is about."""
@@ -40,7 +41,7 @@ class SandboxProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._mark = ""
         self._overrun = ""
-        self._loaded: set[str] = set()
+        self._loaded: dict[str, int] = {}
         self._num_calls = 0
 
     @property
@@ -59,11 +60,15 @@ class SandboxProcess:
             return reply
         if reply.outcomes and isinstance(reply.outcomes[0], VerifierFailure):
             return reply.outcomes[0]
-        self._loaded.add(spec.path)
+        self._loaded[spec.path] = reply.max_batch
         return None
 
+    def max_batch(self, spec: VerifierSpec) -> int:
+        """How many responses a loaded verifier takes a call; 1 for one that is not loaded."""
+        return self._loaded.get(spec.path, 1)
+
     async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[Outcome]:
-        """Judge responses within ``timeout_s``; when the child hangs or dies, every one of them gets the failure."""
+        """Judge responses; late ones are wrong. When the child dies, every one of them gets the failure."""
         reply = await self.load(spec)
         if reply is None:
             reply = await self._exchange(spec, tuple(responses), timeout_s)
@@ -102,10 +107,14 @@ class SandboxProcess:
                 reply = await self._round_trip(process, Call(path=spec.path, responses=responses, timeout_s=timeout_s))
             is_clean = not reply.is_last
         except TimeoutError:
-            what = "judged one response" if responses else "started and imported"
+            if responses:
+                late = not_judged(
+                    f"not judged within {timeout_s:g} s; the process of verifier {spec.name!r} was killed"
+                )
+                return Reply(outcomes=(late,) * len(responses))
             return VerifierFailure(
-                kind=FailureKind.TIMEOUT,
-                error=f"verifier {spec.name!r} had not {what} after {timeout_s:g} s; its process was killed",
+                kind=FailureKind.NOT_LOADED,
+                error=f"verifier {spec.name!r} had not started and imported after {timeout_s:g} s; its process was killed",
             )
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             return _died(spec, await self._how_it_ended(error))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.rewards.signature import Judge
 from protocol.errors import ConfigError
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -27,7 +28,9 @@ class VerifierSpec:
     path: str
     """``package.module:function``"""
     sandboxed: bool
-    """Whether it runs in a killable process, one response a call; else in the worker itself, by the batch."""
+    """Whether it runs in a killable process; else in the worker itself, by the batch."""
+    sound: bool = False
+    """Whether a response is to blame when the process dies of it twice: then the answer is not judged, and that no failure."""
 
 
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
@@ -36,18 +39,19 @@ BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
 _SPECS: dict[str, VerifierSpec] = {}
 
 
-def register(name: str, path: str, *, sandboxed: bool = True) -> VerifierSpec:
+def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = False) -> VerifierSpec:
     """Give ``package.module:function`` a short name.
 
     Args:
         name: what configurations and data lines say.
         path: the function's import path.
-        sandboxed: False only for cheap functions that cannot hang whatever the response says.
+        sandboxed: False only for cheap functions that cannot hang whatever the response says, and are not async.
+        sound: True only for functions that no response should end: where one does twice, the answer counts as not judged.
 
     Raises:
         ConfigError: the name is taken by another path, or the path is not an import path.
     """
-    spec = VerifierSpec(name, path, sandboxed)
+    spec = VerifierSpec(name, path, sandboxed, sound)
     if _PATH.fullmatch(path) is None:
         raise ConfigError(f"verifier {name!r}: {path!r} is not an import path; write package.module:function")
     if _SPECS.setdefault(name, spec) != spec:
@@ -93,11 +97,12 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
     return spec
 
 
-def load(path: str) -> Callable[..., Any]:
+def load(path: str) -> Judge:
     """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where there is one.
 
     Raises:
-        ConfigError: the module or the function is not there, or it is not callable. Errors inside the module pass through.
+        ConfigError: the module or the function is not there, it is not callable, or its signature is none that is known.
+            Errors inside the module pass through.
     """
     module_name, _, attributes = path.partition(":")
     try:
@@ -119,14 +124,16 @@ def load(path: str) -> Callable[..., Any]:
         raise ConfigError(
             f"verifier {path!r} is a {type(found).__name__}; it must be a function of a list of responses"
         )
+    judge = Judge(found, path)
     warm_up = getattr(module, "warm_up", None)
     if callable(warm_up):
         warm_up()
-    return found
+    return judge
 
 
 register("arithmetic", "pipeline.rewards.arithmetic:verify", sandboxed=False)
 register("dapo_math", "pipeline.rewards.dapo_math:verify", sandboxed=False)
-register("math", "pipeline.rewards.equivalence:verify")
+register("math", "pipeline.rewards.equivalence:verify", sound=True)
+register("math_loose", "pipeline.rewards.equivalence:verify_loosely", sound=True)
 register("reward_model", "pipeline.rewards.by_model:above_zero", sandboxed=False)
 register("reward_model_sigmoid", "pipeline.rewards.by_model:sigmoid", sandboxed=False)

@@ -18,11 +18,12 @@ import signal
 import struct
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
 from pipeline.rewards.registry import load
+from pipeline.rewards.signature import Judge
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
 from protocol.errors import ConfigError
 
@@ -52,6 +53,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One outcome for each response; one failure when loading failed; none when loading went well."""
 
     outcomes: tuple[Outcome, ...] = ()
+    max_batch: int = 1
+    """How many responses the verifier takes a call; told when it is loaded."""
     is_last: bool = False
     """The process ends after this reply: the verifier asked it to, or exhausted its memory or stack."""
 
@@ -61,7 +64,7 @@ def main(memory_bytes: int) -> None:
     calls, replies = _take_pipes()
     _limit(memory_bytes)
     decoder = msgspec.msgpack.Decoder(Call)
-    verifiers: dict[str, Any] = {}
+    verifiers: dict[str, Judge] = {}
     while header := calls.read(HEADER.size):
         (length,) = HEADER.unpack(header)
         call = decoder.decode(calls.read(length))
@@ -72,16 +75,19 @@ def main(memory_bytes: int) -> None:
         replies.write(HEADER.pack(len(body)) + body)
         replies.flush()
         if reply.is_last:
-            return
+            break
+    signal.setitimer(signal.ITIMER_REAL, _ALARM_GRACE_S)
+    for judge in verifiers.values():
+        judge.close()
 
 
-def _serve(call: Call, verifiers: dict[str, Any]) -> Reply:
+def _serve(call: Call, verifiers: dict[str, Judge]) -> Reply:
     try:
         if call.path not in verifiers:
             verifiers[call.path] = load(call.path)
         if not call.responses:
-            return Reply()
-        return Reply(outcomes=tuple(checked(verifiers[call.path](list(call.responses)), len(call.responses))))
+            return Reply(max_batch=verifiers[call.path].max_batch)
+        return Reply(outcomes=tuple(checked(verifiers[call.path](call.responses), len(call.responses))))
     except ConfigError as error:
         return _failed(FailureKind.UNKNOWN_VERIFIER, str(error), call)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@
 
 is a verifier. It may also return ``Verdict`` (with further summands of the reward) or ``VerifierFailure`` (this response cannot
 be judged). Raising fails every response of the call; sandboxed verifiers are called with one response at a time, so that a
-failure has one owner.
+failure has one owner. An answer that cannot be judged in time is wrong: that is no failure of the verifier.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """Raw correctness in [0, 1]; dynamic sampling filters by this."""
     parts: dict[str, float] = {}
     """Further summands of the reward by name, such as ``{"format": 0.1}``."""
+    reason: str = ""
+    """What decided, in a few words, for those who read verdicts."""
+    judged: bool = True
+    """False for an answer that could not be judged within its limits, which counts as wrong."""
 
 
 class FailureKind(StrEnum):
@@ -60,8 +64,8 @@ class FailureKind(StrEnum):
 
     RAISED = "raised"
     """the verifier raised, or could not be imported"""
-    TIMEOUT = "timeout"
-    """it ran past its time limit and its process was killed"""
+    NOT_LOADED = "not_loaded"
+    """its process had not started and imported it in time"""
     DIED = "died"
     """its process ended: memory limit, crash, or exit"""
     BAD_VERDICT = "bad_verdict"
@@ -73,7 +77,7 @@ class FailureKind(StrEnum):
 
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """A response could not be judged. It is retried elsewhere, then a dead letter; never scored as wrong."""
+    """The verifier failed on a response. It is retried elsewhere, then a dead letter; never scored as wrong."""
 
     kind: FailureKind
     error: str
@@ -81,6 +85,11 @@ class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
 
 
 Outcome = Verdict | VerifierFailure
+
+
+def not_judged(reason: str) -> Verdict:
+    """Return the verdict of an answer that could not be judged within its limits: wrong, and counted as such."""
+    return Verdict(accuracy=0.0, reason=reason, judged=False)
 
 
 class Verifier(Protocol):
@@ -124,10 +133,18 @@ def _checked_one(item: object) -> Outcome:
             return _bad(f"part {name!r} is {value!r}; names are text and values finite numbers")
         if name in RESERVED_PARTS:
             return _bad(f"part {name!r} is added by reward shaping; choose another name")
-    return Verdict(accuracy=float(accuracy), parts={name: float(value) for name, value in parts.items()})
+    if not isinstance(item.reason, str):
+        return _bad(f"reason is {type(item.reason).__name__}; it must be text")
+    return Verdict(
+        accuracy=float(accuracy),
+        parts={name: float(value) for name, value in parts.items()},
+        reason=item.reason[:_MAX_REASON_CHARS],
+        judged=bool(item.judged),
+    )
 
 
 _MAX_PARTS = 64
+_MAX_REASON_CHARS = 200
 
 
 def _bad(message: str) -> VerifierFailure:

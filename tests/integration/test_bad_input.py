@@ -130,7 +130,7 @@ import time
 CHANCE = random.Random(0)
 
 def score(responses):
-    """Raise for answer 7, hang for answer 8; anything else is right or wrong by chance."""
+    """Raise for answer 7, hang for answer 8, which is then wrong; anything else is right or wrong by chance."""
     from pipeline.rewards.verifier import Verdict
     for response in responses:
         if response.answer == "7":
@@ -181,12 +181,13 @@ def test_flawed_lines_are_named_failing_rewards_are_dead_letters_and_exhausted_d
         audit = run.audit()
         assert audit["balances"] is True
         assert audit["groups"]["admitted"] == 12
-        assert audit["groups"]["dropped"]["dead_letter"] == 2
+        assert audit["groups"]["dropped"]["dead_letter"] == 1, "of answer 7, not of answer 8"
         assert audit["groups"]["trained"] >= 2
         assert list((run.run_dir / "checkpoints").glob("[0-9]*"))
         log = (run.run_dir / "logs" / "reward-0.jsonl").read_text()
         assert "no unit for this answer" in log
         assert "Traceback" in log
+        assert "answer_not_judged" in log
 
 
 ALWAYS_RAISES = """

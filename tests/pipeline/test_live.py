@@ -142,3 +142,8 @@ def test_a_generator_tells_what_a_version_costs_it() -> None:
     beat = _beat(Role.GENERATOR, "generator-0", sampled_tokens=10, weight_swaps=4, weights_pause_s=0.01)
     [row] = worker_rows([beat], now_s=1000.0, stuck_after_s=60.0)
     assert work_done(row).endswith("paused 2.5 ms a version")
+
+
+def test_a_reward_worker_tells_how_many_answers_were_not_judged_in_time() -> None:
+    [row] = worker_rows([_beat(Role.REWARD, "reward-0", scored=1200, not_judged=3)], now_s=1000.0, stuck_after_s=60.0)
+    assert work_done(row) == "1,200 scored, 3 not judged in time"

@@ -105,3 +105,28 @@ async def test_what_the_reward_model_cannot_read_is_a_dead_letter_and_the_rest_o
         (letter,) = await bench.replay.dead_letters()
         assert "which reads at most 40" in letter.error
         assert bench.worker.ctx.counters["failed"] == 1
+
+
+async def test_an_answer_that_cannot_be_judged_in_time_is_wrong_at_once_and_counted_and_no_dead_letter(
+    tmp_path: Path,
+) -> None:
+    hangs = "tests.pipeline.rewards.user_verifiers:hangs_when_told"
+    config = small_config(tmp_path)
+    config = config.model_copy(
+        update={
+            "reward": RewardSection(timeout_s=0.5, verifiers=(hangs,)),
+            "ledger": config.ledger.model_copy(update={"max_attempts": 1}),
+        }
+    )
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
+        worker = Reward(ctx)
+        await worker.setup()
+        try:
+            bench = Bench(ctx.replay, worker)
+            late, fine = await scores_of(bench, await bench.finished("hang", "go on", verifier=hangs))
+            assert (late.accuracy, fine.accuracy) == (0.0, 1.0)
+            assert late.reward == config.reward.wrong
+            assert await ctx.replay.dead_letters() == []
+            assert worker.ctx.counters == {"scored": 2, "not_judged": 1}
+        finally:
+            await worker.teardown()

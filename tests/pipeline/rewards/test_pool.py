@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.secrets import without_ledger_password
+from pipeline.rewards import registry
 from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
 from pipeline.runtime.server import process_runs
 from pipeline.work import Meter, listening
 from protocol.errors import ConfigError
 
 USER = "tests.pipeline.rewards.user_verifiers"
-HOSTILE = "$9^{9^{9^{9}}}$"
+HOSTILE = "\\boxed{9^{9^{9^{9}}}}"
 
 
 @dataclass
@@ -42,6 +44,14 @@ EVERYTHING = _Everything()
 async def judge(*responses: Response, limits: Limits | None = None, memory_bytes: int = 1 << 30) -> list[Outcome]:
     async with VerifierPool(limits or Limits(), configured=EVERYTHING, memory_bytes=memory_bytes) as pool:
         return await pool.score(responses)
+
+
+def late(timeout_s: float, verifier: str) -> str:
+    return f"not judged within {timeout_s:g} s; the process of verifier {verifier!r} was killed"
+
+
+def is_right(outcome: Outcome) -> bool:
+    return isinstance(outcome, Verdict) and outcome.judged and outcome.accuracy == 1.0
 
 
 def failure(outcome: Outcome) -> VerifierFailure:
@@ -83,7 +93,7 @@ async def test_an_empty_batch_starts_no_process() -> None:
         assert pool.pids == []
 
 
-async def test_a_hostile_expression_is_killed_in_time_and_fails_alone() -> None:
+async def test_a_hostile_expression_is_wrong_at_once_after_its_time_and_spoils_no_other() -> None:
     async with VerifierPool(Limits(timeout_s=0.5), configured=EVERYTHING) as pool:
         await pool.start(["math"])
         (victim,) = pool.pids
@@ -92,21 +102,21 @@ async def test_a_hostile_expression_is_killed_in_time_and_fails_alone() -> None:
             [response(HOSTILE, "9^{9^{9^{8}}}", by="math"), response("\\boxed{4}", "4", by="math")]
         )
         took = time.monotonic() - started
-        assert failure(hostile).kind is FailureKind.TIMEOUT
-        assert innocent == Verdict(accuracy=1.0)
+        assert hostile == Verdict(accuracy=0.0, reason=late(0.5, "math"), judged=False)
+        assert is_right(innocent)
         assert not is_alive(victim)
         assert took < 8.0
 
 
-async def test_a_verifier_that_hangs_or_never_lets_go_of_the_interpreter_is_killed() -> None:
+async def test_an_answer_on_which_a_verifier_hangs_or_never_lets_go_of_the_interpreter_is_wrong_and_said_so() -> None:
     hung, spun, well = await judge(
         response("hang", by=f"{USER}:hangs_when_told"),
         response("", by=f"{USER}:spins_without_the_interpreter"),
         response("go on", by=f"{USER}:hangs_when_told"),
         limits=Limits(timeout_s=0.3),
     )
-    assert failure(hung).kind is failure(spun).kind is FailureKind.TIMEOUT
-    assert "0.3 s" in failure(hung).error
+    assert hung == Verdict(accuracy=0.0, reason=late(0.3, f"{USER}:hangs_when_told"), judged=False)
+    assert spun == Verdict(accuracy=0.0, reason=late(0.3, f"{USER}:spins_without_the_interpreter"), judged=False)
     assert well == Verdict(accuracy=1.0)
 
 
@@ -285,7 +295,10 @@ async def test_what_a_verifier_started_dies_with_it_even_in_a_session_of_its_own
     tell = tmp_path / "pids"
     async with VerifierPool(Limits(timeout_s=1.0), configured=EVERYTHING) as pool:
         (outcome,) = await pool.score([response(how, "3", by=f"{USER}:leaves_processes", tell=str(tell))])
-        assert failure(outcome).kind is (FailureKind.TIMEOUT if how == "hang" else FailureKind.DIED)
+        if how == "hang":
+            assert isinstance(outcome, Verdict) and not outcome.judged
+        else:
+            assert failure(outcome).kind is FailureKind.DIED
         assert len(told(tell)) == 3
         await until_gone(told(tell))
 
@@ -360,3 +373,76 @@ async def test_every_verdict_of_a_batch_is_told_as_it_comes() -> None:
         await judge(*(response("1", by=f"{USER}:equals") for _ in range(3)))
         report = meter.report()
     assert (report.steps, report.share) == (3, pytest.approx(1.0))
+
+
+def together(outcome: Outcome) -> float:
+    assert isinstance(outcome, Verdict)
+    return outcome.parts["together"]
+
+
+async def test_a_verifier_that_takes_several_responses_a_call_gets_them_shared_among_the_processes() -> None:
+    async with VerifierPool(Limits(processes=2), configured=EVERYTHING) as pool:
+        asked = [response(str(n), by=f"{USER}:counts_its_batch") for n in range(6)]
+        sizes = sorted(together(outcome) for outcome in await pool.score(asked))
+        assert max(sizes) <= 3.0, "an equal share for each process"
+        assert max(sizes) > 1.0
+        (alone,) = await pool.score(asked[:1])
+        assert together(alone) == 1.0
+    async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
+        assert [together(outcome) for outcome in await pool.score(asked)] == [4.0] * 4 + [2.0] * 2
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "die"])
+async def test_one_response_of_a_batch_spoils_no_other(how: str) -> None:
+    asked = [response(text, by=f"{USER}:counts_its_batch") for text in ("a", how, "b")]
+    first, culprit, last = await judge(*asked, limits=Limits(timeout_s=1.0))
+    assert together(first) == together(last) == 1.0
+    if how == "hang":
+        assert isinstance(culprit, Verdict) and not culprit.judged
+    else:
+        assert failure(culprit).kind is (FailureKind.RAISED if how == "raise" else FailureKind.DIED)
+
+
+async def test_a_reward_function_of_trl_runs_in_the_sandbox_and_an_unknown_signature_is_refused_at_the_start() -> None:
+    async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
+        asked = [response("1", by=f"{USER}:trl_reward"), response("2", by=f"{USER}:trl_reward")]
+        assert await pool.score(asked) == [Verdict(accuracy=1.0), Verdict(accuracy=0.0)]
+        with pytest.raises(ConfigError, match=r"has the signature .*; give it one of these: judge\(responses\)"):
+            await pool.start([f"{USER}:two_parameters"])
+
+
+async def test_an_answer_that_ends_a_sound_verifiers_process_twice_is_not_judged_and_once_is_forgiven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = VerifierSpec("sound", f"{USER}:dies_by_its_response", sandboxed=True, sound=True)
+    monkeypatch.setitem(registry._SPECS, "sound", sound)
+    once = {"once": str(tmp_path / "once")}
+    twice, forgiven, fine, users = await judge(
+        response("die", by="sound"),
+        response("die once", by="sound", **once),
+        response("a", by="sound"),
+        response("die", by=f"{USER}:dies_by_its_response"),
+    )
+    assert isinstance(twice, Verdict)
+    assert (twice.accuracy, twice.judged) == (0.0, False)
+    assert "exited with code 7" in twice.reason
+    assert is_right(forgiven)
+    assert is_right(fine)
+    assert failure(users).kind is FailureKind.DIED
+
+
+def test_the_time_limit_does_not_count_what_a_module_imports() -> None:
+    async def slow_module() -> list[Outcome]:
+        return await judge(
+            response("1", "1", by="tests.pipeline.rewards.slow_import:judge"), limits=Limits(timeout_s=0.5)
+        )
+
+    assert asyncio.run(slow_module()) == [Verdict(accuracy=1.0)]
+
+
+async def test_a_module_that_is_not_imported_in_time_is_a_failure_and_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.rewards.process.STARTUP_TIMEOUT_S", 0.3)
+    (outcome,) = await judge(response("1", "1", by="tests.pipeline.rewards.slow_import:judge"))
+    assert failure(outcome).kind is FailureKind.NOT_LOADED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -54,7 +55,7 @@ def scribbles_on_every_descriptor(responses: Sequence[Response]) -> list[float]:
     return [1.0]
 
 
-def returns_numpy(responses: Sequence[Response]) -> list[Outcome | float]:
+def returns_numpy(responses: Sequence[Response]) -> list[Verdict]:
     import numpy as np
 
     return [Verdict(accuracy=np.float32(0.5), parts={"bonus": np.float64(0.25)})]  # pyright: ignore[reportArgumentType]
@@ -109,6 +110,7 @@ def leaves_processes(responses: Sequence[Response]) -> list[float]:
 
 
 def has_limits(responses: Sequence[Response]) -> list[float]:
+    too_large = too_many = False
     with Path(responses[0].extra["file"]).open("wb") as file:
         try:
             file.truncate((1 << 30) + 1)
@@ -125,3 +127,37 @@ def has_limits(responses: Sequence[Response]) -> list[float]:
 
 def finds_no_password(responses: Sequence[Response]) -> list[float]:
     return [float("REDIS_URL" not in os.environ and not any(responses[0].answer in v for v in os.environ.values()))]
+
+
+async def counts_its_batch(responses: Sequence[Response]) -> list[Outcome]:
+    """Say how many responses came together; raise, hang or die where one says so."""
+    for response in responses:
+        if response.response_text == "raise":
+            raise RuntimeError("one of the batch")
+        if response.response_text == "hang":
+            await asyncio.sleep(600.0)
+        if response.response_text == "die":
+            os._exit(7)
+    return [Verdict(accuracy=1.0, parts={"together": float(len(responses))}) for _ in responses]
+
+
+counts_its_batch.max_batch = 4  # type: ignore[attr-defined]
+
+
+def two_parameters(response: str, answer: str) -> float:
+    return 1.0
+
+
+def trl_reward(prompts: list[str], completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
+    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def dies_by_its_response(responses: Sequence[Response]) -> list[float]:
+    """Die on "die", and once on "die once", whose file then exists."""
+    response = responses[0]
+    if response.response_text == "die":
+        os._exit(7)
+    if response.response_text == "die once" and not (once := Path(response.extra["once"])).exists():
+        once.touch()
+        os._exit(7)
+    return [1.0]

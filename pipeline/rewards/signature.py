@@ -1,0 +1,203 @@
+"""How a verifier is called: Headrace's own signature, TRL's or verl's; plain or async; one response or several a call.
+
+*Consumes* a function. *Produces* a Judge, which takes responses and returns what the function made of them. *Waits for* the
+function, within the sandbox's time limit.
+
+    judge(responses) -> list of numbers, Verdicts or VerifierFailures               Headrace's own
+    reward(prompts, completions, **columns) -> list of numbers                      TRL's reward_funcs
+    compute_score(data_source, solution_str, ground_truth, extra_info=None)         verl's custom_reward_function: a number,
+                                                                                    or a dict with ``score`` and ``acc``
+    compute_scores(data_sources, solution_strs, ground_truths, extra_infos)         verl's, for its batch reward manager
+
+They are told apart by the names of their parameters (``completions``, ``solution_str``, ``solution_strs``), since TRL and verl
+call by name. Any of them may be ``async``. A function that takes several responses a call says so: ``judge.max_batch = 16``.
+
+Sources: TRL's GRPOTrainer calls ``func(prompts=, completions=, completion_ids=, **columns)``, each a list; verl's
+NaiveRewardManager calls ``func(data_source=, solution_str=, ground_truth=, extra_info=)``, its BatchRewardManager the plurals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
+from numbers import Real
+from typing import Any
+
+from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from protocol.errors import ConfigError
+
+MAX_BATCH = 1024
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra", "log_metric"})
+"""What TRL's trainer gives besides texts and columns, and a verifier of Headrace does not get."""
+
+
+_OWN = inspect.signature(lambda responses: responses)
+
+
+class Style(StrEnum):
+    """Whose signature a verifier has."""
+
+    OWN = "Headrace's"
+    TRL = "TRL's"
+    VERL = "verl's"
+    VERL_BATCH = "verl's batch"
+
+
+class Judge:
+    """A verifier that is called in one way, whatever its signature."""
+
+    def __init__(self, function: Callable[..., Any], path: str) -> None:
+        """Recognise the signature. Raises ConfigError where it is none of those above."""
+        self._function = function
+        self._path = path
+        self._runner: asyncio.Runner | None = None
+        self.max_batch = _max_batch(function, path)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  an object with an async __call__
+        )
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # some functions in C tell nothing
+            signature = _OWN
+        parameters = signature.parameters
+        self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        self._names = frozenset(name for name, p in parameters.items() if p.kind in _BY_NAME)
+        self._required = frozenset(name for name in self._names if parameters[name].default is inspect.Parameter.empty)
+        self.style = self._recognised(signature)
+
+    def __call__(self, responses: Sequence[Response]) -> object:
+        """Return what the verifier returns for ``responses``: one outcome each, if it does as it should."""
+        match self.style:
+            case Style.OWN:
+                return self._settled(self._function(list(responses)))
+            case Style.TRL:
+                return _as_list(self._settled(self._function(**self._chosen(_trl_arguments(responses)))))
+            case Style.VERL:
+                returned = [self._function(**self._chosen(_verl_arguments(response))) for response in responses]
+                if any(inspect.isawaitable(one) for one in returned):
+                    returned = self._settled(_all(returned))
+            case Style.VERL_BATCH:
+                singles = [_verl_arguments(response) for response in responses]
+                lists = {f"{name}s": [single[name] for single in singles] for name in singles[0]}
+                returned = _as_list(self._settled(self._function(**self._chosen(lists))))
+        return [_verl_outcome(one) for one in returned] if isinstance(returned, list) else returned
+
+    def close(self) -> None:
+        """End the event loop of an async verifier, where there is one."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def _recognised(self, signature: inspect.Signature) -> Style:
+        for name, style in (
+            ("completions", Style.TRL),
+            ("solution_str", Style.VERL),
+            ("solution_strs", Style.VERL_BATCH),
+        ):
+            if name in self._names:
+                self._refuse_unknown(style)
+                return style
+        try:
+            signature.bind([])
+        except TypeError:
+            raise ConfigError(
+                f"verifier {self._path!r} has the signature {signature}; give it one of these: judge(responses) -> list; TRL's "
+                "reward(prompts, completions, **columns) -> list of numbers; verl's compute_score(data_source, solution_str, "
+                "ground_truth, extra_info=None) -> number or dict"
+            ) from None
+        return Style.OWN
+
+    def _refuse_unknown(self, style: Style) -> None:
+        known = {
+            Style.VERL: {"data_source", "solution_str", "ground_truth", "extra_info"},
+            Style.VERL_BATCH: {"data_sources", "solution_strs", "ground_truths", "extra_infos"},
+        }
+        unknown = self._required & _NOT_COLUMNS if style is Style.TRL else self._required - known[style]
+        if unknown:
+            raise ConfigError(
+                f"verifier {self._path!r} has {style} signature and needs {', '.join(sorted(unknown))}, which Headrace does "
+                "not have; give it a default"
+            )
+
+    def _chosen(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Return those arguments that the function takes. Raises TypeError when it needs others."""
+        if missing := self._required - arguments.keys():
+            raise TypeError(
+                f"verifier {self._path!r} has {self.style} signature and needs the column {', '.join(sorted(missing))}; "
+                f"the line has {', '.join(sorted(arguments.keys() - {'prompts', 'completions'}))}"
+            )
+        return (
+            dict(arguments) if self._takes_all else {name: arguments[name] for name in arguments.keys() & self._names}
+        )
+
+    def _settled(self, returned: object) -> Any:
+        """Await what an async verifier returned, in one event loop for the life of the process."""
+        if not inspect.isawaitable(returned):
+            return returned
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(_one(returned))
+
+
+async def _one(returned: Awaitable[object]) -> object:
+    return await returned
+
+
+async def _all(returned: Sequence[Any]) -> list[object]:
+    async with asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(_one(one)) for one in returned]
+    return [task.result() for task in started]
+
+
+def _max_batch(function: object, path: str) -> int:
+    size = getattr(function, "max_batch", 1)
+    if not isinstance(size, int) or not 1 <= size <= MAX_BATCH:
+        raise ConfigError(
+            f"verifier {path!r} has max_batch = {size!r}; it must be a whole number from 1 to {MAX_BATCH}"
+        )
+    return size
+
+
+def _trl_arguments(responses: Sequence[Response]) -> dict[str, object]:
+    """Return texts and columns as lists, in TRL's words; the answer is the column ``answer``."""
+    names = {name for response in responses for name in response.extra} - _NOT_COLUMNS
+    columns: dict[str, object] = {name: [r.extra.get(name) for r in responses] for name in names}
+    return {
+        **columns,
+        "answer": [response.answer for response in responses],
+        "prompts": [response.prompt_text for response in responses],
+        "completions": [response.response_text for response in responses],
+    }
+
+
+def _verl_arguments(response: Response) -> dict[str, object]:
+    extra = response.extra.get("extra_info")
+    return {
+        "data_source": response.extra.get("data_source", ""),
+        "solution_str": response.response_text,
+        "ground_truth": response.answer,
+        "extra_info": dict(response.extra) if extra is None else extra,
+    }
+
+
+def _as_list(returned: object) -> object:
+    """Turn an array or a tensor into a list; what is neither is left for the check of outcomes to refuse."""
+    to_list = getattr(returned, "tolist", None)
+    return to_list() if callable(to_list) else list(returned) if isinstance(returned, tuple) else returned
+
+
+def _verl_outcome(returned: object) -> Outcome | object:
+    """Read a number, or a dict of ``score`` and perhaps ``acc``: accuracy is ``acc`` where there is one."""
+    if isinstance(returned, Verdict | VerifierFailure):
+        return returned
+    found = returned.get("acc", returned.get("score")) if isinstance(returned, dict) else returned
+    if isinstance(found, Real) and 0.0 <= float(found) <= 1.0:
+        return Verdict(accuracy=float(found))
+    return VerifierFailure(
+        kind=FailureKind.BAD_VERDICT,
+        error=f"a verifier with verl's signature returned {returned!r:.200}; return a score in [0, 1], or a dict with `score` "
+        "and an `acc` in [0, 1], which counts as accuracy",
+    )
