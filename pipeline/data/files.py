@@ -67,6 +67,24 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
     raise DataError(f"{path}: the name ends in {suffix or 'nothing'!r}; expected .jsonl or .parquet")
 
 
+def count_rows(path: Path) -> int:
+    """Return about how many rows ``read_rows`` yields: lines, or rows of a Parquet file. Raises DataError as it does."""
+    read_rows(path)  # says what is wrong with the name
+    if path.suffix.lower() == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.read_metadata(path).num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+    try:
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
     try:
         with path.open("rb") as file:

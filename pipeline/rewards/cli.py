@@ -1,11 +1,16 @@
 """``headrace score``: check a verifier on a file of responses before training with it.
 
-*Consumes* a file and a verifier's name. *Produces* a table, or JSON. Only click is loaded until there is something to score.
+*Consumes* a file and a verifier's name. *Produces* a table, or JSON, and, where asked, a file of verdicts; progress goes to
+standard error. Only click is loaded until there is something to score.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +23,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pipeline.rewards.distribution import Quantiles, ScoreReport
+    from pipeline.runtime.exit_codes import ExitCode
 
 _EPILOG = """\b
 Examples:
   headrace score responses.jsonl --verifier math
   headrace score responses.jsonl --verifier my_rewards:judge --by difficulty
   headrace score responses.jsonl --verifier arithmetic --json
+  headrace score responses.jsonl --verifier math --out verdicts.jsonl    # accuracy and reason of every response
+
+Exit status: 0; 11 when some responses have no verdict, were not judged in time, or could not be read.
 """
+_TELL_EVERY_S = 5.0
 
 
 @click.command(epilog=_EPILOG)
@@ -35,23 +45,72 @@ Examples:
 )
 @click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), default=5.0, help="Seconds for one response.")
-@click.option("--processes", type=click.IntRange(min=1), default=1, help="Sandbox processes.")
+@click.option("--processes", type=click.IntRange(min=1), help="Sandbox processes; default: one for each core.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a JSON line for each response: accuracy, reward and its parts, whether it was judged, and the reason.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def score(file: Path, verifier: str | None, by: str | None, timeout_s: float, processes: int, as_json: bool) -> None:
+def score(
+    file: Path,
+    verifier: str | None,
+    by: str | None,
+    timeout_s: float,
+    processes: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> ExitCode:
     """Score the responses in FILE (JSONL or Parquet) and print the distribution.
 
     Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and further columns.
     """
     from pipeline.config.learning import RewardSection
+    from pipeline.data.files import count_rows
     from pipeline.rewards.offline import score_file
+    from pipeline.runtime.exit_codes import ExitCode
 
-    report = score_file(file, verifier, config=RewardSection(timeout_s=timeout_s, processes=processes), by=by)
+    config = RewardSection(timeout_s=timeout_s, processes=processes or num_cores())
+    total = count_rows(file)
+    progress = Progress(total, lambda line: click.echo(line, err=True))
+    click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)
+    report = score_file(file, verifier, config=config, by=by, out=out, on_judged=progress)
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
         from rich.console import Console
 
         show_report(report, Console(highlight=False, markup=False))
+    return ExitCode.OK if report.all_judged else ExitCode.NOT_ALL_JUDGED
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Progress:
+    """Says every few seconds how far the file is, in a line of its own: for terminals, pipes and logs alike."""
+
+    def __init__(self, total: int, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """``total``: lines of the file, about."""
+        self._total, self._tell, self._clock = total, tell, clock
+        self._began = self._told = clock()
+        self._num_done = 0
+
+    def __call__(self, number: int) -> None:
+        """Count ``number`` more lines."""
+        self._num_done += number
+        now = self._clock()
+        if now - self._told < _TELL_EVERY_S:
+            return
+        self._told = now
+        rate = self._num_done / (now - self._began)
+        total = max(self._total, self._num_done)
+        left = f", {(total - self._num_done) / rate:.0f} s left" if rate else ""
+        self._tell(f"{self._num_done:,} of {total:,} responses ({self._num_done / total:.0%}), {rate:,.0f}/s{left}")
 
 
 def show_report(report: ScoreReport, console: Console) -> None:
@@ -65,6 +124,7 @@ def show_report(report: ScoreReport, console: Console) -> None:
     outcomes = Table("outcome", "responses", box=None, pad_edge=False)
     wrong = report.num_scored - report.num_correct - report.num_partial
     rows = [("correct", report.num_correct), ("partial", report.num_partial), ("wrong", wrong)]
+    rows += [("  of these not judged in time", report.num_not_judged)]
     rows += [(f"no verdict: {kind}", count) for kind, count in report.failures.items()]
     rows += [("unreadable lines", report.num_bad_lines), ("masked (over-long)", report.num_masked)]
     for name, count in rows:

@@ -60,6 +60,8 @@ class ScoreReport:
     """Accuracy 1."""
     num_partial: int
     """Accuracy between 0 and 1."""
+    num_not_judged: int
+    """Not judged within their limits, and wrong for it."""
     num_masked: int
     """Left out of the loss by over-long filtering."""
     reward: Quantiles | None
@@ -82,6 +84,11 @@ class ScoreReport:
     def num_failed(self) -> int:
         """Responses without a verdict."""
         return self.num_responses - self.num_scored
+
+    @property
+    def all_judged(self) -> bool:
+        """Whether every line of the file held a response, and each got its verdict in time."""
+        return not (self.num_failed or self.num_not_judged or self.num_bad_lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for ``--json``."""
@@ -115,14 +122,16 @@ class Tally:
         self._lengths: list[tuple[bool, int, int]] = []
         self._parts: Counter[str] = Counter()
         self._num_masked = 0
+        self._num_not_judged = 0
         self._failures: Counter[str] = Counter()
         self._failure_examples: list[str] = []
         self._num_bad_lines = 0
         self._bad_lines: list[str] = []
         self._groups: dict[str, _Group] = {}
 
-    def score(self, response: Response, score: RewardScore) -> None:
-        """Count a scored response."""
+    def score(self, response: Response, score: RewardScore, *, judged: bool = True) -> None:
+        """Count a scored response; one that is not ``judged`` was wrong for being late."""
+        self._num_not_judged += not judged
         self._accuracies.append(score.accuracy)
         self._rewards.append(score.reward)
         self._lengths.append((score.accuracy == 1.0, response.num_tokens, len(response.response_text)))
@@ -159,6 +168,7 @@ class Tally:
             accuracy=_mean(self._accuracies),
             num_correct=self._accuracies.count(1.0),
             num_partial=sum(0.0 < accuracy < 1.0 for accuracy in self._accuracies),
+            num_not_judged=self._num_not_judged,
             num_masked=self._num_masked,
             reward=quantiles(self._rewards),
             parts={name: total / num_scored for name, total in self._parts.items()},

@@ -114,7 +114,7 @@ _ASIDE = re.compile(
     r"[(=]|\b(?:because|since|which|as|so|given|where|from|when|in|after|for|per|during|every|each|if)\b", re.I
 )
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|operatorname|mbox)\s*\{([^{}]*)\}")
-_UNIT_POWER = re.compile(r"[A-Za-z}]\s?\^?\{?[0-9²³]\}?(?![0-9])")
+_UNIT_POWER = re.compile(r"[A-Za-z}](?:\s?\^\s?)?\{?[0-9²³]\}?(?![0-9])")
 
 
 def in_words(value: str) -> str:
@@ -182,7 +182,23 @@ _FILLER = re.compile(
 )
 _BELIEVED = re.compile(
     r"\b(?:if|whether|suppose|assum\w+|unless|say|says|said|think|thinks|thought|claim\w*|believe[sd]?|would be|imagine"
-    r"|pretend|someone|others?)\b[^,;:]*$",
+    r"|pretend)\b",
+    re.I,
+)
+_STARTER = re.compile(r"(?<![^\s*_])(?:The|So|Thus|Therefore|Hence|Then|Finally|Final|My|Our|Consequently)\b")
+_CLAUSE = re.compile(r"[,;:]|\b(?:so|thus|therefore|hence|then|and)\b")
+_LINKS = re.compile(
+    r"(?:[\s:$*_(\[{\\]+|\b(?:it|that|this|the|answer|final|result|value|is|was|be|are|been|to|equals?|we|she|he|they|gets?|have"
+    r"|exactly|true|simply|just)\b)+$",
+    re.I,
+)
+"""Between a word and the box or hashes that it is about."""
+_GOES_ON = re.compile(
+    r"(?:[:=,]|\b(?:is|be|are|equals?|not|either|or|gets?|have|obtain|gives?|answer|to|maybe|perhaps|probably))$", re.I
+)
+_HEDGED_BY_ME = re.compile(
+    r"\b(?:maybe|perhaps|probably|possibly|presumably|unsure|uncertain|not (?:\w+ )?(?:sure|certain)"
+    r"|(?:i|we) (?:\w+ )?(?:think|believe|guess|suppose|feel|assume|reckon|suspect))\b",
     re.I,
 )
 _VAGUE_END = re.compile(rf"(?:\b(?:{_VAGUE})|(?<!\\)~)[\s$*_({{\\]*$", re.I)
@@ -302,6 +318,9 @@ def _value(payload: str) -> tuple[str, str]:
     return payload.rstrip(" .*_"), ""
 
 
+_OF_THE_FRAME = frozenset({"negated", "hedged"})
+
+
 def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
     r"""Leave out a statement whose value is another statement, as the sentence of ``The answer is \boxed{18}``.
 
@@ -315,7 +334,9 @@ def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
             kept.append(outer)
         elif _has_digit(text[outer.start : inner.start]):
             kept.append(replace(outer, problem=outer.problem or "several numbers"))
-        elif problem := flaw(text[outer.start : inner.start]):
+        elif problem := flaw(text[outer.start : inner.start]) or (
+            outer.problem if outer.problem in _OF_THE_FRAME else ""
+        ):
             kept.append(replace(outer, problem=problem))
     return kept
 
@@ -326,18 +347,38 @@ def _context_flaw(text: str, start: int, form: Form) -> str:
     before = text[begin:start]
     if form is Form.BOX and not before.strip(" \t$*_\\[(#>-"):  # a formula of its own goes on with the line above
         above = text[:begin].rstrip(" \t\n$*_\\[(")
-        if above and above[-1] not in ".!?":
+        if _GOES_ON.search(above[-20:]):
             before = above[_sentence_start(above, len(above)) :]
     before = before[-_CONTEXT_CHARS:]
-    if _NEGATED.search(re.split(r"[,;:]", before)[-1]):
+    if form is Form.ANSWER:
+        # a line of working need not end with a full stop: a capital letter begins a sentence, too
+        starters = [match.start() for match in _STARTER.finditer(before)] or [0]
+        near = "" if text[start].isupper() else before[starters[-1] :]
+        is_negated = _stands_alone(_NEGATED, _CLAUSE.split(near)[-1])
+        is_hedged = _stands_alone(_HEDGED, near) or _stands_alone(_BELIEVED, re.split("[,;:]", near)[-1])
+    else:  # and working that says "not" and "could" of other things may stand before it: the last word counts
+        near = _LINKS.sub("", before[-_CONTEXT_CHARS // 2 :])
+        is_negated = _ends_with(_NEGATED, near)
+        is_hedged = _ends_with(_HEDGED, near) or _ends_with(_BELIEVED, near)
+    if is_negated:
         return "negated"
-    if _HEDGED.search(before) or _BELIEVED.search(before) or (form is Form.BOX and _VAGUE_END.search(before)):
+    if is_hedged or _HEDGED_BY_ME.search(before) or (form is Form.BOX and _VAGUE_END.search(before)):
         return "hedged"
     if _CHOICE_END.search(before):
         return "alternatives"
     previous = text[:begin].rstrip(" \t\n.")
     doubt = _DOUBT.search(previous[_sentence_start(previous, len(previous)) :][-_CONTEXT_CHARS:])
     return "" if doubt is None else "hedged"
+
+
+def _stands_alone(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether ``pattern`` is in ``text`` without a number after it, to which it would belong."""
+    ends = [match.end() for match in pattern.finditer(text)]
+    return bool(ends) and not _has_digit(text[ends[-1] :])
+
+
+def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
+    return any(match.end() == len(text) for match in pattern.finditer(text))
 
 
 def _sentence_start(text: str, place: int) -> int:

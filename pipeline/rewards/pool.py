@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, Self
 
@@ -111,8 +111,12 @@ class VerifierPool:
                     failure.error if is_missing else f"verifier {spec.name!r} cannot be loaded: {failure.error}"
                 )
 
-    async def score(self, responses: Sequence[Response]) -> list[Outcome]:
+    async def score(
+        self, responses: Sequence[Response], *, on_judged: Callable[[int], None] | None = None
+    ) -> list[Outcome]:
         """Judge every response by the verifier that it names; outcomes come in the same order.
+
+        ``on_judged`` is called with the number of responses that have just got their outcome.
 
         Nothing that a verifier does raises here: it becomes the VerifierFailure of its response.
         """
@@ -129,15 +133,18 @@ class VerifierPool:
                 jobs.setdefault(spec, deque()).append(index)
             else:
                 batches.setdefault(spec, []).append(index)
+        told = on_judged or _nothing
+        told(len(responses) - sum(map(len, (*batches.values(), *jobs.values()))))
         for spec, indices in batches.items():
             returned = self._function(spec)([responses[index] for index in indices])
             for index, outcome in zip(indices, checked(returned, len(indices)), strict=True):
                 outcomes[index] = outcome
+            told(len(indices))
         if jobs:
             num_jobs = sum(map(len, jobs.values()))
             async with self._counted(), asyncio.TaskGroup() as tasks:
                 for _ in range(min(len(self._processes), num_jobs)):
-                    tasks.create_task(self._work(jobs, responses, outcomes))
+                    tasks.create_task(self._work(jobs, responses, outcomes, told))
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def aclose(self) -> None:
@@ -173,7 +180,13 @@ class VerifierPool:
                     )
             pause_s = max(_COUNT_EVERY_S, (time.perf_counter() - began) / _COUNTING_SHARE)
 
-    async def _work(self, jobs: Jobs, responses: Sequence[Response], outcomes: list[Outcome | None]) -> None:
+    async def _work(
+        self,
+        jobs: Jobs,
+        responses: Sequence[Response],
+        outcomes: list[Outcome | None],
+        told: Callable[[int], None],
+    ) -> None:
         """Take jobs from those that the tasks of one batch share, until there are none."""
         process = await self._idle.get()
         try:
@@ -183,12 +196,14 @@ class VerifierPool:
                 if (failure := await process.load(spec)) is not None:
                     outcomes[indices[0]] = failure
                     work.step(1.0 / len(outcomes))
+                    told(1)
                     continue
                 share = -(-(len(waiting) + 1) // len(self._processes))
                 while waiting and len(indices) < min(process.max_batch(spec), share):
                     indices.append(waiting.popleft())
                 await self._judge(process, spec, indices, responses, outcomes)
                 work.step(len(indices) / len(outcomes))
+                told(len(indices))
         finally:
             self._idle.put_nowait(process)
 
@@ -221,6 +236,10 @@ class VerifierPool:
                 raise ConfigError(f"verifier {spec.name!r} is async; register it with sandboxed=True")
             self._in_process[spec.name] = judge
         return self._in_process[spec.name]
+
+
+def _nothing(_: int) -> None:
+    """Tell a number to nothing."""
 
 
 def _has_died(outcome: Outcome) -> bool:

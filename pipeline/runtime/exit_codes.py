@@ -61,6 +61,8 @@ class ExitCode(IntEnum):
     ENGINE = 10
     """An engine died, could not take a published version, or computed other log-probs than the learner with it; what it held
     goes on elsewhere. Or a rank of a learner or value worker died. The supervisor starts it again."""
+    NOT_ALL_JUDGED = 11
+    """``headrace score``: the report is whole; some responses have no verdict, were not judged in time, or are unreadable."""
     INTERRUPTED = 130
     """Told twice to stop: ended at once."""
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from pipeline.cli import main
 from pipeline.config.learning import RewardSection
-from pipeline.rewards.cli import score
+from pipeline.rewards.cli import Progress, num_cores, score
 from pipeline.rewards.offline import score_file
+from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.verifier import Response
 from protocol.errors import ConfigError, DataError
 
 LINES: list[dict[str, Any]] = [
@@ -93,11 +98,10 @@ def test_what_cannot_be_scored_is_refused(
 
 def test_the_command_prints_a_table_or_json(file: Path) -> None:
     table = CliRunner().invoke(score, [str(file), "--by", "kind"], catch_exceptions=False)
-    assert table.exit_code == 0
     assert "accuracy 50.0%" in table.output
     assert "no verdict: bad_answer" in table.output
     printed = CliRunner().invoke(score, [str(file), "--by", "kind", "--json"], catch_exceptions=False)
-    assert json.loads(printed.output) == json.loads(json.dumps(score_file(file, by="kind").to_dict()))
+    assert json.loads(printed.stdout) == json.loads(json.dumps(score_file(file, by="kind").to_dict()))
 
 
 HOSTILE = {
@@ -130,3 +134,89 @@ def test_what_score_prints_of_a_file_is_cut_and_moves_no_cursor(tmp_path: Path) 
     shown = CliRunner().invoke(score, [str(path), "--by", "kind"], catch_exceptions=False).output
     assert not set(shown) & set("\x1b\x9b\x07")
     assert len(shown) < 50_000
+
+
+def test_every_line_gets_its_verdict_and_reason_in_the_file_of_verdicts(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "verdicts.jsonl"
+    CliRunner().invoke(score, [str(file), "--out", str(out)], catch_exceptions=False)
+    verdicts = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [verdict["line"] for verdict in verdicts] == list(range(1, 10))
+    assert [verdict.get("accuracy") for verdict in verdicts[:5]] == [1.0, 0.0, None, 1.0, 0.0]
+    assert verdicts[2]["failure"] == "bad_answer"
+    assert "not a number" in verdicts[2]["error"]
+    assert verdicts[0]["parts"] == {"correct": 1.0}
+    assert all(verdict["unreadable"] for verdict in verdicts[5:])
+    reasons = tmp_path / "responses2.jsonl"
+    reasons.write_text(json.dumps({"response": "The answer is 4 or 5.", "answer": "4"}) + "\n")
+    score_file(reasons, "math", out=out)
+    assert json.loads(out.read_text())["reason"] == "alternatives"
+
+
+def test_the_verdicts_never_replace_the_responses(file: Path) -> None:
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match="would replace the responses"):
+        score_file(file, out=file)
+    assert file.read_bytes() == before
+
+
+USER = "tests.pipeline.rewards.user_verifiers"
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "code"),
+    [
+        ([{"response": "4", "answer": "4"}, {"response": "5", "answer": "4"}], ["--verifier", "arithmetic"], 0),
+        ([{"response": "4", "answer": "four"}], ["--verifier", "arithmetic"], 11),
+        ([{"response": "4", "answer": "4"}, {"answer": "4"}], ["--verifier", "arithmetic"], 11),
+        ([{"response": "go", "answer": "4"}], ["--verifier", f"{USER}:hangs_when_told"], 0),
+        ([{"response": "hang", "answer": "4"}], ["--verifier", f"{USER}:hangs_when_told", "--timeout", "0.3"], 11),
+    ],
+)
+def test_the_exit_status_says_whether_every_response_was_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[dict[str, str]], options: list[str], code: int
+) -> None:
+    path = tmp_path / "responses.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SystemExit) as ending:
+        main(["score", str(path), *options])
+    assert ending.value.code == code
+    printed = capsys.readouterr()
+    assert f"scoring {len(lines)} lines" in printed.err
+    assert ("of these not judged in time" in printed.out) == ("hang" in str(lines) and code == 11)
+
+
+def test_progress_is_told_every_five_seconds_with_rate_and_rest() -> None:
+    now, told = [0.0], list[str]()
+    progress = Progress(1_000, told.append, clock=lambda: now[0])
+    progress(100)
+    assert told == []
+    now[0] = 5.0
+    progress(100)
+    now[0] = 9.0
+    progress(100)
+    assert told == ["200 of 1,000 responses (20%), 40/s, 20 s left"]
+
+
+async def test_a_pool_tells_of_every_response_as_it_is_judged(tmp_path: Path) -> None:
+    told: list[int] = []
+    async with VerifierPool(RewardSection(), configured={f"{USER}:equals"}) as pool:
+        names = ["arithmetic", "arithmetic", f"{USER}:equals", "no_such_verifier", f"{USER}:equals"]
+        asked = [Response(response_text="1", answer="1", verifier=name) for name in names]
+        await pool.score(asked, on_judged=told.append)
+    assert told == [1, 2, 1, 1]
+
+
+def test_all_cores_are_used_unless_a_number_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+
+    def kept(path: Path, verifier: str | None, **options: Any) -> Any:
+        used.append(options["config"].processes)
+        return score_file(path, verifier, **options)
+
+    monkeypatch.setattr("pipeline.rewards.offline.score_file", kept)
+    path = tmp_path / "responses.jsonl"
+    path.write_text(json.dumps({"response": "4", "answer": "4"}))
+    for options in ([], ["--processes", "3"]):
+        CliRunner().invoke(score, [str(path), "--verifier", "arithmetic", *options], catch_exceptions=False)
+    assert used == [num_cores(), 3]
+    assert num_cores() == len(os.sched_getaffinity(0)) if sys.platform == "linux" else num_cores() >= 1
