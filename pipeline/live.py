@@ -12,9 +12,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
@@ -27,7 +25,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.history import HISTORY_NAME, EvaluationRow, HistoryTail, Row, UpdateRow
+from pipeline.history import HISTORY_NAME, HistoryTail
+from pipeline.progress import Progress, course, sparkline
 from pipeline.runtime.registry import RunState
 from pipeline.runtime.status import bottleneck, in_minutes, worker_rows
 from pipeline.tables import fleet_table, groups_line, tokens_line
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.surroundings import Picture
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _TREND_UPDATES = 32
 _NUM_NOTICES = 3
 _STATE_STYLE = {
@@ -47,54 +45,9 @@ _STATE_STYLE = {
     RunState.FINISHED: "green",
     RunState.FAILED: "red",
 }
-_LINES_AROUND_FLEET = 13
+_LINES_AROUND_FLEET = 15
 _ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d{4}-\S+)(?= |$)")
 """What the supervisor's log says on every line; the picture says it already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is."""
-
-    num_updates: int
-    num_wanted: int
-    accuracies: tuple[float, ...]
-    """Mean raw accuracy of each update's batch, oldest first."""
-    held_out: tuple[float, ...]
-    """Held-out accuracy, oldest first."""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], num_wanted: int) -> Self:
-        """Read the progress from a run's history."""
-        updates = [row for row in rows if isinstance(row, UpdateRow)]
-        held_out = tuple(row.accuracy for row in rows if isinstance(row, EvaluationRow))
-        last = updates[-1].update if updates else 0
-        return cls(last, num_wanted, tuple(row.accuracy for row in updates), held_out)
-
-    @property
-    def of_updates(self) -> str:
-        """How many updates there are; without any wanted, what the run is for."""
-        return f"update {self.num_updates} of {self.num_wanted}" if self.num_wanted else "no update, only the critic"
-
-    def in_words(self) -> str:
-        """Return a line of a log."""
-        text = self.of_updates
-        if self.accuracies:
-            text += f", batch accuracy {100 * self.accuracies[-1]:.0f} %"
-        if self.held_out:
-            text += f", held-out {_course(self.held_out)}"
-        return text
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return values between 0 and 1 as a row of blocks."""
-    top = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[max(0, min(top, round(value * top)))] for value in values)
-
-
-def _course(accuracies: Sequence[float]) -> str:
-    first, last = (f"{100 * value:.1f} %" for value in (accuracies[0], accuracies[-1]))
-    return f"{first} → {last}" if len(accuracies) > 1 else first
 
 
 class View(abc.ABC):
@@ -147,7 +100,7 @@ class PlainView(View):
             picture.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
         )
         sys.stderr.write(
-            f"{time.strftime('%H:%M:%S')} {picture.status.state} {self._elapsed()}: {self._progress().in_words()}; "
+            f"{time.strftime('%H:%M:%S')} {picture.status.state} {self._elapsed()}: {self._progress().in_words(time.time())}; "
             f"{groups_line(picture.totals)}; {tokens_line(picture.totals)}; {bottleneck(workers)}\n"
         )
         sys.stderr.flush()
@@ -251,8 +204,12 @@ def _facts(progress: Progress, picture: Picture) -> Table:
             (sparkline(progress.accuracies[-_TREND_UPDATES:]), "green"),
         )
     if progress.held_out:
-        accuracy.append("  held-out ").append(_course(progress.held_out), style="bold")
+        accuracy.append("  held-out ").append(course(progress.held_out), style="bold")
     facts.add_row("accuracy", accuracy)
+    if learning := progress.learning():
+        facts.add_row("learning", ", ".join(learning))
+    if pace := progress.pace(time.time()):
+        facts.add_row("pace", ", ".join(pace))
     facts.add_row("ledger", groups_line(picture.totals))
     facts.add_row("tokens", tokens_line(picture.totals))
     if picture.status.detail:

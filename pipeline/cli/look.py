@@ -43,12 +43,16 @@ def status(run: Path | None, as_json: bool) -> None:
                 return
             from rich.console import Console
 
+            from pipeline.history import HISTORY_NAME, HistoryTail
+            from pipeline.progress import Progress
             from pipeline.tables import durability_line, fleet_table, groups_line, tokens_line
 
             console = Console()
             alive = f"supervisor {pid}" if pid is not None else "no supervisor"
             detail = f", {printable_line(state.detail)}" if state.detail else ""
             console.print(f"{at.run_dir}: {state.state}{detail} ({alive})", highlight=False, markup=False)
+            progress = Progress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
+            console.print(progress.in_words(time.time()), highlight=False, markup=False)
             if workers:
                 console.print(fleet_table(workers))
                 console.print(bottleneck(workers), highlight=False, markup=False)

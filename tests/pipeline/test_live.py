@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from pipeline.history import HISTORY_NAME, History
-from pipeline.live import LiveView, Notices, PlainView, Progress, sparkline
+from pipeline.live import LiveView, Notices, PlainView
+from pipeline.progress import Progress, sparkline
 from pipeline.replay.buffer import Audit, Balance, Totals
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.status import QueueRow, worker_rows
@@ -120,7 +121,7 @@ def test_without_a_terminal_there_is_a_line_at_every_change_of_state(
 
 def test_progress_reads_the_history() -> None:
     progress = Progress.of([evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.5)], 10)
-    assert progress.in_words() == "update 1 of 10, batch accuracy 50 %, held-out 25.0 %"
+    assert progress.in_words(0.0) == "update 1 of 10, reward +0.00, loss 0.1, batch accuracy 50 %, held-out 25.0 %"
     assert sparkline([0.0, 0.5, 1.0, 2.0, -1.0]) == "▁▅██▁"
 
 

@@ -47,6 +47,10 @@ def test_status_says_how_the_run_ended(run_dir: Path) -> None:
     assert "credit_limit" in found["totals"]
 
 
+def test_status_tells_the_progress_in_words(run_dir: Path) -> None:
+    assert "update 0 of 4" in CliRunner().invoke(headrace, ["status", str(run_dir)], standalone_mode=False).output
+
+
 def test_a_command_leaves_no_server_behind(run_dir: Path) -> None:
     _json("status", str(run_dir))
     address = read_address(run_dir)
