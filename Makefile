@@ -161,8 +161,8 @@ fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten 
 	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
 	$(foreach target,decoder mailbox peek score,$(BIN)/python -m ops.fuzz $(target) --seconds $(FUZZ_S) &&) true
 
-mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would learn wrongly (half an hour; MUTANTS=NAMES for some)
-	$(BIN)/python -m ops.mutants $(MUTANTS)
+mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would learn wrongly (JOBS=2; about half an hour; MUTANTS=NAMES for some)
+	$(BIN)/python -m ops.mutants --jobs $(JOBS) $(MUTANTS)
 
 real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings: alone, beside neighbours, interrupted (about an hour; 20 GB of memory)
 	$(BIN)/python -m ops.real_size

@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
 
@@ -32,6 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ops.mutants", description="Which tests notice wrong learning?")
     parser.add_argument("names", nargs="*", help="only these; their outcomes replace older ones in the record")
     parser.add_argument("--limit-s", type=float, default=300.0, help="time limit of one mutant's tests")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at once, each in a copy of its own")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of mutants.json and mutants.md")
     options = parser.parse_args()
     mutants = read()
@@ -44,20 +48,37 @@ def main() -> int:
     chosen = [mutant for mutant in mutants if not options.names or mutant.name in options.names]
     outcomes = {} if not options.names else _read(options.results / "mutants.json")
     commit = _commit()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Path(folder)
-        copy_tree(ROOT, copy)
-        if imported_from(copy) != copy:
-            print(f"tests in a copy import {imported_from(copy)}; run this with the project's Python", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(options.jobs):
+            copies.put(Path(folder, str(number)))
+            copy_tree(ROOT, Path(folder, str(number)))
+        if imported_from(Path(folder, "0")) != Path(folder, "0").resolve():
+            print("tests in a copy import another one; run this with the project's Python", file=sys.stderr)
             return 2
+
+        def run(test: Callable[[Path], Outcome]) -> Outcome:
+            copy = copies.get()
+            try:
+                return test(copy)
+            finally:
+                copies.put(copy)
+
+        def try_one(mutant: Mutant) -> Outcome:
+            return run(lambda copy: try_out(mutant, copy, limit_s=options.limit_s))
+
+        def original(tests: tuple[str, ...]) -> Outcome:
+            return run(lambda copy: run_tests("original", tests, copy, limit_s=20 * options.limit_s))
+
         tests = tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests))
         print(f"without a mutant: {len(tests)} test files or tests", flush=True)
-        original = run_tests("original", tests, copy, limit_s=20 * options.limit_s)
-        if original.result is not Result.SURVIVED:
-            print(f"the tests fail without a mutant: {original.by}", file=sys.stderr)
-            return 2
-        for number, mutant in enumerate(chosen, start=1):
-            outcome = outcomes[mutant.name] = try_out(mutant, copy, limit_s=options.limit_s)
+        shares = filter(None, (tests[number :: options.jobs] for number in range(options.jobs)))
+        for whole in pool.map(original, shares):
+            if whole.result is not Result.SURVIVED:
+                print(f"the tests fail without a mutant: {whole.by}", file=sys.stderr)
+                return 2
+        for number, (mutant, outcome) in enumerate(zip(chosen, pool.map(try_one, chosen), strict=True), start=1):
+            outcomes[mutant.name] = outcome
             told = outcome.by or mutant.equivalent or mutant.breaks
             print(
                 f"{number}/{len(chosen)} {outcome.result} {mutant.name} ({outcome.seconds:.0f} s): {told}", flush=True

@@ -63,16 +63,24 @@ def copy_tree(root: Path, to: Path) -> None:
 def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
     """Apply ``mutant`` in ``copy``, run its tests there until the first that fails, and take it back."""
     before = mutant.apply(copy)
+    _forget_bytecode(copy / mutant.file)
     try:
         return run_tests(mutant.name, mutant.tests, copy, limit_s=limit_s)
     finally:
         (copy / mutant.file).write_text(before)
+        _forget_bytecode(copy / mutant.file)
+
+
+def _forget_bytecode(source: Path) -> None:
+    """Remove what was compiled of a file, which is known by size and second of change: a mutant may share both with it."""
+    for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
+        compiled.unlink()
 
 
 def run_tests(name: str, tests: Sequence[str], copy: Path, *, limit_s: float) -> Outcome:
     """Run ``tests`` in ``copy``, whose modules come before any installed ones, until the first that fails."""
-    # Without stored bytecode, which is told by a file's size and second of change: a mutant may share both with its original.
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = str(copy)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
     started = time.monotonic()
     process = subprocess.Popen(

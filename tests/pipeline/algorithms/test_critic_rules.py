@@ -57,6 +57,16 @@ def _same_bits(left: TrainingSample, right: TrainingSample, *, but: tuple[str, .
             assert np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b, name
 
 
+def test_whitened_advantages_are_bounded_by_the_clamp_and_free_without_one() -> None:
+    units = trajectory_units(responses(4), 6)
+
+    def largest(clamp: float) -> float:
+        return max(float(np.abs(s.advantages).max()) for s in replace(PPO, advantage_clamp=clamp).prepare(units))
+
+    assert largest(0.5) == 0.5
+    assert largest(0.0) > 1.5
+
+
 @few
 @given(SEEDS)
 def test_a_window_as_long_as_the_cap_makes_t_ppo_ppo_bit_for_bit(seed: int) -> None:

@@ -105,3 +105,35 @@ def test_every_run_file_of_the_project_is_accepted_with_its_fleet(path: Path) ->
     fleet = "one-node" if path.stem.endswith("-32b") else "demo"
     config = load_config([path, ROOT / "configs" / "fleets" / f"{fleet}.toml"])
     assert config.run.name == path.stem
+
+
+SYMMETRIC = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "dynamic_sampling": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "loss_aggregation": "token-mean", "dynamic_sampling": True}),
+        ("grpo", SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean", "normalize_std": True}),
+        ("dr-grpo", SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False}),
+        ("rloo", SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"}),
+        ("gspo", {"surrogate": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": 0.0}),
+        ("cispo", {"surrogate": "cispo", "clip_low": 1.0, "dual_clip": 0.0}),
+        ("ppo", SYMMETRIC | {"adaptive_lambda_alpha": 0.0, "positive_nll_coefficient": 0.0}),
+        ("vapo", {"clip_high": 0.28, "adaptive_lambda_alpha": 0.05, "positive_nll_coefficient": 0.1}),
+        (
+            "tppo",
+            {
+                "clip_high": 0.28,
+                "adaptive_lambda_alpha": 0.05,
+                "adaptive_lambda_floor": 0.95,
+                "positive_nll_coefficient": 0.1,
+            },
+        ),
+    ],
+)
+def test_a_name_alone_stands_for_the_settings_of_its_source(
+    run_file: Path, name: str, settings: dict[str, object]
+) -> None:
+    section = load_config([run_file], [f"algorithm.name={name}"]).algorithm
+    assert {key: getattr(section, key) for key in settings} == settings

@@ -125,6 +125,11 @@ def test_every_token_finds_its_way_into_a_bucket_and_back(lengths: list[int]) ->
     assert layout.num_padded <= 0.34 * sum(lengths) + 16 * len(lengths)
 
 
+def test_positions_begin_anew_with_every_sequence() -> None:
+    """A model with rotary positions could not tell, but at the end of what it was made for."""
+    assert PackedLayout.of([3, 1, 2], CPU).position_ids.tolist() == [0, 1, 2, 0, 0, 1]
+
+
 def test_a_sequence_without_context_is_refused() -> None:
     with pytest.raises(EngineError, match=r"sequence 1 of 2 has 3 tokens of which 3 are to be scored"):
         PackedTokens.of([np.arange(5), np.arange(3)], [2, 3], CPU)

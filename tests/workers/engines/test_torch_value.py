@@ -163,6 +163,25 @@ def test_the_loss_is_the_clipped_error_of_each_token_averaged_by_response(start:
     assert result.num_tokens == sum(s.tokens.size for s in samples)
 
 
+def test_below_lambda_1_targets_lean_on_the_values_that_were_given(start: Path) -> None:
+    """``G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1})``, with the stored values and 0 after the end."""
+    settings = ValueSettings(micro_batch_tokens=128, gamma=0.9, gae_lambda=0.7, clip_low=1e9, clip_high=1e9)
+    engine = TorchValue(value_model(start, seed=5), settings, PLAIN)
+    rng = np.random.default_rng(2)
+    samples = [replace(s, old_values=rng.normal(0, 1, s.response_length).astype(np.float32)) for s in samples_of()]
+    values = engine.values([ScoringRequest(s.tokens, s.response_length) for s in samples])
+    expected = 0.0
+    for sample, new in zip(samples, values, strict=True):
+        target, of_tokens = 0.0, []
+        following = np.append(sample.old_values[1:], 0.0)
+        for t in reversed(range(sample.response_length)):
+            reward = sample.reward if t == sample.response_length - 1 else 0.0
+            target = reward + 0.9 * (0.3 * following[t] + 0.7 * target)
+            of_tokens.append(0.5 * (new[t] - target) ** 2)
+        expected += float(np.mean(of_tokens)) / len(samples)
+    assert engine.step(samples).loss == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_value_model_learns_which_prompts_end_well(start: Path) -> None:
     engine = engine_of(value_model(start), OptimizerSettings(learning_rate=3e-3), micro_batch_tokens=1024)
     results = []
