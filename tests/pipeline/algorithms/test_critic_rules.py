@@ -216,7 +216,7 @@ def test_lambda_counts_the_whole_response_and_half_a_window_more_while_it_goes_o
         last = chunk_units([response], 6)[-1]
         (stretch,) = rule.stretches(last)
         assert rule.policy_lambda(stretch) == pytest.approx(1 - 1 / response.tokens.size)
-    assert PPO.policy_lambda(stretch) == 0.95
+        assert PPO.policy_lambda(stretch) == 0.95
 
 
 def test_vapo_on_groups_is_vapo_on_trajectories_with_a_lambda_that_is_never_negative() -> None:

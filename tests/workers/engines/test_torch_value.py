@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -89,11 +90,11 @@ def test_a_saved_value_model_keeps_its_head(start: Path, tmp_path: Path) -> None
 
 def test_a_folder_that_is_no_value_model_is_refused_with_the_reason(start: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
-    tiny_model("qwen3").base_model.save_pretrained(bare)
+    cast("PreTrainedModel", tiny_model("qwen3").base_model).save_pretrained(bare)
     with pytest.raises(DataError, match="Qwen3Model, which is neither a causal language model nor a value model"):
         load_value_model(bare, torch.float32, CPU)
     headless = tmp_path / "headless"
-    tiny_model("qwen3").base_model.save_pretrained(headless)
+    cast("PreTrainedModel", tiny_model("qwen3").base_model).save_pretrained(headless)
     config = json.loads((headless / "config.json").read_text())
     config |= {"architectures": ["Qwen3ForTokenClassification"], "id2label": {"0": "value"}}
     (headless / "config.json").write_text(json.dumps(config))
