@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.algorithms.objective import Importance, KLEstimator, Objective
 from pipeline.batching import TrainingSample
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.optimizer import OptimizerSettings
-from workers.engines.policy_gradient import ForwardSettings
+from workers.engines.packed import prepare_packed
+from workers.engines.policy_gradient import ForwardSettings, PackedPolicy, accumulate_gradient, batch_totals
 from workers.engines.torch_training import TorchTraining
 
 
@@ -38,3 +40,22 @@ def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
     objective = Objective(kl_coefficient=1.0, kl_estimator=KLEstimator.K2, importance=Importance.NONE)
     divergences = [training.step(samples, objective).metrics["reference_kl"] for _ in range(6)]
     assert divergences[-1] < 0.9 * divergences[0]
+
+
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_a_loss_scale_is_a_factor_of_the_gradient_and_of_nothing_told(by_callback: bool) -> None:
+    """It undoes the mean over ranks: without it, several ranks would make steps of gradients divided by their number."""
+    samples = make_samples(5, with_old=False)
+    plan = [[0, 3], [1, 2, 4]]
+    gradients: list[torch.Tensor] = []
+    losses: list[float] = []
+    for scale in (1.0, 3.0):
+        policy = PackedPolicy(prepare_packed(tiny_model()), ForwardSettings(temperature=1.0, micro_batch_tokens=500))
+        backward = (lambda loss, _: loss.backward()) if by_callback else None
+        sums = accumulate_gradient(
+            policy, samples, Objective(), plan, torch.device("cpu"), backward=backward, loss_scale=scale
+        )
+        losses.append(batch_totals(samples, Objective(), sums).loss)
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    assert losses[0] == losses[1] != 0.0
+    torch.testing.assert_close(gradients[1], 3.0 * gradients[0])
