@@ -16,12 +16,14 @@ import contextlib
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.config.resolved import RESOLVED_NAME
+from pipeline.runtime.exit_codes import Interrupted
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,13 +92,13 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def server_lock(run_dir: Path, *, timeout_s: float = 30.0) -> Iterator[None]:
+def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.Event | None = None) -> Iterator[None]:
     """Be alone in starting or stopping the run's embedded server: two servers must never share a file.
 
-    Raises ConfigError when another holds it past the deadline.
+    Raises ConfigError when another holds it past the deadline, Interrupted when ``given_up`` is set meanwhile.
     """
     with (run_dir / "ledger.lock").open("a+") as file:
-        if not _lock(file, timeout_s=timeout_s):
+        if not _lock(file, timeout_s=timeout_s, given_up=given_up):
             raise ConfigError(
                 f"another command still looks at {run_dir} after {timeout_s:g} s; try again when it has ended"
             )
@@ -121,9 +123,11 @@ def supervisor_pid(run_dir: Path) -> int | None:
         time.sleep(_POLL_S)
 
 
-def _lock(file: IO[str], *, timeout_s: float) -> bool:
+def _lock(file: IO[str], *, timeout_s: float, given_up: threading.Event | None = None) -> bool:
     deadline = time.monotonic() + timeout_s
     while True:
+        if given_up is not None and given_up.is_set():
+            raise Interrupted(f"told to stop while another command held {file.name}; nothing was started")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

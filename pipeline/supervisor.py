@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -113,6 +114,8 @@ class Supervisor:
         self._watchdog = Watchdog(self._patience)
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
+        self._told_to_stop = threading.Event()
+        """The same, for the thread that opens the ledger before the loop turns."""
         self._next_look_s = 0.0
         self._next_cut_s = 0.0
         self._is_starved = False
@@ -125,6 +128,7 @@ class Supervisor:
 
         Raises:
             ConfigError: the metrics port is taken, or no ledger server can be found.
+            Interrupted: told to stop before its ledger's server had answered; nothing was started.
             LedgerMismatch: the folder's ledger was made with other settings.
             LedgerUnavailable: the ledger does not answer at the start, or its embedded server cannot be started again.
         """
@@ -181,12 +185,13 @@ class Supervisor:
 
     def _open_ledger(self) -> EmbeddedServer | None:
         settings = self._config.ledger
-        with server_lock(self._run_dir):
+        with server_lock(self._run_dir, given_up=self._told_to_stop):
             server = open_ledger(
                 self._run_dir,
                 configured_url=settings.url,
                 max_memory_mb=settings.max_memory_mb,
                 patience_s=self._server_patience_s,
+                given_up=self._told_to_stop,
             )
         address = read_address(self._run_dir)
         if server is not None and not server.is_adopted and address is not None:
@@ -357,6 +362,7 @@ class Supervisor:
             if self._num_signals:
                 return  # shell and kernel both send it when a terminal closes: it is never a second request
         self._num_signals += 1
+        self._told_to_stop.set()
         self._next_look_s = 0.0
         if self._num_signals == 1:
             log.warning("stopping", how="drains to a window boundary; a second Ctrl-C ends at once")

@@ -12,7 +12,9 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ import click
 
 from pipeline.cli.common import attach, echo_json, find_run, json_option, look_at, run_among, run_argument
 from protocol.errors import ConfigError, DeadlineExceeded
+from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.runtime.registry import Fleet, Heartbeat
@@ -167,7 +170,6 @@ async def _until_down(run_dir: Path, deadline: float) -> None:
 
 
 async def _what_drains(run_dir: Path) -> str:
-    from pipeline.runtime.status import doing, worker_rows
     from protocol.errors import LedgerError
 
     try:
@@ -175,8 +177,14 @@ async def _what_drains(run_dir: Path) -> str:
             beats = await at.registry.heartbeats()
     except LedgerError:  # its server ends last
         return "still draining; the ledger does not answer"
+    return "still draining: " + (_in_words(beats) or "the ledger's server")
+
+
+def _in_words(beats: Sequence[Heartbeat]) -> str:
+    from pipeline.runtime.status import doing, worker_rows
+
     rows = worker_rows(beats, now_s=time.time(), stuck_after_s=None)
-    return "still draining: " + (", ".join(f"{row.worker} ({doing(row)})" for row in rows) or "the ledger's server")
+    return ", ".join(f"{row.worker} ({doing(row)})" for row in rows)
 
 
 def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
@@ -187,14 +195,40 @@ def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
     from pipeline.run_dir import run_lock, server_lock
     from pipeline.runtime.server import end_server
 
-    was_running = asyncio.run(_end_workers(run_dir, now=now, timeout_s=timeout_s))
-    with run_lock(run_dir), server_lock(run_dir):  # no supervisor begins meanwhile
-        was_running |= Processes(run_dir).end_strays() > 0
-        was_running |= end_server(run_dir)
-        return remains.clear(run_dir) > 0 or was_running
+    with _telling() as tell:
+        was_running = asyncio.run(_end_workers(run_dir, tell, now=now, timeout_s=timeout_s))
+        tell("another command that starts or ends its ledger's server")
+        with run_lock(run_dir), server_lock(run_dir):  # no supervisor begins meanwhile
+            tell("its processes to end")
+            was_running |= Processes(run_dir).end_strays() > 0
+            tell("its ledger's server to end")
+            was_running |= end_server(run_dir)
+            return remains.clear(run_dir) > 0 or was_running
 
 
-async def _end_workers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
+@contextlib.contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """Say every few seconds what is waited for, as it was told last."""
+    ended, told = threading.Event(), "its ledger's server to answer"
+
+    def tell(words: str) -> None:
+        nonlocal told
+        told = words
+
+    def say() -> None:
+        while not ended.wait(_TELL_EVERY_S):
+            click.echo(f"still waiting for {printable_line(told)}", err=True)
+
+    speaker = threading.Thread(target=say, name="down-tells", daemon=True)
+    speaker.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        speaker.join()
+
+
+async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool, timeout_s: float) -> bool:
     """Let the workers of a supervisor that died drain, with a ledger to drain into; return whether there were any."""
     from pipeline.processes import Processes
     from pipeline.runtime.ledger_file import read_address
@@ -214,12 +248,14 @@ async def _end_workers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
         )
         deadline = time.monotonic() + timeout_s
         while left := [beat for beat in await registry.heartbeats() if not now and _may_live(beat)]:
+            tell(f"workers to drain: {_in_words(left)}")
             if time.monotonic() > deadline:
                 names = ", ".join(beat.who.worker for beat in left)
                 raise DeadlineExceeded(f"{names} did not drain within {timeout_s:g} s; `headrace down {run_dir} --now`")
             await asyncio.sleep(_POLL_S)
         for beat in await registry.heartbeats():  # the dead, the silent, with --now all: no write of theirs counts
             await registry.fence(beat.who.worker)
+        tell("workers to end")
         for found in processes.find():  # frozen, still starting, or with --now busy
             await asyncio.to_thread(processes.end, found)
         if now:

@@ -64,7 +64,7 @@ class ExitCode(IntEnum):
     NOT_ALL_JUDGED = 11
     """``headrace score``: the report is whole; some responses have no verdict, were not judged in time, or are unreadable."""
     INTERRUPTED = 130
-    """Told twice to stop: ended at once."""
+    """Told twice to stop, or before the run had begun: ended at once."""
 
     @property
     def is_hopeless(self) -> bool:
@@ -77,7 +77,7 @@ class DrainTimeout(DeadlineExceeded):
 
 
 class Interrupted(HeadraceError):
-    """A worker was told a second time to stop, which means at once."""
+    """A worker was told a second time to stop, which means at once; or a run before it had begun."""
 
 
 _TELLING = (

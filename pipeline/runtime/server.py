@@ -38,6 +38,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 import structlog
 
+from pipeline.runtime.exit_codes import Interrupted
 from pipeline.runtime.ledger_file import LedgerAddress, known_url, read_address, read_ledger_url, write_address
 from pipeline.runtime.private_files import is_private_folder, write_private
 from pipeline.runtime.process_records import identify, this_host
@@ -80,13 +81,16 @@ def open_ledger(
     max_memory_mb: int,
     environment: Mapping[str, str] = os.environ,
     patience_s: float = START_S,
+    given_up: threading.Event | None = None,
 ) -> EmbeddedServer | None:
     """Make sure that this run has a ledger and write its address; return its server when it is embedded.
 
-    An embedded server that is there and shows no sign of life for ``patience_s`` is ended, and started again.
+    An embedded server that is there and shows no sign of life for ``patience_s`` is ended, and started again. Setting
+    ``given_up`` ends the wait for it.
 
     Raises:
         ConfigError: no server program is there.
+        Interrupted: the wait was given up; a server that was there is left as it was.
         LedgerUnavailable: the embedded server does not start.
     """
     url = external_url(known_url(run_dir, configured_url) if configured_url else None, environment)
@@ -95,7 +99,7 @@ def open_ledger(
         write_address(run_dir, LedgerAddress(url=url))
         return None
     server = EmbeddedServer(run_dir, max_memory_mb=max_memory_mb)
-    server.start(timeout_s=patience_s)
+    server.start(timeout_s=patience_s, given_up=given_up)
     return server
 
 
@@ -203,7 +207,7 @@ class EmbeddedServer:
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
-    def start(self, *, timeout_s: float = START_S) -> bool:
+    def start(self, *, timeout_s: float = START_S, given_up: threading.Event | None = None) -> bool:
         """Adopt the server that is there, or start one; return whether it was adopted.
 
         One that is there and mute is waited for; after ``timeout_s`` without any sign of life it is ended for certain, and only
@@ -211,14 +215,16 @@ class EmbeddedServer:
 
         Raises:
             ConfigError: no server program is there.
+            Interrupted: ``given_up`` was set meanwhile. What was there is left as it was, what was started is ended.
             LedgerUnavailable: it ended, it cannot be ended, or gave no answer within ``timeout_s``.
         """
+        given_up = given_up or threading.Event()
         with self._one_at_a_time:
             watch = ServerWatch(patience_s=timeout_s)
             watch.begin_again(time.monotonic())
             deadline = time.monotonic() + timeout_s
             while True:
-                if self._try_to_launch(timeout_s):
+                if self._try_to_launch(timeout_s, given_up):
                     return False
                 sight = self.look()
                 if sight.state is ServerState.SERVES:
@@ -232,9 +238,9 @@ class EmbeddedServer:
                     log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
                     self._end(signal.SIGKILL, timeout_s)
                     watch.begin_again(time.monotonic())
-                self._pause()
+                self._pause(given_up)
 
-    def _try_to_launch(self, timeout_s: float) -> bool:
+    def _try_to_launch(self, timeout_s: float, given_up: threading.Event) -> bool:
         """Start a server if there is none; return whether one was started, and answers."""
         known = self._known()
         ensure_private_folder(self._folder)
@@ -255,7 +261,11 @@ class EmbeddedServer:
                 ) from error
         finally:
             os.close(lock)  # from here on the server alone holds it
-        self._wait_until_answering(timeout_s)
+        try:
+            self._wait_until_answering(timeout_s, given_up)
+        except Interrupted:
+            self._stop(timeout_s)
+            raise
         return True
 
     def _launch(self, binary: ServerBinary, known: LedgerAddress | None, lock: int) -> None:
@@ -301,7 +311,7 @@ class EmbeddedServer:
             )
         socket.unlink()
 
-    def _wait_until_answering(self, timeout_s: float) -> None:
+    def _wait_until_answering(self, timeout_s: float, given_up: threading.Event) -> None:
         process = self._process
         assert process is not None
         watch = ServerWatch(patience_s=timeout_s)
@@ -316,11 +326,15 @@ class EmbeddedServer:
                 raise LedgerUnavailable(
                     f"the ledger server gave no answer within {timeout_s:g} s ({sight.words}). {self._tail()}"
                 )
-            self._pause()
+            self._pause(given_up)
 
-    def _pause(self) -> None:
+    def _pause(self, given_up: threading.Event) -> None:
         if self._is_ending.wait(_POLL_S):
             raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended, and was not waited for")
+        if given_up.is_set():
+            raise Interrupted(
+                f"told to stop while the ledger server of {self._run_dir} was waited for; nothing was started"
+            )
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

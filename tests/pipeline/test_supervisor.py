@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,9 @@ from structlog.testing import capture_logs
 
 from pipeline.preflight import preflight
 from pipeline.replay.connect import connect
-from pipeline.run_dir import prepare_run_dir, run_lock, supervisor_pid
+from pipeline.run_dir import prepare_run_dir, run_lock, server_lock, supervisor_pid
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.runtime.exit_codes import ExitCode, Interrupted
 from pipeline.runtime.ledger_file import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
@@ -429,6 +429,38 @@ def test_a_start_at_a_frozen_server_of_its_own_ends_it_and_starts_it_again(tmp_p
     assert 3.0 <= began[1] - began[0] < 25.0
     assert not process_runs(pid)
     assert not frozen.is_there()  # it takes notice of its child's end
+
+
+@contextmanager
+def frozen_server(run_dir: Path) -> Iterator[None]:
+    server = EmbeddedServer(run_dir, max_memory_mb=64)
+    server.start()
+    pid = server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+        assert process_runs(pid), "it is left as it was"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        server.stop()
+
+
+@pytest.mark.parametrize("waited_for", [frozen_server, server_lock])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_heard_while_up_waits_for_a_server_or_another_command(
+    tmp_path: Path, waited_for: Callable[[Path], AbstractContextManager[None]], number: signal.Signals
+) -> None:
+    run = Run(tmp_path)
+    with waited_for(run.run_dir):
+        signalling = threading.Timer(0.5, os.kill, (os.getpid(), number))
+        signalling.start()
+        began = time.monotonic()
+        with pytest.raises(Interrupted, match="nothing was started"):
+            run.until_end()
+        assert time.monotonic() - began < 6.0
+        signalling.join()
+    assert not run.pictures
 
 
 def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signal(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
-from pipeline.runtime.server import open_ledger
+from pipeline.runtime.server import EmbeddedServer, open_ledger
 from protocol.errors import DeadlineExceeded
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @contextmanager
-def draining_run(folder: Path, *, for_s: float) -> Iterator[Path]:
-    """A run with a learner that drains and a supervisor (this process) that ends after so long."""
+def begun_run(folder: Path) -> Iterator[tuple[Path, EmbeddedServer]]:
+    """A run with a learner that has said once that it writes a checkpoint."""
     config = op_config(folder, "supervisor.drain_ceiling_s=1")
     preflight(config)
     run_dir = prepare_run_dir(config, resume=False)
@@ -43,22 +43,31 @@ def draining_run(folder: Path, *, for_s: float) -> Iterator[Path]:
     server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
     assert server is not None
     asyncio.run(_begin(run_dir))
+    try:
+        yield run_dir, server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def draining_run(folder: Path, *, for_s: float) -> Iterator[Path]:
+    """... and a supervisor (this process) that ends after so long."""
     is_held, is_over = threading.Event(), threading.Event()
 
-    def supervise() -> None:
+    def supervise(run_dir: Path) -> None:
         with run_lock(run_dir):
             is_held.set()
             is_over.wait(for_s)
 
-    supervisor = threading.Thread(target=supervise)
-    supervisor.start()
-    is_held.wait()
-    try:
-        yield run_dir
-    finally:
-        is_over.set()
-        supervisor.join()
-        server.stop()
+    with begun_run(folder) as (run_dir, _):
+        supervisor = threading.Thread(target=supervise, args=(run_dir,))
+        supervisor.start()
+        is_held.wait()
+        try:
+            yield run_dir
+        finally:
+            is_over.set()
+            supervisor.join()
 
 
 async def _begin(run_dir: Path) -> None:
@@ -128,3 +137,23 @@ def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path) -> None:
         assert isinstance(done.exception, click.Abort)
         assert "drains on" in done.stderr
         assert _status(run_dir) is RunState.STOPPING
+
+
+def test_down_without_a_supervisor_tells_what_drains_and_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cli.change._SILENT_S", 4.0)  # then the learner of the test counts as gone
+    with begun_run(tmp_path) as (run_dir, server):
+        pid = server.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        waking = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+        waking.start()
+        done = _down(run_dir)
+        waking.join()
+        assert done.exception is None
+        told = done.stderr.splitlines()
+        assert "still waiting for its ledger's server to answer" in told
+        assert "still waiting for workers to drain: learner (disk: a checkpoint)" in told
+        assert "is down" in done.stdout
+        assert not server.is_there()

@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from pipeline.runtime import server as module
+from pipeline.runtime.exit_codes import Interrupted
 from pipeline.runtime.ledger_file import read_address, write_address
 from pipeline.runtime.process_records import identify
 from pipeline.runtime.server import EmbeddedServer, end_server, process_runs, server_runs
@@ -320,7 +321,9 @@ def test_a_server_of_another_user_is_never_doubled(
     kill = os.kill
 
     def refused(target: int, number: int) -> None:
-        raise PermissionError(1, "Operation not permitted") if number else kill(target, number)
+        if number:
+            raise PermissionError(1, "Operation not permitted")
+        kill(target, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "kill", refused)
@@ -383,3 +386,14 @@ def test_an_end_does_not_wait_for_a_start_that_waits(server: EmbeddedServer, tmp
     assert not waiting.is_alive()
     assert "is being ended" in told[0]
     assert not process_runs(pid)
+
+
+def test_a_start_that_is_given_up_ends_what_it_started(tmp_path: Path) -> None:
+    given_up = threading.Event()
+    given_up.set()
+    server = make(tmp_path)
+    with pytest.raises(Interrupted, match="nothing was started"):
+        server.start(given_up=given_up)
+    assert not server.is_there()
+    assert not server.start(), "another may follow"
+    server.stop()
