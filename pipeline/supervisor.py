@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,7 +229,8 @@ class Supervisor:
             return None
 
     async def _conclude(self, registry: Registry, replay: RedisReplay, status: RunStatus) -> None:
-        """Leave the last state and the report behind; a ledger that is away takes neither."""
+        """Leave the last state and the report behind; a ledger that is away takes neither. A page that cannot be written, for
+        want of room or because the program changed on disk while it ran, is no reason for a run to end otherwise."""
         try:
             await registry.set_run_status(status)
             audit = await replay.audit()
@@ -236,13 +238,13 @@ class Supervisor:
             log.warning("last_state_not_written", reason=str(error))
             return
         if self._num_signals < 2:  # told to end at once: `headrace report` makes it later
-            await asyncio.to_thread(
-                write_report,
-                self._run_dir,
-                title=self._config.run.name,
-                detail=f"{status.state}: {status.detail}",
-                audit=audit,
+            write = partial(
+                write_report, title=self._config.run.name, detail=f"{status.state}: {status.detail}", audit=audit
             )
+            try:
+                await asyncio.to_thread(write, self._run_dir)
+            except Exception as error:
+                log.exception("report_not_written", reason=str(error), do=f"headrace report {self._run_dir}")
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,21 @@ def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> N
     assert (run.run_dir / "config.toml").exists()
 
 
+def test_a_report_that_cannot_be_written_changes_nothing_of_how_the_run_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+
+    def in_the_way(picture: Picture) -> None:
+        (run.run_dir / "report.html").mkdir()
+        run.interrupt(picture)
+
+    run.when_live(in_the_way)
+    assert run.until_end().exit_code == ExitCode.OK
+    told = "".join(capfd.readouterr())
+    assert "report_not_written" in told and f"headrace report {run.run_dir}" in told
+
+
 def test_a_second_signal_ends_even_the_deaf_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path, "supervisor.drain_timeout_s=60", generator="deaf")
     signalled: list[float] = []
