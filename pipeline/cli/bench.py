@@ -24,6 +24,7 @@ _NAMES = {
     "ledger": "Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, Ray's queue.",
     "overhead": "What the control plane costs in processor time, by part, from 2 to 60 emulated generators.",
     "overlap": "Barrier, one step off, asynchronous: the same draws on the real control plane, emulated engines.",
+    "one_process": "A demo's learning in one process, synchronous: what a setting does to it, in a minute or two.",
     "oversampling": "What over-sampling gives and costs: the real ledger in virtual time.",
     "startup": "The command line's start, against that of Python.",
     "weights": "A version from publish to served, and the pause; what changed from one to the next.",

@@ -1,0 +1,325 @@
+"""A demo's learning in one process: sample, score, value and train in turn, with a run's own engines, rules and backends.
+
+    headrace bench one_process configs/vapo.toml --seeds 3
+
+There is no ledger, no wire and no other process, and each update is sampled by the weights before it (``staleness.eta`` of
+0). So a seed gives the same run again, and what a setting does to learning is seen in a minute or two. Whether a demo reaches
+its bar as it is run, asynchronously, is for ``headrace bench demos`` to say.
+
+*Consumes* run files of small tasks with the ``arithmetic`` verifier. *Produces* accuracies on held-out prompts, and what was
+clipped, update by update, printed and as JSON. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+
+from ops.bench.table import provenance, write_json
+from pipeline.algorithms.filters import has_signal
+from pipeline.config.load import load_config
+from pipeline.config.schema import RunConfig
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.replay.buffer import ClaimedUnit, ScoredChunk, Unit
+from pipeline.rewards.arithmetic import verify
+from pipeline.rewards.shaping import shape
+from pipeline.rewards.verifier import Response, Verdict
+from protocol.errors import ConfigError
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Score, Segment, TrajectoryChunk, ValueScore
+from workers.engines.build import build_engine, build_training_backend, build_value_engine
+from workers.engines.generation import SamplingParams, Window, WindowRequest
+from workers.engines.scoring import ScoringRequest
+from workers.engines.value import ValueSample
+from workers.update import PolicyUpdate
+
+_OFFERED = (0.0, "local", "arithmetic")
+_NUM_SLOTS = 256
+_STEPS_A_TURN = 16
+_SPARE_GROUPS = 8
+"""Sampled beyond those that an update lacks, since some will have no signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A response, its text and score."""
+
+    prompt: Prompt
+    window: Window
+    text: str
+    score: RewardScore
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one seed's learning was."""
+
+    config: str
+    seed: int
+    overrides: tuple[str, ...]
+    value_steps: int
+    """Before the policy started."""
+    held_out: tuple[tuple[int, float], ...]
+    """Updates done, and accuracy."""
+    clip_fraction: tuple[float, ...]
+    """Of each update."""
+    entropy: tuple[float, ...]
+    seconds: float
+
+
+class OneProcess:
+    """A configuration's learning."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Load model, prompts and engines.
+
+        Raises:
+            ConfigError: The configuration needs what only a fleet has.
+        """
+        asked = (config.algorithm.kl_coefficient, config.generation.engine, config.data.verifier)
+        if asked != _OFFERED:
+            raise ConfigError(
+                f"algorithm.kl_coefficient, generation.engine and data.verifier are {asked}; one process has no reference "
+                f"policy, one engine and one verifier: set them to {_OFFERED}"
+            )
+        reference = config.reference.model_copy(update={"always": False})
+        generation = config.generation.model_copy(update={"num_slots": _NUM_SLOTS})
+        self.config = config.model_copy(update={"reference": reference, "generation": generation})
+        self._tokenizer = load_text_tokenizer(config.model.path)
+        self._source = PromptSource.load(config, self._tokenizer)
+        self._engine = build_engine(self.config, config.model.path)
+        self._backend = build_training_backend(self.config)
+        self._critic = build_value_engine(self.config) if config.has_critic else None
+        self._update = PolicyUpdate(self.config, self._backend)
+        self._num_updates = 0
+        self._position = 0
+        self._num_lanes = 0
+        self._publish()
+
+    def evaluate(self) -> float:
+        """Return the greedy accuracy on all held-out prompts."""
+        prompts = [self._source.evaluation_at(index) for index in range(self._source.num_evaluation_prompts)]
+        return mean(group[0].score.accuracy for group in self._sample(prompts, temperature=0.0, size=1))
+
+    def pretrain(self) -> int:
+        """Train the critic until its gate would open; return its steps."""
+        settings, num_steps = self.config.value, 0
+        while self._critic is not None and num_steps < settings.pretrain_steps:
+            explained = self._learn_values(self._groups(filtered=False))
+            num_steps += len(explained)
+            least = settings.min_explained_variance
+            if least is not None and mean(explained) >= least:
+                break
+        return num_steps
+
+    def update(self) -> dict[str, float]:
+        """Sample, train the policy, then the critic, on one update's batch; return the metrics' means over the steps."""
+        groups = self._groups(filtered=self.config.algorithm.dynamic_sampling)
+        values = self._values(groups)
+        prepared = self._update.prepare(self._units(groups, values))
+        stepped = asyncio.run(self._update.step(prepared.samples, policy_version=self._num_updates, compute=_at_once))
+        if self._critic is not None:
+            self._learn_values(groups, values)
+        self._num_updates += 1
+        self._publish()
+        return {name: mean(r.metrics[name] for r in stepped.results) for name in stepped.results[0].metrics}
+
+    def _publish(self) -> None:
+        self._engine.load_weights({name: tensor.clone() for name, tensor in self._backend.tensors()}, self._num_updates)
+
+    def _groups(self, *, filtered: bool) -> list[list[Sampled]]:
+        """Sample the groups of one update."""
+        algorithm = self.config.algorithm
+        groups: list[list[Sampled]] = []
+        while (lacking := algorithm.groups_per_update - len(groups)) > 0:
+            many = lacking + (_SPARE_GROUPS if filtered else 0)
+            prompts = [self._source.at(self._position + index) for index in range(many)]
+            self._position += many
+            sampled = self._sample(prompts, temperature=self.config.generation.temperature, size=algorithm.group_size)
+            groups += [group for group in sampled if not filtered or has_signal([one.score.accuracy for one in group])]
+        return groups[: algorithm.groups_per_update]
+
+    def _sample(self, prompts: Sequence[Prompt], *, temperature: float, size: int) -> list[list[Sampled]]:
+        limit = self.config.generation.max_response_tokens
+        lane, self._num_lanes = f"x{self._num_lanes}", self._num_lanes + 1
+        wanted = [TrajectoryId(lane, group, member) for group in range(len(prompts)) for member in range(size)]
+        for trajectory in wanted:
+            self._engine.submit(
+                WindowRequest(
+                    trajectory=trajectory,
+                    prompt_tokens=prompts[trajectory.group].tokens,
+                    response_tokens=np.empty(0, np.int32),
+                    window_tokens=limit,
+                    max_response_tokens=limit,
+                    sampling=SamplingParams(temperature),
+                    seed=self.config.run.seed,
+                )
+            )
+        found: dict[TrajectoryId, Window] = {}
+        while len(found) < len(wanted):
+            found |= {window.trajectory: window for window in self._engine.advance(_STEPS_A_TURN)}
+        marked = self._mark([(prompts[trajectory.group], found[trajectory]) for trajectory in wanted])
+        return [marked[at : at + size] for at in range(0, len(marked), size)]
+
+    def _mark(self, pairs: Sequence[tuple[Prompt, Window]]) -> list[Sampled]:
+        texts = [self._tokenizer.decode(window.tokens.tolist()) for _, window in pairs]
+        responses = [
+            Response(
+                prompt_text=prompt.text,
+                response_text=text,
+                answer=prompt.answer,
+                verifier=prompt.verifier,
+                extra=prompt.extra,
+                num_tokens=window.tokens.size,
+                finish_reason=window.finish_reason,
+            )
+            for (prompt, window), text in zip(pairs, texts, strict=True)
+        ]
+        limit = self.config.generation.max_response_tokens
+        made: list[Sampled] = []
+        for (prompt, window), text, verdict in zip(pairs, texts, verify(responses), strict=True):
+            num_tokens, reason = window.tokens.size, window.finish_reason
+            assert isinstance(verdict, Verdict), verdict
+            score = shape(
+                self.config.reward, verdict, num_tokens=num_tokens, max_response_tokens=limit, finish_reason=reason
+            )
+            made.append(Sampled(prompt, window, text, score))
+        return made
+
+    def _values(self, groups: Sequence[Sequence[Sampled]]) -> list[list[np.ndarray]]:
+        """Return the critic's values of each response, float32 [R]; empty ones without a critic."""
+        if self._critic is None:
+            return [[np.empty(0, np.float32) for _ in group] for group in groups]
+        flat = [one for group in groups for one in group]
+        requests = [ScoringRequest(_tokens(one), one.window.tokens.size) for one in flat]
+        values = iter(self._critic.values(requests))
+        return [[next(values) for _ in group] for group in groups]
+
+    def _learn_values(
+        self, groups: Sequence[Sequence[Sampled]], values: list[list[np.ndarray]] | None = None
+    ) -> list[float]:
+        """Train the critic once on every response, but for a last incomplete batch; return the steps' explained variances."""
+        assert self._critic is not None
+        values = self._values(groups) if values is None else values
+        samples = [
+            ValueSample(
+                name=str(one.window.trajectory),
+                tokens=_tokens(one),
+                prompt_length=one.prompt.tokens.size,
+                old_values=old,
+                reward=one.score.reward,
+            )
+            for group, of in zip(groups, values, strict=True)
+            for one, old in zip(group, of, strict=True)
+        ]
+        size = min(self.config.value.batch_trajectories, len(samples))
+        batches = [samples[at : at + size] for at in range(0, len(samples) - size + 1, size)]
+        return [self._critic.step(batch).explained_variance for batch in batches]
+
+    def _units(self, groups: Sequence[Sequence[Sampled]], values: list[list[np.ndarray]]) -> list[ClaimedUnit]:
+        units: list[ClaimedUnit] = []
+        for number, (group, of) in enumerate(zip(groups, values, strict=True)):
+            members = [
+                self._chunks(TrajectoryId("t", number, member), one, value)
+                for member, (one, value) in enumerate(zip(group, of, strict=True))
+            ]
+            match self.config.declaration.unit:
+                case Unit.GROUP:
+                    units.append(ClaimedUnit(str(number), tuple(members)))
+                case Unit.TRAJECTORY:
+                    units += [ClaimedUnit(str(chunks[0].chunk.trajectory), (chunks,)) for chunks in members]
+                case Unit.CHUNK:
+                    units += [ClaimedUnit(str(one.chunk.id), ((one,),)) for chunks in members for one in chunks]
+        return units
+
+    def _chunks(self, trajectory: TrajectoryId, one: Sampled, values: np.ndarray) -> tuple[ScoredChunk, ...]:
+        tokens, size = one.window.tokens, self.config.generation.window_tokens
+        made: list[ScoredChunk] = []
+        for index, start in enumerate(range(0, tokens.size, size)):
+            end = min(start + size, tokens.size)
+            is_final = end == tokens.size
+            scores: dict[Field, Score] = {}
+            if self._critic is not None:
+                scores[Field.VALUE] = ValueScore(values=values[start:end], value_version=0)
+            if is_final:
+                scores[Field.REWARD] = one.score
+            chunk = TrajectoryChunk(
+                id=ChunkId(trajectory, index),
+                prompt=one.prompt,
+                context_tokens=tokens[:start],
+                tokens=tokens[start:end],
+                behavior_logprobs=one.window.behavior_logprobs[start:end],
+                segments=(Segment(self._num_updates, end - start),),
+                finish_reason=one.window.finish_reason if is_final else FinishReason.WINDOW,
+                response_text=one.text if is_final else None,
+            )
+            made.append(ScoredChunk(chunk, scores))
+        return tuple(made)
+
+
+def _tokens(one: Sampled) -> np.ndarray:
+    return np.concatenate([one.prompt.tokens, one.window.tokens]).astype(np.int32)
+
+
+async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int | None, every: int) -> Told:
+    """Train by a run file, as many updates as it says or as given, evaluating before, after, and every so many."""
+    began = time.monotonic()
+    loaded = load_config([config], [*overrides, f"run.seed={seed}"])
+    learner = OneProcess(loaded)
+    wanted = loaded.run.num_updates if num_updates is None else num_updates
+    held_out = [(0, learner.evaluate())]
+    value_steps = learner.pretrain()
+    clipped: list[float] = []
+    entropy: list[float] = []
+    for update in range(1, wanted + 1):
+        metrics = learner.update()
+        clipped.append(round(metrics["clip_fraction"], 6))
+        entropy.append(round(metrics["entropy"], 6))
+        if update % every == 0 or update == wanted:
+            held_out.append((update, learner.evaluate()))
+            seconds = time.monotonic() - began
+            print(
+                f"{config.stem}, seed {seed}: {update} updates, {100 * held_out[-1][1]:.1f} %, {seconds:.0f} s",
+                flush=True,
+            )
+    seconds = round(time.monotonic() - began, 1)
+    told = (tuple(held_out), tuple(clipped), tuple(entropy), seconds)
+    return Told(config.stem, seed, tuple(overrides), value_steps, *told)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print, write."""
+    parser = argparse.ArgumentParser(prog="headrace bench one_process", description="A demo's learning in one process.")
+    parser.add_argument("configs", type=Path, nargs="+", metavar="CONFIG")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--seeds", type=int, default=1, help="0, 1 ... (default: %(default)s)")
+    parser.add_argument("--updates", type=int, help="as the run file says, unless given")
+    parser.add_argument("--every", type=int, default=10, help="updates between evaluations (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    told = [
+        learn(config, seed, options.overrides, num_updates=options.updates, every=options.every)
+        for seed in range(options.seeds)
+        for config in options.configs
+    ]
+    if options.json:
+        write_json(options.json, provenance("one_process", arguments) | {"runs": [asdict(one) for one in told]})
+
+
+if __name__ == "__main__":
+    main()
