@@ -16,19 +16,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
-from pipeline.config.load import write_resolved
-from pipeline.preflight import preflight
 from pipeline.replay.connect import connect
-from pipeline.run_dir import prepare_run_dir, run_lock
+from pipeline.run_dir import run_lock
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
-from pipeline.runtime.server import EmbeddedServer, open_ledger
+from pipeline.runtime.server import EmbeddedServer
 from protocol.errors import DeadlineExceeded
 from protocol.ids import Role
-from tests.pipeline.op_config import op_config
+from tests.pipeline.made_run import made_run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,12 +34,7 @@ pytestmark = pytest.mark.timeout(60)
 @contextmanager
 def begun_run(folder: Path) -> Iterator[tuple[Path, EmbeddedServer]]:
     """A run with a learner that has said once that it writes a checkpoint."""
-    config = op_config(folder, "supervisor.drain_ceiling_s=1")
-    preflight(config)
-    run_dir = prepare_run_dir(config, resume=False)
-    write_resolved(config, run_dir)
-    server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
-    assert server is not None
+    run_dir, _, server = made_run(folder, "supervisor.drain_ceiling_s=1")
     asyncio.run(_begin(run_dir))
     try:
         yield run_dir, server

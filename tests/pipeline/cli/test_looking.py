@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -25,21 +24,17 @@ import redis
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
-from pipeline.cli.common import attach
-from pipeline.config.load import write_resolved
-from pipeline.preflight import preflight
-from pipeline.run_dir import prepare_run_dir
+from pipeline.cli.common import Attached
 from pipeline.runtime import server_copy
 from pipeline.runtime.ledger_file import read_address, write_address
 from pipeline.runtime.process_records import identify
-from pipeline.runtime.registry import RunState, RunStatus
-from pipeline.runtime.server import EmbeddedServer, open_ledger, server_runs
+from pipeline.runtime.server import EmbeddedServer, server_runs
 from pipeline.why.silence import silence, whereabouts
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
 from tests.mute import Manner, mute_server
-from tests.pipeline.op_config import op_config
+from tests.pipeline.made_run import stopped_run
 from tests.pipeline.replay.builders import make_chunk
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,28 +52,17 @@ LOOKS = (
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has ended, with a chunk and a dead letter in its ledger."""
-    config = op_config(tmp_path_factory.mktemp("ended"))
-    spec = preflight(config).spec
-    run_dir = prepare_run_dir(config, resume=False)
-    write_resolved(config, run_dir)
-    server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
-    assert server is not None
-    server.stop()
 
-    async def leave_work_behind() -> None:
-        async with attach(run_dir) as at:
-            await at.replay.open(spec)
-            await at.registry.set_run_status(RunStatus(RunState.STOPPING, "stopped"))
-            who = await at.registry.register(Role.GENERATOR, "generator-0")
-            await at.replay.lease(who, max_trajectories=8)
-            for name in (TrajectoryId("t", 0, 0), TrajectoryId("t", 1, 0)):
-                await at.replay.write_chunk(who, make_chunk(name))
-            scorer, dead = Incarnation(Role.REWARD, "reward-9", 1), make_chunk(TrajectoryId("t", 0, 0)).id
-            while not await at.replay.fail_score(scorer, dead, Field.REWARD, "no boxed answer"):
-                pass
+    async def leave_work_behind(at: Attached) -> None:
+        who = await at.registry.register(Role.GENERATOR, "generator-0")
+        await at.replay.lease(who, max_trajectories=8)
+        for name in (TrajectoryId("t", 0, 0), TrajectoryId("t", 1, 0)):
+            await at.replay.write_chunk(who, make_chunk(name))
+        scorer, dead = Incarnation(Role.REWARD, "reward-9", 1), make_chunk(TrajectoryId("t", 0, 0)).id
+        while not await at.replay.fail_score(scorer, dead, Field.REWARD, "no boxed answer"):
+            pass
 
-    asyncio.run(leave_work_behind())
-    return run_dir
+    return stopped_run(tmp_path_factory.mktemp("ended"), leave_work_behind)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.cli.common import attach
+from pipeline.cli.common import Attached
 from pipeline.cli.why import render
-from pipeline.config.load import write_resolved
-from pipeline.preflight import preflight
-from pipeline.run_dir import prepare_run_dir
-from pipeline.runtime.registry import RunState, RunStatus
-from pipeline.runtime.server import open_ledger
 from pipeline.why.exits import read_exits
 from pipeline.why.explain import explain
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
-from tests.pipeline.op_config import op_config
+from tests.pipeline.made_run import stopped_run
 from tests.pipeline.replay.builders import make_chunk
 from tests.pipeline.why.scenes import scene, silent, trajectory, unit, waits
 
@@ -33,30 +27,18 @@ TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no boxed ans
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = op_config(tmp_path_factory.mktemp("left"))
-    spec = preflight(config).spec
-    run_dir = prepare_run_dir(config, resume=False)
-    write_resolved(config, run_dir)
-    server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
-    assert server is not None
-    server.stop()
+    async def leave_work_behind(at: Attached) -> None:
+        who = await at.registry.register(Role.GENERATOR, "generator-0")
+        scorer = Incarnation(Role.REWARD, "reward-9", 1)
+        leases = (await at.replay.lease(who, max_trajectories=8)).leases
+        for lease in leases[:2]:
+            await at.replay.write_chunk(who, make_chunk(lease.trajectory))
+        dead = ChunkId(TrajectoryId("t", 0, 0), 0)
+        while not await at.replay.fail_score(scorer, dead, Field.REWARD, TRACEBACK):
+            pass
+        await at.replay.write_chunk(who, make_chunk(TrajectoryId("t", 1, 0)))
 
-    async def leave_work_behind() -> None:
-        async with attach(run_dir) as at:
-            await at.replay.open(spec)
-            await at.registry.set_run_status(RunStatus(RunState.STOPPING, "stopped"))
-            who = await at.registry.register(Role.GENERATOR, "generator-0")
-            scorer = Incarnation(Role.REWARD, "reward-9", 1)
-            leases = (await at.replay.lease(who, max_trajectories=8)).leases
-            for lease in leases[:2]:
-                await at.replay.write_chunk(who, make_chunk(lease.trajectory))
-            dead = ChunkId(TrajectoryId("t", 0, 0), 0)
-            while not await at.replay.fail_score(scorer, dead, Field.REWARD, TRACEBACK):
-                pass
-            await at.replay.write_chunk(who, make_chunk(TrajectoryId("t", 1, 0)))
-
-    asyncio.run(leave_work_behind())
-    return run_dir
+    return stopped_run(tmp_path_factory.mktemp("left"), leave_work_behind)
 
 
 def _json(*words: str) -> Any:

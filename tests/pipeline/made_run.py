@@ -1,0 +1,42 @@
+"""Runs without workers: a folder, its settings, and an embedded ledger with something in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pipeline.cli.common import Attached, attach
+from pipeline.config.load import write_resolved
+from pipeline.preflight import preflight
+from pipeline.replay.buffer import LedgerSpec
+from pipeline.run_dir import prepare_run_dir
+from pipeline.runtime.registry import RunState, RunStatus
+from pipeline.runtime.server import EmbeddedServer, open_ledger
+from tests.pipeline.op_config import op_config
+
+
+def made_run(folder: Path, *overrides: str) -> tuple[Path, LedgerSpec, EmbeddedServer]:
+    """Make a run of ``op_config``; return its folder, what its ledger is made with, and its server, which is there."""
+    config = op_config(folder, *overrides)
+    spec = preflight(config).spec
+    run_dir = prepare_run_dir(config, resume=False)
+    write_resolved(config, run_dir)
+    server = open_ledger(run_dir, configured_url=None, max_memory_mb=64)
+    assert server is not None
+    return run_dir, spec, server
+
+
+def stopped_run(folder: Path, leave: Callable[[Attached], Awaitable[None]]) -> Path:
+    """Make a run that was stopped and has no server, in whose ledger ``leave`` has left something; return its folder."""
+    run_dir, spec, server = made_run(folder)
+    server.stop()
+
+    async def leave_behind() -> None:
+        async with attach(run_dir) as at:
+            await at.replay.open(spec)
+            await at.registry.set_run_status(RunStatus(RunState.STOPPING, "stopped"))
+            await leave(at)
+
+    asyncio.run(leave_behind())
+    return run_dir
