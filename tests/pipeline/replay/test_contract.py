@@ -15,7 +15,7 @@ from pipeline.replay.buffer import (
 )
 from protocol.errors import ConfigError, Fenced, LedgerError, LedgerMismatch
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
-from protocol.trajectory import Field, FinishReason
+from protocol.trajectory import Field, FinishReason, RewardScore
 from tests.pipeline.replay.builders import (
     GENERATOR,
     LEARNER,
@@ -231,6 +231,19 @@ async def test_a_group_without_signal_is_dropped_by_raw_accuracy_and_its_credit_
     assert audit.tokens.dropped == {"no_signal": 6}
 
 
+async def test_the_filter_goes_by_raw_accuracy_and_never_by_the_shaped_reward(bench):
+    """Two right answers, one of them too long, teach nothing but to be short; equal rewards may hide right and wrong."""
+    replay = await bench.open(make_spec(signal_filter=True, units_per_update=2))
+    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    scores = [(1.0, 1.0), (0.25, 1.0), (0.5, 1.0), (0.5, 0.0)]
+    for lease, (shaped, accuracy) in zip(leases, scores, strict=True):
+        chunk = make_chunk(lease.trajectory)
+        await replay.write_chunk(GENERATOR, chunk)
+        await replay.write_score(SCORER, chunk.id, RewardScore(reward=shaped, accuracy=accuracy))
+    assert (await replay.audit()).groups.dropped == {"no_signal": 1}
+    assert (await replay.claim(LEARNER, policy_version=0)).units == ("1",)
+
+
 async def test_claims_follow_the_order_of_admission_not_of_completion(bench):
     replay = await bench.open(make_spec())
     leases = (await replay.lease(GENERATOR, max_trajectories=8)).leases
@@ -267,6 +280,19 @@ async def test_a_claim_waits_for_late_work_under_wait_and_not_under_drop(bench):
     for lease in leases[:2]:
         await finish(replay, lease)
     assert (await replay.claim(LEARNER, policy_version=1)).units == ("0", "3")
+
+
+@pytest.mark.parametrize("late", LatePolicy)
+async def test_without_lag_an_update_waits_for_all_that_was_begun_unless_late_work_is_dropped(bench, late):
+    replay = await bench.open(make_spec(eta=0, units_per_update=2, oversampling=2.0, late=late))
+    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    for lease in leases[2:]:
+        await finish(replay, lease)
+    outcome = await replay.claim(LEARNER, policy_version=0)
+    if late is LatePolicy.WAIT:
+        assert outcome == ClaimRefused(ClaimWait.LATE_WORK, 1, 1, "0")
+    else:
+        assert outcome.units == ("1",)
 
 
 async def test_a_stream_that_can_never_fill_an_update_again_is_starved(bench):
@@ -443,6 +469,15 @@ async def test_evaluation_goes_first_takes_no_credit_and_keeps_only_its_samples(
     assert (totals.credit_used, totals.num_tokens_generated) == (2, 0)
     assert audit.balances
     assert await replay.evaluation(4) is None
+
+
+async def test_evaluation_goes_before_trajectories_that_wait_for_another_generator(bench):
+    replay = await bench.open(make_spec())
+    await replay.lease(GENERATOR, max_trajectories=2)
+    assert await replay.give_back(GENERATOR) == 2
+    await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
+    leases = (await replay.lease(OTHER_GENERATOR, max_trajectories=2)).leases
+    assert [str(lease.trajectory) for lease in leases] == ["e0.0.0", "t.0.0"]
 
 
 async def test_an_evaluation_lease_ends_like_any_other(bench):
