@@ -33,7 +33,7 @@ def write_page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome], *, co
     counts = f"{killed} killed, {len(left)} survived, {equivalent} equivalent; {seconds / 60:.0f} minutes"
     lines = [
         _HEAD,
-        f"{len(mutants)} mutants at {commit}: {counts}.",
+        f"{len(mutants)} mutants, last run at {commit}: {counts} of tests.",
         "",
         "| part | mutants | killed | survived | equivalent |",
         "|---|---|---|---|---|",

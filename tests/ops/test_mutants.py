@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_the_list_is_long_enough_and_reaches_every_part_that_learning_goes_throu
     folders = {"workers/", "workers/engines/", "pipeline/config/", "pipeline/algorithms/", "pipeline/replay/scripts/"}
     for start in (*folders, "pipeline/batching.py", "pipeline/staleness.py"):
         assert [mutant for mutant in mutants if mutant.file.startswith(start)], start
+
+
+def test_the_page_tells_of_every_mutant_of_the_list_and_of_no_other() -> None:
+    page = (ROOT / "ops" / "results" / "mutants.md").read_text()
+    told = re.findall(r"^\| ([a-z0-9-]+) \| [^|]*\| [^|]* \|", page.partition("\n## ")[2], re.MULTILINE)
+    assert sorted(set(told) - {"mutant"}) == sorted(mutant.name for mutant in read())
 
 
 def mutant(**changes: str) -> Mutant:
@@ -100,7 +107,7 @@ def test_the_page_counts_survivors_and_argues_equivalents() -> None:
     }
     assert [left.name for left in survivors(mutants, outcomes)] == ["s"]
     page = write_page(mutants, outcomes, commit="c")
-    assert "3 mutants at c: 1 killed, 1 survived, 1 equivalent" in page
+    assert "3 mutants, last run at c: 1 killed, 1 survived, 1 equivalent" in page
     assert "| e | sums (`law.py`) | the same sum |" in page
     assert "| m | `law.py` | sums | `tests/a.py`: test_b |" in page
 
