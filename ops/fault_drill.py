@@ -15,11 +15,13 @@ import os
 import statistics
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from ops.drill.check import Violation
 from ops.drill.fleet import ROOT
 from ops.drill.one import PATIENCE_S, Outcome, drill
 from ops.drill.schedule import FaultKind, plan
@@ -68,9 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.Namespace) -> Iterator[Outcome]:
     def one(seed: int) -> Outcome:
-        return drill(
-            plan(seed, kinds), folder_of(seed), engine=options.engine, patience_s=options.patience, keep=options.keep
-        )
+        schedule, folder = plan(seed, kinds), folder_of(seed)
+        try:
+            return drill(schedule, folder, engine=options.engine, patience_s=options.patience, keep=options.keep)
+        except Exception as error:  # noqa: BLE001 - an hour of other drills goes on
+            broke = Violation("the drill itself runs", "".join(traceback.format_exception(error)).rstrip())
+            return Outcome(
+                seed, schedule.algorithm, tuple(str(kind) for kind in schedule.kinds), [broke], folder=folder
+            )
 
     with ThreadPoolExecutor(options.jobs) as pool:
         yield from pool.map(one, seeds)
