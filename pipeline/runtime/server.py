@@ -26,8 +26,6 @@ import secrets
 import signal
 import stat
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -45,26 +43,19 @@ from pipeline.runtime.process_records import identify, this_host
 from pipeline.runtime.server_binary import ServerBinary, find_server
 from pipeline.runtime.server_lock import holders, is_locked, take_lock
 from pipeline.runtime.server_probe import ServerState, Sight, listens, probe
+from pipeline.runtime.server_settings import LOG_NAME, OWN_FOLDER, dying_with_us, settings_of, socket_path
 from pipeline.runtime.server_watch import ServerWatch, Verdict
 from protocol.endpoints import ensure_private_folder
 from protocol.errors import LedgerUnavailable
 
 __all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
 
-MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 ANSWER_S = 2.0
 """For one answer of the server; a later one is no sign of death."""
 START_S = 60.0
 """For a server's first sign of life, or its next."""
 _POLL_S = 0.005
 _LOG_TAIL_BYTES = 2000
-_OWN_FOLDER = "headrace-"
-_DIE_WITH_STARTER = """\
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: the exec below keeps it
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 log = structlog.get_logger(__name__)
 
@@ -159,7 +150,7 @@ class EmbeddedServer:
     @property
     def log_file(self) -> Path:
         """The server's own log."""
-        return self._folder / "server.log"
+        return self._folder / LOG_NAME
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -269,10 +260,12 @@ class EmbeddedServer:
         return True
 
     def _launch(self, binary: ServerBinary, known: LedgerAddress | None, lock: int) -> None:
-        socket = self._socket_path(known)
+        socket = socket_path(self._folder, known)
         self._clear(socket)
         password = (known and _password(known)) or secrets.token_hex(24)
-        settings = self._settings(socket, password).encode()
+        settings = settings_of(
+            self._folder, socket, password, max_memory_mb=self._max_memory_mb, is_of_a_copy=self._is_of_a_copy
+        ).encode()
         if not self._configuration.is_file() or self._configuration.read_bytes() != settings:
             write_private(self._configuration, settings)
         self._address = address = _address(binary, socket, password)
@@ -280,7 +273,7 @@ class EmbeddedServer:
             write_address(self._run_dir, address)
         with self.log_file.open("ab") as output:
             self._process = process = subprocess.Popen(
-                [*(_dying_with_us() if self._is_of_a_copy else ()), binary.path, self._configuration],
+                [*(dying_with_us() if self._is_of_a_copy else ()), binary.path, self._configuration],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -416,7 +409,7 @@ class EmbeddedServer:
         with suppress(OSError):
             if stat.S_ISSOCK(socket.lstat().st_mode) and not listens(socket):
                 socket.unlink()
-        if socket.parent.name.startswith(_OWN_FOLDER) and is_private_folder(socket.parent):
+        if socket.parent.name.startswith(OWN_FOLDER) and is_private_folder(socket.parent):
             with suppress(OSError):  # not empty: then it is not ours alone
                 socket.parent.rmdir()
 
@@ -469,56 +462,11 @@ class EmbeddedServer:
             raise LedgerUnavailable(f"the ledger server of {self._run_dir} was not started; call start() first")
         return self._address
 
-    def _settings(self, socket: Path, password: str) -> str:
-        settings = {
-            "port": 0,
-            "unixsocket": _quoted(socket),
-            "unixsocketperm": 700,
-            "requirepass": password,
-            "dir": _quoted(self._folder),
-            "logfile": _quoted(self.log_file),
-            "databases": 1,
-            "daemonize": "no",
-            "set-proc-title": "no",  # so that the command line says whose server it is
-            "appendonly": "yes",
-            "appendfsync": "everysec",
-            # what passes through is a hundred times what is there: rewriting the file costs more than reading a longer one, 3 s
-            # at worst, and tokens and log-probs hardly compress
-            "auto-aof-rewrite-min-size": "256mb",
-            "rdbcompression": "no",
-            "save": '""',
-            "maxmemory": f"{self._max_memory_mb}mb",
-            "maxmemory-policy": "noeviction",
-        }
-        if self._is_of_a_copy:
-            settings |= {"appendfsync": "no", "auto-aof-rewrite-percentage": 0}
-        return "".join(f"{name} {value}\n" for name, value in settings.items())
-
-    def _socket_path(self, known: LedgerAddress | None) -> Path:
-        """Return the socket that clients know already, else one in our folder, else one with a short enough path."""
-        path = self._folder / "server.sock"
-        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
-            return path
-        if known is not None and known.socket:
-            folder = Path(known.socket).parent
-            with suppress(OSError):
-                folder.mkdir(mode=0o700)
-            if is_private_folder(folder):
-                return Path(known.socket)
-        return Path(tempfile.mkdtemp(prefix=_OWN_FOLDER)) / "server.sock"
-
     def _tail(self) -> str:
         with self.log_file.open("rb") as file:
             file.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL_BYTES))
             tail = file.read().decode(errors="replace").strip()
         return f"{self.log_file} ends with:\n{tail}" if tail else f"{self.log_file} is empty"
-
-
-def _dying_with_us() -> list[str]:
-    """Return the words before a command that have the kernel kill it when this process ends; none where it cannot."""
-    if sys.platform != "linux":
-        return []
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_STARTER, str(os.getpid())]
 
 
 def process_runs(pid: int) -> bool:
@@ -555,9 +503,3 @@ def _address(binary: ServerBinary, socket: Path, password: str) -> LedgerAddress
 
 def _password(address: LedgerAddress) -> str:
     return unquote(urlsplit(address.url).password or "")
-
-
-def _quoted(path: Path) -> str:
-    """Quote a path for the server's configuration file."""
-    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

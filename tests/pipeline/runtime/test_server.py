@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 from pipeline.config.secrets import hide_password
 from pipeline.runtime.ledger_file import known_url, read_address
 from pipeline.runtime.server import (
-    MAX_SOCKET_PATH_BYTES,
     EmbeddedServer,
     external_url,
     open_ledger,
@@ -25,6 +24,7 @@ from pipeline.runtime.server import (
     read_ledger_url,
 )
 from pipeline.runtime.server_binary import bundled_path, find_server, log_choice, passed_over
+from pipeline.runtime.server_settings import MAX_SOCKET_PATH_BYTES
 from protocol.errors import ConfigError, LedgerUnavailable
 
 
