@@ -123,7 +123,8 @@ class OneProcess:
         return num_steps
 
     def update(self) -> dict[str, float]:
-        """Sample, train the policy, then the critic, on one update's batch; return the metrics' means over the steps."""
+        """Sample, train the policy, then the critic, on one update's batch; return the metrics' means over the steps, and
+        ``trained_tokens``, those that carried loss."""
         groups = self._groups(filtered=self.config.algorithm.dynamic_sampling)
         values = self._values(groups)
         prepared = self._update.prepare(self._units(groups, values))
@@ -132,7 +133,9 @@ class OneProcess:
             self._learn_values(groups, values)
         self._num_updates += 1
         self._publish()
-        return {name: mean(r.metrics[name] for r in stepped.results) for name in stepped.results[0].metrics}
+        trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in prepared.samples)
+        metrics = {name: mean(r.metrics[name] for r in stepped.results) for name in stepped.results[0].metrics}
+        return metrics | {"trained_tokens": float(trained)}
 
     def _publish(self) -> None:
         self._engine.load_weights({name: tensor.clone() for name, tensor in self._backend.tensors()}, self._num_updates)

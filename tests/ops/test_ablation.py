@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.ablation.__main__ import check_distinct
+from ops.bench.ablation.__main__ import check_distinct, main
 from ops.bench.ablation.distinct import effect_of
 from ops.bench.ablation.page import as_markdown
-from ops.bench.ablation.runs import Outcome, Point, outcome_path, read_outcome
+from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path, read_outcome
 from ops.bench.ablation.summary import figures
 from ops.bench.ablation.tables import TABLES, Table, Variant
+from ops.demo_task import Split, write_file
 from pipeline.config.load import load_config
 from protocol.errors import DataError
 
@@ -92,6 +93,21 @@ def test_a_table_with_a_row_that_changes_nothing_is_not_run(monkeypatch: pytest.
     rows = tuple(Variant(name, Path("configs/vapo.toml"), of) for name, of in (("whole", floor), ("less", constant)))
     with pytest.raises(DataError, match="'whole' and 'less' compute the same"):
         check_distinct(replace(table, variants=rows))
+
+
+def test_a_row_is_trained_in_one_process_too_and_kept_as_others_are(tmp_path: Path) -> None:
+    for split, count in ((Split.TRAIN, 64), (Split.HELD_OUT, 8)):
+        write_file(tmp_path / f"{split}.jsonl", split, count, 0)
+    small = (f"model.path={ROOT / 'ops' / 'tiny_model'}", "algorithm.groups_per_update=4", "run.num_updates=2")
+    row = Variant("small", ROOT / "configs" / "demo.toml", small)
+    made = carry_out_here(row, 3, tmp_path / "kept", tmp_path)
+    assert [point.update for point in made.curve] == [1, 2] and made.trained_tokens > 0
+    assert read_outcome(outcome_path(tmp_path / "kept", row, 3)) == made
+
+
+def test_times_are_compared_with_fleets_only(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="compares times"):
+        main(["tppo-vs-ppo", "--one-process", "--work", str(tmp_path), "--out", str(tmp_path)])
 
 
 def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average() -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ops import demo_task
 from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.page import as_json, as_markdown
-from ops.bench.ablation.runs import carry_out, outcome_path, outcomes
+from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_path, outcomes
 from ops.bench.ablation.tables import TABLES, Table
 from pipeline.config.load import load_config
 from protocol.errors import DataError
@@ -37,8 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("bench-results/ablation"), help="runs (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("ops/results"), help="pages (default: %(default)s)")
     parser.add_argument("--only", help="rows whose name holds this text")
+    parser.add_argument(
+        "--one-process",
+        action="store_true",
+        help="without a fleet: synchronous, a minute a run, the same again from a seed",
+    )
     options = parser.parse_args(arguments)
     table = TABLES[options.table]
+    if options.one_process:
+        table = _in_one_process(table)
     folder = options.work / table.name
     check_distinct(table)
     data = _prepare_data(table, folder, options.held_out)
@@ -50,21 +58,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             if outcome_path(folder, variant, seed).exists():
                 continue
-            outcome = carry_out(variant, seed, folder, data, num_held_out=options.held_out)
+            if options.one_process:
+                outcome = carry_out_here(variant, seed, folder, data)
+            else:
+                outcome = carry_out(variant, seed, folder, data, num_held_out=options.held_out)
             print(
                 f"{variant.name}, seed {seed}: {100 * outcome.curve[0].accuracy:.1f} -> "
                 f"{100 * outcome.final_accuracy():.1f} %, {outcome.train_s:.0f} s",
                 flush=True,
             )
     made = list(outcomes(folder, table.variants, max(options.seeds, options.other_seeds)))
-    command = f"headrace bench ablation {table.name} --seeds {options.seeds} --other-seeds {options.other_seeds}"
-    command += f" --held-out {options.held_out}"
+    command = f"headrace bench ablation {options.table} --seeds {options.seeds} --other-seeds {options.other_seeds}"
+    command += f" --held-out {options.held_out}" + (" --one-process" if options.one_process else "")
     options.out.mkdir(parents=True, exist_ok=True)
     page = as_markdown(table, made, command)
     (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")
     results = json.dumps(as_json(table, made, command), indent=1)
     (options.out / f"{table.name}.json").write_text(results + "\n", encoding="utf-8")
     print(page)
+
+
+def _in_one_process(table: Table) -> Table:
+    """Return a table whose rows are trained without a fleet. Raises DataError for one that compares times."""
+    if table.is_timed:
+        raise DataError(f"table {table.name} compares times of fleets; leave --one-process out, or take another table")
+    about = f"{table.about}\n\nTrained in one process: every update is sampled by the weights before it (eta = 0)."
+    return replace(table, name=f"{table.name}-one-process", title=f"{table.title}, in one process", about=about)
 
 
 def check_distinct(table: Table) -> None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ops.bench.fleet_run import last_counters, train
@@ -110,11 +112,51 @@ def carry_out(variant: Variant, seed: int, folder: Path, data: Path, *, num_held
     taken = folder / f"{name}.weights"
     _train(variant, overrides, config, taken)
     outcome = _examine(variant, seed, config, taken, num_held_out=num_held_out)
-    partial = kept.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(outcome), indent=1) + "\n", encoding="utf-8")
-    partial.replace(kept)
+    _keep(outcome, kept)
     shutil.rmtree(taken)
     return outcome
+
+
+def carry_out_here(variant: Variant, seed: int, folder: Path, data: Path) -> Outcome:
+    """Train a variant with a seed in this process, synchronously, examine every version, and keep the outcome in ``folder``.
+
+    What another process would have told (decoding, waiting) is 0. Greedy accuracy is that on all held-out prompts in ``data``.
+    """
+    from ops.bench.one_process import OneProcess
+
+    files = [f'data.train=["{data / "train.jsonl"}"]', f'data.evaluation=["{data / "heldout.jsonl"}"]']
+    config = load_config([variant.config], [*files, *variant.overrides, f"run.seed={seed}"])
+    learner = OneProcess(config)
+    learner.pretrain()
+    began_s = time.monotonic()
+    curve: list[Point] = []
+    told: list[dict[str, float]] = []
+    for update in range(1, config.run.num_updates + 1):
+        told.append(learner.update())
+        curve.append(Point(update, time.monotonic() - began_s, learner.evaluate()))
+    outcome = Outcome(
+        variant=variant.name,
+        seed=seed,
+        overrides=variant.overrides,
+        curve=tuple(curve),
+        train_s=curve[-1].at_s,
+        phases_s={},
+        decode_steps=0,
+        sampled_tokens=0,
+        prefill_tokens=0,
+        trained_tokens=int(sum(metrics["trained_tokens"] for metrics in told)),
+        staleness_mean=0.0,
+        entropy_last=fmean(metrics["entropy"] for metrics in told[-5:]),
+    )
+    _keep(outcome, outcome_path(folder, variant, seed))
+    return outcome
+
+
+def _keep(outcome: Outcome, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(outcome), indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def _overrides(variant: Variant, seed: int, folder: Path, data: Path, name: str) -> list[str]:
