@@ -36,6 +36,8 @@ _WARM_UP = (
     ("10\\%", "0.2"),
     ("\\text{Monday}", "\\sin(x)"),
     ("x = 1 \\text{ or } x = 2", "|2| \\pm 1"),
+    ("\\sin^2 x + \\cos^2 x", "1"),
+    ("\\int_0^1 x dx", "\\frac{1}{2}"),
 )
 """Pairs that make sympy import what it imports only when it meets such an expression."""
 

@@ -106,8 +106,8 @@ _VAGUE = (
 _VAGUE_START = re.compile(rf"[\s$*_(\\]*(?:(?:{_VAGUE})\b|~)", re.I)
 _RELATION = re.compile(r"[<>≤≥≈]|\\(?:leq?|geq?|lt|gt|approx|sim|simeq)\b")
 _OPERATED = re.compile(
-    r"\b(?:minus|plus|times|divided|multiplied|squared|cubed|than|too (?:many|much|few|high|low|big|small)|off by"
-    r"|hundreds?|thousands?|millions?|billions?|trillions?)\b",
+    r"\b(?:minus|plus|times|divided|multiplied|squared|cubed|than (?:half|twice|that)"
+    r"|too (?:many|much|few|high|low|big|small)|off by|hundreds?|thousands?|millions?|billions?|trillions?)\b",
     re.I,
 )
 _ASIDE = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -70,6 +71,10 @@ def test_expressions_are_compared_by_value(text: str, answer: str, is_right: boo
         "The answer is £18.",
         "The answer is 18 USD.",
         "The answer is 18 m^2.",
+        "The answer is 18 more eggs than before.",
+        "So if 9 could not come, 9 * 2 = 18 would be left \\boxed{18}",
+        "Others say that they do not like cake\n\\boxed{18}",
+        "If she sells 9, that might be 9 * 2 = 18 The answer is 18",
         "\\boxed{18~\\text{cm}}",
         "\\boxed{18\\%}",
         "The answer is x = 18.",
@@ -107,6 +112,9 @@ def test_a_committed_right_answer_is_right(text: str) -> None:
         ("The answer is not 18.", "negated"),
         ("It is not true that the answer is 18.", "negated"),
         ("It is not \\boxed{18}", "negated"),
+        ("It is not true that the answer is \\boxed{18}", "negated"),
+        ("Some say it is \\boxed{18}", "hedged"),
+        ("The answer is not:\n\\[\n\\boxed{18}\n\\]", "negated"),
         ("\\boxed{\\neq 18}", "negated"),
         ("I think the answer is 18.", "hedged"),
         ("Maybe \\boxed{18}", "hedged"),
@@ -159,6 +167,38 @@ def test_a_comparison_that_exhausts_its_limits_is_an_answer_not_judged(monkeypat
     verdict = judged("\\boxed{x+1}", "y")
     assert (verdict.accuracy, verdict.judged) == (0.0, False)
     assert "MemoryError" in verdict.reason
+
+
+COMPARED = (
+    ("\\frac{1}{2}+x", "x+0.5"),
+    ("(-\\infty, 3]", "(-\\infty,3]"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&5\\end{pmatrix}"),
+    ("x^2-1", "(x-1)(x+1)"),
+    ("\\tan^2 x + 1", "\\frac{1}{\\cos^2 x}"),
+    ("\\log_2 8", "3"),
+    ("\\sum_{i=1}^{10} i", "55"),
+    ("\\int_0^2 x^2 dx", "\\frac{8}{3}"),
+    ("\\binom{5}{2}", "10"),
+    ("x \\in [1,2]", "[1,2]"),
+    ("\\{1,2,3\\}", "\\{3,2,1\\}"),
+)
+
+
+def test_after_the_warm_up_no_comparison_has_anything_left_to_import() -> None:
+    """What a comparison imports would count towards its time limit."""
+    code = (
+        "import sys\n"
+        "from pipeline.rewards.equivalence import verify, warm_up\n"
+        "from pipeline.rewards.verifier import Response\n"
+        "warm_up()\n"
+        "before = set(sys.modules)\n"
+        f"for answer, value in {COMPARED!r}:\n"
+        "    verify([Response(response_text='The answer is ' + value, answer=answer, verifier='math')])\n"
+        "    verify([Response(response_text=chr(92) + 'boxed{' + value + '}', answer=answer, verifier='math')])\n"
+        "print(sorted(set(sys.modules) - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
 
 
 @given(
