@@ -201,9 +201,7 @@ class VerifierPool:
                 share = -(-(len(waiting) + 1) // len(self._processes))
                 while waiting and len(indices) < min(process.max_batch(spec), share):
                     indices.append(waiting.popleft())
-                await self._judge(process, spec, indices, responses, outcomes)
-                work.step(len(indices) / len(outcomes))
-                told(len(indices))
+                await self._judge(process, spec, indices, responses, outcomes, told)
         finally:
             self._idle.put_nowait(process)
 
@@ -214,20 +212,25 @@ class VerifierPool:
         indices: list[int],
         responses: Sequence[Response],
         outcomes: list[Outcome | None],
+        told: Callable[[int], None],
     ) -> None:
+        """Judge by one call; by one each, where that of several fails or is late. Each call is told as a piece of work."""
         judged = await process.call(spec, [responses[index] for index in indices], self._timeout_s)
         if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
+            work.step()
             for index in indices:
-                await self._judge(process, spec, [index], responses, outcomes)
+                await self._judge(process, spec, [index], responses, outcomes, told)
             return
         if spec.sound and len(indices) == 1 and _has_died(judged[0]):
-            judged = await process.call(
-                spec, [responses[indices[0]]], self._timeout_s
-            )  # it may have been killed from outside
+            work.step()
+            # once more: it may have been killed from outside
+            judged = await process.call(spec, [responses[indices[0]]], self._timeout_s)
             if isinstance(again := judged[0], VerifierFailure) and _has_died(again):
                 judged = [not_judged(again.error)]
         for index, outcome in zip(indices, judged, strict=True):
             outcomes[index] = outcome
+        work.step(len(indices) / len(outcomes))
+        told(len(indices))
 
     def _function(self, spec: VerifierSpec) -> Judge:
         if spec.name not in self._in_process:

@@ -446,3 +446,11 @@ async def test_a_module_that_is_not_imported_in_time_is_a_failure_and_no_wrong_a
     monkeypatch.setattr("pipeline.rewards.process.STARTUP_TIMEOUT_S", 0.3)
     (outcome,) = await judge(response("1", "1", by="tests.pipeline.rewards.slow_import:judge"))
     assert failure(outcome).kind is FailureKind.NOT_LOADED
+
+
+async def test_every_call_is_told_as_a_piece_of_work_also_when_a_batch_is_judged_again_one_by_one() -> None:
+    meter = Meter()
+    with listening(meter), meter.task("scoring", 3.0, "responses"):
+        await judge(*(response(text, by=f"{USER}:counts_its_batch") for text in ("a", "raise", "b")))
+        report = meter.report()
+    assert (report.steps, report.share) == (4, pytest.approx(1.0))
