@@ -97,7 +97,9 @@ def _is_right(answer: str, value: str) -> bool:
     expected, got = number_of(answer), number_of(value)
     if expected is not None and got is not None:
         return expected == got or _percent_of(answer) * expected == _percent_of(value) * got
-    if "=" in value and "=" not in answer:  # x = 18, or 9 * 2 = 18: the last side is the answer, the others agree
+    if (
+        "=" in value and "=" not in answer and not re.search(r"[,;]", value.replace("{,}", ""))
+    ):  # x = 18, or 9 * 2 = 18: the last side is the answer, the others agree
         *before, value = (side.strip() for side in value.split("="))
         if not all(_are_equal(answer, side) for side in before if not re.search(r"[A-Za-z]", _COMMAND.sub("", side))):
             return False
@@ -113,7 +115,7 @@ def number_of(value: str) -> Fraction | None:
     if match is None:
         return None
     rest = plain[match.end() :]
-    if goes_on(rest) or unit_flaw(rest) or (match["below"] is not None and int(match["below"]) == 0):
+    if goes_on(rest) or "=" in rest or unit_flaw(rest) or (match["below"] is not None and int(match["below"]) == 0):
         return None
     if len(match["number"]) > _MAX_DIGITS or len(match["below"] or "") > _MAX_DIGITS:
         return None

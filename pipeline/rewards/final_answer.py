@@ -89,12 +89,14 @@ LEADING_NUMBER = re.compile(
 _ALTERNATIVES = re.compile(r"\b(?:or|either|versus|vs|alternatively|otherwise|else)\b|\\(?:lor|vee)\b", re.I)
 _NEGATED = re.compile(
     r"\b(?:not|never|neither|nor|cannot|wrong|incorrect|false|untrue|anything but|far from|other than|except|unlike"
-    r"|instead of|rather than|different from|rule out|deny)\b|n['’]t\b|≠|\\neq?\b|\\(?:neg|lnot)\b",
+    r"|instead of|rather than|different from|rule out|deny|nobody|no one)\b|n['’]t\b|≠|\\neq?\b|\\(?:neg|lnot)\b",
     re.I,
 )
 _HEDGED = re.compile(
     r"\b(?:maybe|perhaps|probably|possibly|presumably|supposedly|likely|apparently|roughly|approximately|approx|or so"
-    r"|give or take|plus or minus|unsure|uncertain|no idea|doubt|guess\w*|might|could|may be|hypothetically|seems?|appears?"
+    r"|give or take|plus or minus|unsure|uncertain|not (?:\w+ )?(?:sure|certain|confident)|no idea|possibilit\w+"
+    r"|possible answers?|(?:one|a) candidate|candidate answers?|hypothes[ie]s|doubt|guess\w*|might|could|may be|hypothetically"
+    r"|seems?|appears?"
     r"|close to|somewhere|ish|hopefully|(?:i|we) (?:\w+ )?(?:think|believe|suppose|feel|assume|reckon|suspect)"
     r"|i['’](?:d|m) (?:say|going with|thinking|inclined))\b|[0-9]ish\b|±|\\pm\b",
     re.I,
@@ -105,8 +107,14 @@ _VAGUE = (
 )
 _VAGUE_START = re.compile(rf"[\s$*_(\\]*(?:(?:{_VAGUE})\b|~)", re.I)
 _RELATION = re.compile(r"[<>≤≥≈]|\\(?:leq?|geq?|lt|gt|approx|sim|simeq)\b")
+_UNFINISHED = re.compile(
+    r"\.\.\.|…|\\[lc]?dots\b|[-+]\s*$|[0-9]\s*_"
+    r"|[0-9]\s*(?:(?-i:k)|bn|mn|grand|(?:hundred|thousand|million|billion|trillion)s?)\b",
+    re.I,
+)
+"""A list that goes on, an operator without an operand, another base, a power of ten in words."""
 _OPERATED = re.compile(
-    r"\b(?:minus|plus|times|divided|multiplied|squared|cubed|than (?:half|twice|that)"
+    r"\b(?:minimum|maximum|k|bn|mn|grand|minus|plus|times|divided|multiplied|squared|cubed|than (?:half|twice|that)"
     r"|too (?:many|much|few|high|low|big|small)|off by|hundreds?|thousands?|millions?|billions?|trillions?)\b",
     re.I,
 )
@@ -131,6 +139,8 @@ def flaw(value: str) -> str:
         return "negated"
     if _HEDGED.search(plain) or _VAGUE_START.match(plain) or _RELATION.search(plain):
         return "hedged"
+    if _UNFINISHED.search(plain):
+        return "not a number with its unit"
     return "a question" if "?" in plain else ""
 
 
@@ -213,7 +223,7 @@ _TAKEN_BACK = re.compile(
     r"|false|(?:might|could|may|should|must|would)(?: \w+){0,2} be|maybe|perhaps|possibly|probably|unsure|uncertain|guess\w*"
     r"|not (?:\w+ )?(?:sure|certain|confident|right|correct|true|the answer)|is not|cannot be|ignore|disregard|never ?mind"
     r"|take (?:it|that) back|let me (?:re|try|check|double|fix|correct)\w*|i meant|or (?:rather|else|maybe)|instead|no idea"
-    r"|just kidding)\b|\b(?:isn|wasn|can)['’]t\b|^[\s.,;:*_$)\]\\]*(?:or|no)\b",
+    r"|just kidding|seems (?:off|odd|strange|too))\b|\b(?:isn|wasn|can|doesn|didn|don)['’]t\b|^[\s.,;:*_$)\]\\]*(?:or|no)\b",
     re.I,
 )
 
@@ -255,7 +265,7 @@ def _box(text: str, box: Statement, earlier: Sequence[Statement]) -> Statement:
         start = other.start
     if not in_words(box.value).strip(" \t\n$*_.,;:{}()[]\\~-"):
         problem = "an empty box"
-    elif choice or re.match(r"(?:,\s*)?(?:or\b|/|\\lor|either\b|±|\\pm|and\b[^.\n]{0,20}[0-9])", rest, re.I):
+    elif choice or re.match(r"[\s,(]*(?:or\b|/|\\lor|either\b|±|\\pm|and\b[^.\n]{0,20}[0-9])", rest, re.I):
         problem = "alternatives"
     elif re.match(r"(?:is|was)\s+(?:not|wrong|incorrect|false)|(?:isn|wasn)['’]t", rest, re.I):
         problem = "negated"
