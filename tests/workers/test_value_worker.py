@@ -97,7 +97,12 @@ class Fleet:
         self.config: RunConfig = small_config(folder).model_copy(
             update={
                 "algorithm": AlgorithmSection(name="ppo"),
-                "value": ValueSection(batch_trajectories=BATCH, explained_variance_steps=2, checkpoint_every_steps=100),
+                "value": ValueSection(
+                    batch_trajectories=BATCH,
+                    min_explained_variance=0.1,
+                    explained_variance_steps=2,
+                    checkpoint_every_steps=100,
+                ),
             }
         )
         monkeypatch.setattr(workers.value, "build_value_engine", lambda _: self.engine)
