@@ -46,6 +46,14 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in _weight_files(folder))
 
 
+def loading(folder: Path) -> str:
+    """Return what a worker says of itself while it loads a model: which, and how large its files are."""
+    try:
+        return f"loading {folder.name}, {weight_bytes(folder) / 1e6:,.0f} MB"
+    except (DataError, OSError):
+        return f"loading {folder.name}"  # what is wrong with it is told by the loading
+
+
 def tensor_names(folder: Path) -> list[str]:
     """Return the names of a model's tensors. Raises DataError when its weight files are missing or damaged."""
     return [name for file in _weight_files(folder) for name in _checked_header(file) if name != "__metadata__"]

@@ -30,6 +30,7 @@ from pipeline import work
 from pipeline.algorithms.catalogue import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.model_folder import loading
 from pipeline.replay.buffer import ChunkWrite, Lease, Refusal, WriteStatus
 from pipeline.replay.spec import ledger_spec
 from pipeline.rework import Tally
@@ -101,8 +102,10 @@ class Generator(Actor):
         """Read prompts, join the ledger, build the engine and take the first weights."""
         config = self.ctx.config
         self._tokenizer = load_text_tokenizer(config.model.path)
+        self.ctx.starting("reading prompts")
         self._source = await self.ctx.compute(PromptSource.load, config, self._tokenizer)
         await self.ctx.replay.open(ledger_spec(config, self._source))
+        self.ctx.starting(loading(config.model.path))
         self._engine: GenerationEngine = await self.ctx.compute(build_generation_engine, config)
         self._finished: asyncio.Queue[Window] = asyncio.Queue(maxsize=2 * self._engine.num_slots)
         self._resumed: asyncio.Queue[TrajectoryId] = asyncio.Queue(maxsize=4 * self._engine.num_slots)

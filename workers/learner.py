@@ -34,6 +34,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 from pipeline.lineage import Lineage
+from pipeline.model_folder import loading
 from pipeline.replay.buffer import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
@@ -72,6 +73,7 @@ class Learner(Actor):
     async def setup(self) -> None:
         """Join the ledger, restore the newest good checkpoint, publish its weights."""
         config = self.ctx.config
+        self.ctx.starting("reading prompts")
         source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
         await self.ctx.replay.open(ledger_spec(config, source))
         self._folder = CheckpointFolder(
@@ -79,8 +81,10 @@ class Learner(Actor):
         )
         checkpoint = await self.ctx.compute(self._folder.take_over)
         state = checkpoint.state if checkpoint else {}
+        self.ctx.starting(loading(config.model.path))
         self._backend: TrainingBackend = await self.ctx.compute(build_training_backend, config)
         if checkpoint is not None:
+            self.ctx.starting(f"loading checkpoint {checkpoint.path.name}")
             await self.ctx.compute(self._backend.load, checkpoint.path)
         self._updates = PolicyUpdate(config, self._backend)
         self._recorder = Recorder(config, self.ctx.run_dir, self.ctx.who, self._backend)

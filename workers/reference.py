@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline.model_folder import loading
 from protocol.errors import EngineDied, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, ReferenceScore, TrajectoryChunk
@@ -30,6 +31,7 @@ class Reference(Scorer):
 
     async def setup(self) -> None:
         """Load the frozen policy and open the mailbox."""
+        self.ctx.starting(loading(self.ctx.config.reference_model))
         self._engine: ScoringEngine = await self.ctx.compute(build_scoring_engine, self.ctx.config)
         await super().setup()
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, ClassVar
 
+from pipeline.model_folder import loading
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, VerifierFailure
@@ -43,6 +44,7 @@ class Reward(Scorer):
         config = self.ctx.config.reward
         self._model: TorchRewardModel | None = None
         if config.model is not None:
+            self.ctx.starting(loading(config.model.path))
             self._model = await self.ctx.compute(build_reward_model, config.model)
             self._weight, self._center = config.model.weight, config.model.center
         self._pool = VerifierPool(config, configured=self.ctx.config.verifier_paths)

@@ -26,6 +26,7 @@ import numpy as np
 from pipeline.checkpoints import CheckpointFolder
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
 from pipeline.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
+from pipeline.model_folder import loading
 from pipeline.replay.buffer import FinishedTrajectory
 from pipeline.value_model import VALUE_CHECKPOINTS
 from protocol.errors import Diverged, EngineError
@@ -57,6 +58,7 @@ class Value(Scorer):
         )
         checkpoint = await self.ctx.compute(self._folder.take_over)
         state = checkpoint.state if checkpoint else {}
+        self.ctx.starting(loading(config.value.path or config.model.path))
         self._engine: ValueEngine = await self.ctx.compute(build_value_engine, config)
         if checkpoint is not None:
             await self.ctx.compute(self._engine.load, checkpoint.path)

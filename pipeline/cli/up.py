@@ -118,6 +118,7 @@ def carry_out(
     from protocol.ids import Role
 
     log_to_stderr()
+    click.echo("checking model, data, verifiers and engines, before anything is started", err=True)
     checked = preflight(config)
     for finding in checked.findings:
         click.echo(printable(finding), err=True)

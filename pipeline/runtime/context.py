@@ -157,6 +157,10 @@ class ActorContext:
         """
         self.pulse.waiting_for(kind, detail)
 
+    def starting(self, what: str) -> None:
+        """Say, while the actor starts, what takes its time: ``loading my-model, 15,200 MB``."""
+        self.pulse.waiting_for(WaitingFor.STARTING, what)
+
     def waiting(self, kind: WaitingFor, detail: str = "") -> AbstractContextManager[None]:
         """Say what is waited for while a ``with`` block runs."""
         return self.pulse.waiting(kind, detail)
@@ -201,7 +205,8 @@ class ActorContext:
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
         self._computed.add(name)
-        with self.pulse.waiting(self.pulse.kind if self.pulse.kind in _LONG else kind):
+        is_part = self.pulse.kind in _LONG
+        with self.pulse.waiting(self.pulse.kind if is_part else kind, self.pulse.detail if is_part else ""):
             result = await self._on(self._compute_thread, "compute", self.work, function, args)
         self.progress()
         return result

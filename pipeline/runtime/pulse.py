@@ -100,6 +100,11 @@ class Pulse:
         """What is waited for now."""
         return self._wait.kind
 
+    @property
+    def detail(self) -> str:
+        """What is waited for now, in words."""
+        return self._wait.detail
+
     def heartbeat(self) -> Heartbeat:
         """Return the state at this moment. Called from the heartbeat thread."""
         wait = _Wait(WaitingFor.LEDGER, self._trouble) if self._trouble else self._wait

@@ -156,3 +156,13 @@ def test_a_limit_that_comes_after_torch_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "torch", object())
     with pytest.raises(RuntimeError, match="after torch was imported"):
         limit_threads(1)
+
+
+async def test_what_starting_takes_its_time_over_is_told_while_it_computes_and_no_later(tmp_path: Path):
+    async with opened(tmp_path) as ctx:
+        ctx.starting("loading a-model, 3 MB")
+        told = await ctx.compute(ctx.pulse.heartbeat)
+        assert (told.waiting_for, told.detail) == (WaitingFor.STARTING, "loading a-model, 3 MB")
+        ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
+        later = await ctx.compute(ctx.pulse.heartbeat)
+        assert (later.waiting_for, later.detail) == (WaitingFor.COMPUTE, "")
