@@ -25,7 +25,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "why": ("pipeline.cli.why", "Name what the run waits for, from the learner to the root, and what to do."),
     "queues": ("pipeline.cli.look", "Show every link and ledger queue: depth, limit, oldest age, consumer."),
     "audit": ("pipeline.cli.look", "Check the conservation law: admitted = trained + dropped + in flight."),
-    "peek": ("pipeline.cli.look", "Show a stored chunk and its scores, as any MessagePack reader would."),
+    "peek": ("pipeline.cli.peek", "Show what is in the ledger, or one stored chunk with its scores."),
     "requeue": ("pipeline.cli.requeue", "Put work back: open leases for others, make unscored chunks due."),
     "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer failed on for good."),
     "replay": ("pipeline.cli.replay", "Make a run's updates again from its log, and compare the weights bit by bit."),

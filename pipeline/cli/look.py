@@ -8,16 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import echo_json, json_option, look_at, run_among, run_argument
-from protocol.errors import ConfigError
+from pipeline.cli.common import echo_json, json_option, look_at, run_argument
 from protocol.printable import printable_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command(epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json")
@@ -135,45 +130,6 @@ def audit(run: Path | None, as_json: bool) -> int:
             return 0 if found.balances else 1
 
     return asyncio.run(look())
-
-
-def show(message: dict[str, Any], console: Console) -> None:
-    """Print what ``protocol.peek`` reads, cut; text stands as its ``repr``, in which nothing acts on a terminal."""
-    from rich.pretty import Pretty
-
-    console.print(Pretty(message, max_string=200, max_length=40))
-
-
-@click.command(epilog="\b\nExample:\n  headrace peek t.12.3.0        # first chunk of member 3 of group 12")
-@click.argument("chunk", nargs=-1, metavar="CHUNK [RUN]")
-@run_among("chunk")
-@json_option
-def peek(chunk: tuple[str, ...], run: Path | None, as_json: bool) -> None:
-    """Show a stored chunk and its scores, read with the plain msgpack package."""
-    from protocol.peek import peek as read_plainly
-
-    if len(chunk) != 1:
-        raise click.UsageError("say which one: headrace peek t.12.3.0")
-    (name,) = chunk
-
-    async def look() -> None:
-        async with look_at(run) as at:
-            blobs = await at.replay.peek(name)
-            if not blobs:
-                raise ConfigError(
-                    f"{name} is not in the ledger: it was never written, or it was trained on or dropped and so forgotten; "
-                    f"an id is LANE.GROUP.MEMBER.CHUNK, as t.12.3.0"
-                )
-            shown = [read_plainly([blob]) for blob in blobs]
-            if as_json:
-                echo_json(shown)
-                return
-            from rich.console import Console
-
-            for item in shown:
-                show(item, Console())
-
-    asyncio.run(look())
 
 
 @click.command(epilog="\b\nExample:\n  headrace report runs/demo")

@@ -116,6 +116,21 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """The newest chunk of a trajectory that is in the ledger."""
+
+    chunk: str
+    num_tokens: int
+    """Of the response so far."""
+    age_s: float
+    """Since it was written."""
+    is_final: bool
+    """The response ends with it."""
+    fields: tuple[Field, ...]
+    """Scores that it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Requeued:
     """What was put back."""
 
@@ -159,6 +174,10 @@ class LedgerAdmin(Protocol):
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for, with details of up to ``max_units`` units."""
+        ...
+
+    async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
+        """Return the newest chunks of up to ``max_trajectories`` training responses, of the newest groups first."""
         ...
 
     async def requeue(self, wish: Wish) -> Requeued:

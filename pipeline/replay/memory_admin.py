@@ -1,7 +1,7 @@
 """A person's side of the in-memory ledger.
 
 *Consumes* a ``MemoryReplay``. *Produces* what ``pipeline.replay.admin`` promises. *Waits for* nothing. The counterpart of
-``scripts/waits.lua``, ``requeue.lua`` and ``retry.lua``.
+``scripts/waits.lua``, ``stored.lua``, ``requeue.lua`` and ``retry.lua``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pipeline.replay.admin import (
     Place,
     Requeued,
     Retried,
+    StoredChunk,
     WaitedTrajectory,
     WaitedUnit,
     Waits,
@@ -65,6 +66,22 @@ class MemoryAdmin:
             num_evaluation_unscored=len(unscored),
             value_training=s.spec.value_training,
         )
+
+    async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
+        """Return the newest chunks of trajectories."""
+        s, now = self._replay.state, self._replay.clock()
+        found: list[StoredChunk] = []
+        for number in sorted(s.groups, reverse=True)[:max_trajectories]:
+            for member in range(s.spec.group_size):
+                name = TrajectoryId("t", number, member)
+                trajectory = s.trajectories.get(name)
+                chunk = s.chunks.get(ChunkId(name, trajectory.next - 1)) if trajectory and trajectory.next else None
+                if trajectory is None or chunk is None:
+                    continue
+                fields = tuple(one for one in Field if one in chunk.scores)
+                last = ChunkId(name, trajectory.next - 1)
+                found.append(StoredChunk(str(last), trajectory.num_tokens, now - chunk.written_s, chunk.final, fields))
+        return tuple(found[:max_trajectories])
 
     async def requeue(self, wish: Wish) -> Requeued:
         """Put work back."""

@@ -13,6 +13,7 @@ from pipeline.replay.admin import (
     Place,
     Requeued,
     Retried,
+    StoredChunk,
     WaitedTrajectory,
     WaitedUnit,
     Waits,
@@ -49,6 +50,14 @@ class RedisAdmin:
             num_evaluation_open=opened,
             num_evaluation_unscored=unscored,
             value_training=bool(value),
+        )
+
+    async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
+        """Return the newest chunks of trajectories."""
+        found = await self._replay.ask("stored", max_trajectories)
+        return tuple(
+            StoredChunk(name.decode(), tokens, float(age), bool(final), tuple(Field(one.decode()) for one in fields))
+            for name, tokens, age, final, *fields in found
         )
 
     async def requeue(self, wish: Wish) -> Requeued:

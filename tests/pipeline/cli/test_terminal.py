@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from pipeline.cli import headrace, main, requeue, why
-from pipeline.cli.look import show
+from pipeline.cli.peek import as_text, show
 from pipeline.live import LiveView, Notices
 from pipeline.replay.buffer import DeadLetter, QueueStat
 from pipeline.runtime.log import open_log
@@ -28,9 +28,10 @@ from pipeline.tables import fleet_table, queue_table
 from pipeline.why.explain import explain
 from pipeline.why.terms import Cause, Chain, Explanation, Outlook, Snapshot
 from protocol.errors import DataError
-from protocol.ids import Incarnation, Role
+from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.peek import peek
 from tests.pipeline.op_config import op_config
+from tests.pipeline.replay.builders import make_chunk, reward
 from tests.pipeline.test_live import TOTALS, _beat
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egniht\r\x08[/nothing] [red]"
@@ -92,6 +93,11 @@ def of_dead_letters(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def of_peek(_: Path, __: pytest.MonkeyPatch) -> str:
     console = Console(file=io.StringIO(), width=160)
+    chunk = make_chunk(TrajectoryId("t", 1, 0))
+    prompt = msgspec.structs.replace(chunk.prompt, text=HOSTILE, answer=HOSTILE, verifier=HOSTILE)
+    chunk = msgspec.structs.replace(chunk, worker=HOSTILE, prompt=prompt)
+    score = msgspec.structs.replace(reward(), parts={HOSTILE: 1.0})
+    console.file.write("\n".join(as_text(chunk, [score], HOSTILE)))
     show(peek([msgpack.packb({HOSTILE: HOSTILE, "body": {"prompt": {"text": HOSTILE}}}) or b""]), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -98,6 +98,37 @@ async def test_with_enough_ready_units_the_oldest_by_version_are_waited_for(benc
     assert [(unit.name, unit.oldest_version) for unit in waits.units] == [("t.0.0", 0)]
 
 
+async def test_what_is_stored_is_the_newest_chunk_of_each_response_with_what_it_has(bench):
+    replay, admin = await opened(bench, make_spec(group_size=2, units_per_update=4, fields=BOTH))
+    assert await admin.stored() == ()
+    await replay.lease(GENERATOR, max_trajectories=4)
+    first, second, third = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1), TrajectoryId("t", 1, 0)
+    await replay.write_chunk(GENERATOR, make_chunk(first, 0, final=False))
+    bench.now += 2.0
+    await replay.write_chunk(GENERATOR, make_chunk(first, 1))
+    await replay.write_chunk(GENERATOR, make_chunk(second, 0, final=False))
+    await replay.write_chunk(GENERATOR, make_chunk(third, 0, final=False))
+    await replay.write_score(SCORER, ChunkId(first, 1), reward())
+    bench.now += 3.0
+    a, b, c = await admin.stored()
+    assert (a.chunk, a.is_final, a.fields, a.age_s) == ("t.1.0.0", False, (), 3.0)
+    assert (b.chunk, b.is_final, b.fields, b.age_s) == ("t.0.0.1", True, (Field.REWARD,), 3.0)
+    assert (c.chunk, c.is_final) == ("t.0.1.0", False)
+    assert b.num_tokens > c.num_tokens > 0
+    assert [one.chunk for one in await admin.stored(max_trajectories=1)] == ["t.1.0.0"]
+
+
+async def test_of_chunks_that_are_settled_nothing_is_stored(bench):
+    replay, admin = await opened(bench, make_spec(Unit.CHUNK, group_size=1, units_per_update=1))
+    (lease,) = (await replay.lease(GENERATOR, max_trajectories=1)).leases
+    await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
+    claim = await replay.claim(LEARNER, policy_version=0)
+    assert isinstance(claim, Claim)
+    assert [one.chunk for one in await admin.stored()] == ["t.0.0.0"]
+    await replay.settle(LEARNER, (claim.claim_id,))
+    assert await admin.stored() == ()
+
+
 async def test_evaluation_is_told_apart(bench):
     replay, admin = await opened(bench, make_spec())
     await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 3, 1, 0.0))

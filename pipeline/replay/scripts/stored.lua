@@ -1,0 +1,23 @@
+-- stored.lua: the newest chunk of trajectories that are in the ledger, newest groups first.
+--
+-- Reads    settings groups trajectory:* chunk:*
+-- ARGV[4]  how many at most; as many groups are looked at
+-- Returns  { { chunk, response tokens so far, age, 1 when the response ends with it, fields that it has, ... }, ... }
+
+local rows, most = {}, tonumber(ARGV[4])
+for _, number in ipairs(call('ZREVRANGE', P .. 'groups', 0, most - 1)) do
+  for member = 0, S.group_size - 1 do
+    local tid = 't.' .. number .. '.' .. string.format('%d', member)
+    local t = call('HMGET', trajectory_key(tid), 'next', 'tokens')
+    local cid = chunk_id(tid, integer(t[1] or nil) - 1)
+    local c = call('HMGET', chunk_key(cid), 'written_s', 'final', unpack(FIELDS))
+    if c[1] and #rows < most then
+      local row = { cid, integer(t[2] or nil), string.format('%.17g', now - tonumber(c[1])), c[2] and 1 or 0 }
+      for i, field in ipairs(FIELDS) do
+        if c[i + 2] then row[#row + 1] = field end
+      end
+      rows[#rows + 1] = row
+    end
+  end
+end
+return rows

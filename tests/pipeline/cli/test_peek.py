@@ -1,0 +1,124 @@
+"""Claims about ``headrace peek``: what there is, the newest, and one chunk as text, on a ledger that really holds some."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis.asyncio
+from click.testing import CliRunner
+
+from pipeline.cli import headrace
+from pipeline.cli import peek as cli
+from pipeline.replay import keys
+from pipeline.replay.connect import connect
+from pipeline.replay.redis import RedisReplay
+from protocol.errors import ConfigError
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field
+from tests.pipeline.replay.builders import GENERATOR, SCORER, make_chunk, make_spec, reference, reward
+
+FIRST, SECOND = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
+
+
+@asynccontextmanager
+async def _ledger(url: str) -> AsyncIterator[tuple[redis.asyncio.Redis, RedisReplay]]:
+    client = connect(url)
+    replay = RedisReplay(client, "test")
+    try:
+        yield client, replay
+    finally:
+        await replay.aclose()
+        await client.aclose()
+
+
+@pytest.fixture
+def server(redis_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A server with an open ledger that the command finds."""
+
+    @asynccontextmanager
+    async def look_at(_: Path | None) -> AsyncIterator[SimpleNamespace]:
+        async with _ledger(redis_server) as (_client, replay):
+            yield SimpleNamespace(replay=replay, config=SimpleNamespace(model=SimpleNamespace(path=Path("/no/such"))))
+
+    monkeypatch.setattr(cli, "look_at", look_at)
+
+    async def open_it() -> None:
+        async with _ledger(redis_server) as (client, replay):
+            await client.flushall()
+            await replay.open(make_spec(group_size=2, fields=frozenset({Field.REWARD, Field.REFERENCE})))
+
+    asyncio.run(open_it())
+    return redis_server
+
+
+@pytest.fixture
+def filled(server: str) -> str:
+    """The same with two responses, of which the second, written later, is finished and scored."""
+
+    async def fill() -> None:
+        async with _ledger(server) as (client, replay):
+            await client.hset(keys.epochs("test"), GENERATOR.worker, str(GENERATOR.epoch))  # pyright: ignore
+            await replay.lease(GENERATOR, max_trajectories=2)
+            await replay.write_chunk(GENERATOR, make_chunk(FIRST, 0, final=False))
+            await replay.write_chunk(GENERATOR, make_chunk(SECOND, 0))
+            await replay.write_score(SCORER, ChunkId(SECOND, 0), reference())
+            await replay.write_score(SCORER, ChunkId(SECOND, 0), reward())
+
+    asyncio.run(fill())
+    return server
+
+
+def _peek(*words: str) -> str:
+    return CliRunner().invoke(headrace, ["peek", *words], standalone_mode=False, catch_exceptions=False).output
+
+
+@pytest.mark.usefixtures("filled")
+def test_without_a_name_it_tells_what_there_is_the_newest_first() -> None:
+    lines = [line.split() for line in _peek().splitlines()]
+    assert lines[0] == ["chunk", "tokens", "response", "has", "written"]
+    assert [line[0] for line in lines[1:]] == ["t.0.1.0", "t.0.0.0"]
+    assert lines[1][2:5] == ["finished", "reward", "reference"]
+    assert lines[2][2:5] == ["goes", "on", "–"]
+    assert [one["chunk"] for one in json.loads(_peek("--json"))] == ["t.0.1.0", "t.0.0.0"]
+    assert len(_peek("--limit", "1").splitlines()) == 2
+
+
+@pytest.mark.usefixtures("filled")
+def test_the_newest_is_shown_as_text_with_its_scores() -> None:
+    assert _peek("--latest").splitlines() == [
+        "t.0.1.0: 3 tokens, 3 of the response so far, stop, sampled by version 0 on an unknown worker",
+        "  reward +1.00, accuracy 1",
+        "  reference log-probs of 3 tokens, mean 0.000 nats",
+        "  prompt   1+1=",
+        "  response 2",
+        "  answer   2",
+        "  verifier arithmetic",
+    ]
+
+
+@pytest.mark.usefixtures("filled")
+def test_one_that_goes_on_is_shown_up_to_where_it_is() -> None:
+    text = _peek("t.0.0.0")
+    assert "window" in text
+    assert "3 tokens; their text is not known" in text, "the model of this run is not at hand"
+
+
+@pytest.mark.usefixtures("filled")
+def test_its_messages_are_shown_on_request() -> None:
+    assert "'behavior_logprobs:<f4'" in _peek("t.0.0.0", "--raw")
+    assert json.loads(_peek("--latest", "--json"))[0]["body"]["response_text"] == "2"
+
+
+@pytest.mark.usefixtures("server")
+def test_an_empty_ledger_says_so() -> None:
+    assert "holds no chunk" in _peek()
+    with pytest.raises(ConfigError, match="holds no chunk"):
+        _peek("--latest")
+    with pytest.raises(ConfigError, match=r"t\.9\.0\.0 is not in the ledger"):
+        _peek("t.9.0.0")
