@@ -36,7 +36,7 @@ back-pressure). A frozen reader is found by its silence in the registry instead,
 answer (``protocol.zeromq.watch``).
 """
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 3, 1, 20
-"""An idle link to a host that is gone is known after some five seconds, and given up after 23."""
+"""An idle link to a host that is gone is known after four seconds, and given up after 23."""
 HANDSHAKE_TIMEOUT_MS = 5000
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
