@@ -156,3 +156,12 @@ def test_senseless_requests_are_refused() -> None:
         split_minibatches([], 0)
     with pytest.raises(ValueError, match="num_ranks"):
         balance([1], 0)
+
+
+def test_a_sample_without_an_imitation_mask_imitates_nothing() -> None:
+    zeros = np.zeros(2, np.float32)
+    bare = TrainingSample(
+        "t.0.0", np.arange(3, dtype=np.int32), 1, np.ones(2, np.bool_), zeros, zeros, np.zeros(2, np.int32)
+    )
+    imitated = replace(bare, nll_mask=np.array([True, False]))
+    assert pack([bare, imitated]).nll_mask.tolist() == [False, False, True, False]

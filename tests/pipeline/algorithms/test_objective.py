@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.algorithms.objective import Importance, Objective, Proximal, Surrogate
+from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Proximal, Surrogate
 from pipeline.batching import TrainingSample, plan_micro_batches
 from tests.pipeline.algorithms.packed import Policy, few, random_samples, token_losses, train, without_loss
 
@@ -166,6 +167,30 @@ def test_kl_and_entropy_terms_are_added_with_their_coefficients() -> None:
     bare, metrics = token_losses(Objective(), samples, policy)
     full, _ = token_losses(Objective(kl_coefficient=0.5, entropy_coefficient=0.25), samples, policy)
     torch.testing.assert_close(full, bare + 0.5 * metrics["reference_kl"] - 0.25 * metrics["entropy"])
+
+
+def test_the_estimator_that_is_set_is_the_one_that_is_added() -> None:
+    samples = random_samples(8)
+    policy = Policy.near(samples, 8)
+    mask = torch.from_numpy(np.concatenate([s.loss_mask for s in samples]))
+    logprobs = torch.cat([policy.logprobs[s.name] for s in samples])
+    reference = torch.from_numpy(
+        np.concatenate([s.reference_logprobs for s in samples if s.reference_logprobs is not None])
+    )
+    for estimator in KLEstimator:
+        _, metrics = token_losses(Objective(kl_coefficient=1.0, kl_estimator=estimator), samples, policy)
+        expected = kl_estimate(logprobs, reference.to(logprobs), estimator).detach()
+        torch.testing.assert_close(metrics["reference_kl"][mask], expected[mask])
+
+
+def test_the_ratio_of_a_whole_response_has_no_dual_clip() -> None:
+    """GSPO: far above the dual clip a negative advantage still costs its ratio."""
+    samples = [replace(s, advantages=np.full_like(s.advantages, -1.0)) for s in random_samples(8)]
+    policy = Policy({name: values.detach() + 3.0 for name, values in Policy.near(samples, 8).logprobs.items()})
+    objective = Objective(surrogate=Surrogate.GSPO, importance=Importance.NONE, dual_clip=2.0)
+    losses, _ = token_losses(objective, samples, policy)
+    mask = torch.from_numpy(np.concatenate([s.loss_mask for s in samples]))
+    assert float(losses[mask].min()) > 2.0
 
 
 @pytest.mark.parametrize(
