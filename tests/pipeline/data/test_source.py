@@ -137,6 +137,16 @@ def test_every_kind_of_broken_line_is_told_with_file_and_line_and_skipped(
     assert any("skipped 1 (over-long prompt)" in line for line in report.lines())
 
 
+def test_another_seed_reads_the_prompts_in_another_order(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    path = write(tmp_path / "train.jsonl", numbered(64))
+    orders = []
+    for seed in (0, 1, 2):
+        source = PromptSource.load(config(path, seed=seed), tokenizer)
+        orders.append([source.at(position).prompt_id for position in range(64)])
+    assert len(set(map(tuple, orders))) == 3
+    assert len({frozenset(order) for order in orders}) == 1, "each epoch has every prompt"
+
+
 @given(seed=st.integers(0, 2**31), positions=st.lists(st.integers(0, 10_000), max_size=20))
 @settings(max_examples=30)
 def test_a_position_always_gives_the_same_prompt_and_an_epoch_gives_each_once(
