@@ -26,7 +26,7 @@ import zmq
 from rich.console import Console
 from xxhash import xxh3_64_intdigest
 
-from pipeline.cli.look import show
+from pipeline.cli.peek import show
 from pipeline.config.learning import RewardSection
 from pipeline.rewards.cli import show_report
 from pipeline.rewards.offline import score_file

@@ -30,6 +30,14 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 """Tests of vLLM run where it is installed: ``make test-vllm``."""
 
 
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """Give each test the umask that most accounts have: commands that a test calls here make all their files private."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[str]:
     """Start the bundled server on a unix socket with an append-only file; yield its ``unix://`` URL."""

@@ -26,7 +26,7 @@ from tests.pipeline.op_config import op_config
         (["learner.deepspeed.offload_param.device=cpu"], "stage is 2 and only stage 3 shares weights"),
         (["learner.deepspeed.config.gradient_clipping=2.0"], "has gradient_clipping among its further settings"),
         (["learner.deepspeed.zero_optimization.stage=3"], "has stage among its further settings"),
-        (["learner.deepspeed.stage=4"], "should be 1, 2 or 3"),
+        (["learner.deepspeed.stage=4"], "expected 1, 2 or 3"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused_with_the_way_out(

@@ -121,7 +121,8 @@ def test_every_ending_has_its_exit_code(error: BaseException, code: ExitCode):
 def test_exit_codes_are_the_documented_numbers():
     assert {code.name: int(code) for code in ExitCode} == {
         "OK": 0, "FAILURE": 1, "CONFIG": 2, "LEDGER_UNAVAILABLE": 3, "FENCED": 4, "DRAIN_TIMEOUT": 5, "STARVED": 6,
-        "BAD_STEPS": 7, "STUCK": 8, "HOST_FAILED": 9, "ENGINE": 10, "INTERRUPTED": 130,
+        "BAD_STEPS": 7, "STUCK": 8, "HOST_FAILED": 9, "ENGINE": 10, "NOT_ALL_JUDGED": 11,
+        "INTERRUPTED": 130,
     }  # fmt: skip
     assert ExitCode.CONFIG.is_hopeless
     assert not ExitCode.FAILURE.is_hopeless
