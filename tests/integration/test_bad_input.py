@@ -66,7 +66,7 @@ def test_a_typo_names_file_key_and_nearest_key_and_starts_nothing(up: Up, tmp_pa
         ("generation.max_response_tokens=100000", 2, "was made for 256 positions: lower one of them"),
         ("ledger.url=redis://127.0.0.1:1", 3, "does not answer"),
         ("ledger.url=http://127.0.0.1:1", 2, "expected one that starts with redis://"),
-        ("learner.learning_rate=inf", 2, "should be a finite number"),
+        ("learner.learning_rate=inf", 2, "expected a finite number"),
     ],
 )
 def test_a_wrong_setting_gets_one_sentence_and_starts_nothing(up: Up, setting: str, code: int, sentence: str) -> None:
