@@ -36,7 +36,9 @@ def first_update_s(run: RunningFleet) -> float:
     return next(row["at_s"] for row in rows if row["kind"] == "update")
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "vapo", "tppo"])
+@pytest.mark.parametrize(
+    "algorithm", ["vapo", pytest.param("ppo", marks=pytest.mark.long), pytest.param("tppo", marks=pytest.mark.long)]
+)
 def test_the_policy_starts_when_the_critic_is_ready_and_the_ledger_balances(tmp_path: Path, algorithm: str) -> None:
     with fleet(tmp_path, *SMALL, f"algorithm.name={algorithm}") as run:
         assert run.finish() == 0, run.output.read_text()

@@ -23,6 +23,7 @@ PACED = (
     f"supervisor.stuck_after_s={STUCK_AFTER_S}",
     f"supervisor.drain_timeout_s={STUCK_AFTER_S}",
     "algorithm.name=grpo",
+    "algorithm.num_minibatches=1",
     "algorithm.group_size=4",
     "algorithm.groups_per_update=4",
     "data.evaluation=[]",
