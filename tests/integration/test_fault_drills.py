@@ -14,8 +14,10 @@ from ops.fault_drill import folder_of, line
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SEEDS = (5864, 2137, 4693, 5748, 4377, 3000, 2142, 3442, 1116)
-"""Together they have every kind, in as little time as was found."""
+SEEDS = (5864, 2137, 4693, 5748, 3442, 1116)
+LONG_SEEDS = (4377, 3000, 2142)
+"""Together they have every kind, in as little time as was found; the first have what `make test` does not show elsewhere:
+servers, disks, names, cables, hangups, orphans, and the wire. `make test-long` has the others."""
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.DEAD_FROZEN_SERVER)
 """A server that is frozen for good takes as long as the supervisor's patience; ``python -m ops.fault_drill`` drills it."""
 _PATIENCE_S = 240.0
@@ -23,10 +25,10 @@ _PATIENCE_S = 240.0
 
 
 def test_the_seeds_have_every_kind_of_fault() -> None:
-    assert frozenset().union(*(plan(seed, KINDS).kinds for seed in SEEDS)) == frozenset(KINDS)
+    assert frozenset().union(*(plan(seed, KINDS).kinds for seed in (*SEEDS, *LONG_SEEDS))) == frozenset(KINDS)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.long) for seed in LONG_SEEDS)])
 def test_nothing_is_lost_or_done_twice_whatever_fails(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     schedule = plan(seed, KINDS)
