@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 MAX_WORDS = 25
 """Words of a sentence; a code span counts as one."""
@@ -136,9 +137,10 @@ def _structure(path: Path, source: str) -> Iterator[Finding]:
     """Yield findings of names, of headers, and of comments that stand behind code."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
-        if name.startswith("test_") and len(name) > MAX_TEST_NAME:
-            yield Finding(path, node.lineno, "test name", f"{len(name)} characters: {name}")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = f"{len(node.name)} characters: {node.name}"
+            if node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME:
+                yield Finding(path, node.lineno, "test name", found)
     about = ast.get_docstring(tree, clean=False) or ""
     if _HEADER.search(about) and not _OWNER.search(source.replace(about, "", 1)):
         yield Finding(path, 1, "header", "*Consumes* ... of a module that owns no task, thread or process")
@@ -164,14 +166,14 @@ def _python(source: str, *, with_messages: bool) -> Iterator[list[Line]]:
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(v.value) if isinstance(v, ast.Constant) else "X" for v in node.values)
         elif _is_text(node) and id(node) not in parts:
-            text = node.value
+            text = str(node.value)
         else:
             continue
         if text.count(" ") >= _FEWEST_SPACES:
             yield [Line(node.lineno + at, "", line) for at, line in enumerate(text.splitlines())]
 
 
-def _is_text(node: ast.AST) -> bool:
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
