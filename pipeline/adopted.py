@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from pipeline.runtime.process_records import ProcessIdentity, identify
+from pipeline.process.records import ProcessIdentity, identify
 
 _POLL_S = 0.01
 

@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from pipeline import work
+from pipeline.process import work
 from pipeline.weights.digest import digest_file
 from protocol.errors import ConfigError, DataError, Fenced, StorageFailed
 

@@ -14,7 +14,7 @@ day is restarted for ever, one that dies at once is not. There are two: infrastr
 them; data failures count for its role, because the work that caused one goes to another worker of the role. An exit that
 another start cannot mend (a wrong setting) fails the fleet at the first time. An error that repeats itself fails it at the
 second time: the worker ended by it, was started again, and ended by it again before it had finished any work, or after just as
-much as before. Signals never do, nor errors of the surroundings (``pipeline.runtime.last_error``).
+much as before. Signals never do, nor errors of the surroundings (``pipeline.process.last_error``).
 
 Starts are spread over the supervisor's turns, a few each, the first worker of every role before the second of any. What is not
 started yet is only a wish, and a newer wish replaces it at once.
@@ -31,8 +31,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
-from pipeline.runtime.last_error import LastError
+from pipeline.process.exit_codes import ExitCode, FailureKind, kind_of
+from pipeline.process.last_error import LastError
 from protocol.ids import Role
 
 MAX_STARTS_A_TURN = 4

@@ -19,12 +19,12 @@ from pathlib import Path
 import structlog
 
 from pipeline.adopted import AdoptedProcess
-from pipeline.bounded_files import cut
 from pipeline.config.secrets import without_ledger_password
-from pipeline.descendants import WORKER_MARK, end_marked, worker_mark
-from pipeline.runtime.exit_codes import ExitCode
-from pipeline.runtime.last_error import LastError, printed_error
-from pipeline.runtime.process_records import (
+from pipeline.files import cut
+from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
+from pipeline.process.exit_codes import ExitCode
+from pipeline.process.last_error import LastError, printed_error
+from pipeline.process.records import (
     ProcessIdentity,
     Started,
     forget_started,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.config.resolved import RESOLVED_NAME
-from pipeline.runtime.exit_codes import Interrupted
+from pipeline.process.exit_codes import Interrupted
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

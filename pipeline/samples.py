@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from pipeline.runtime.private_files import write_private
+from pipeline.files import write_private
 from protocol.trajectory import Field, FinishReason, RewardScore
 
 if TYPE_CHECKING:

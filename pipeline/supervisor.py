@@ -35,6 +35,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
 from pipeline.fleet_size import check_fleet_size, desired_counts
 from pipeline.machine import this_machine
+from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.processes import Command, Exit, Processes, worker_command
 from pipeline.replay.buffer import LedgerSpec
 from pipeline.replay.connect import connect
@@ -42,7 +43,6 @@ from pipeline.replay.redis import RedisReplay
 from pipeline.report import write_report
 from pipeline.run_dir import server_lock
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.exit_codes import ExitCode, as_own
 from pipeline.runtime.ledger_file import read_address
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry

@@ -17,8 +17,9 @@ an hour, a ledger that was away for a minute, or a reader that was itself stoppe
     its role's work lies overdue
 
 A piece is what long work tells of before it has ended: a layer of a pass, a decode step, a verdict, a file
-(``pipeline.work``). How long one may take follows from what was measured: several times the slowest so far of that kind of
-work, and a minute in any case. What a person has set (``stuck_after_s``) is the most that is borne, however slow pieces were.
+(``pipeline.process.work``). How long one may take follows from what was measured: several times the slowest so far of that
+kind of work, and a minute in any case. What a person has set (``stuck_after_s``) is the most that is borne, however slow
+pieces were.
 
 An idle worker turns and holds nothing: it may be idle for ever. One that waits for credit or weights may hold what it likes.
 How long a worker was idle before its work says nothing of that work.
@@ -29,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from pipeline.process.work import LEAST_S, piece_limit_s
 from pipeline.runtime.registry import MAY_HOLD, Heartbeat, WaitingFor
-from pipeline.work import LEAST_S, piece_limit_s
 from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}

@@ -26,11 +26,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline import work
 from pipeline.algorithms.catalogue import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.model_folder import loading
+from pipeline.process import work
+from pipeline.process.work import TIMES_SLOWEST
 from pipeline.replay.buffer import ChunkWrite, Lease, Refusal, WriteStatus
 from pipeline.replay.spec import ledger_spec
 from pipeline.rework import Tally
@@ -38,7 +39,6 @@ from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox
 from pipeline.runtime.registry import WaitingFor, unreached_workers
 from pipeline.runtime.retry import ride_out
-from pipeline.work import TIMES_SLOWEST
 from protocol.codec import Encoded, encode_once
 from protocol.errors import EngineDied, ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import ChunkId, Role, TrajectoryId

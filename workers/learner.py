@@ -35,10 +35,10 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 from pipeline.lineage import Lineage
 from pipeline.model_folder import loading
+from pipeline.process.exit_codes import ExitCode
 from pipeline.replay.buffer import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
-from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from pipeline.samples import Samples
 from protocol.errors import LedgerError

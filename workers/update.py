@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from pipeline import work
 from pipeline.algorithms import build
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.batching import TrainingSample, split_minibatches
+from pipeline.process import work
 from pipeline.replay.buffer import ClaimedUnit
 from protocol.errors import Diverged
 from workers.engines.training import StepResult, TrainingBackend

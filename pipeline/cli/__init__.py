@@ -1,7 +1,7 @@
 """The ``headrace`` command.
 
 Each command is a module that is imported only when it is called, and none imports torch: ``headrace --help`` starts in a
-fraction of a second. Errors are one sentence on standard error and a documented exit code (``pipeline.runtime.exit_codes``).
+fraction of a second. Errors are one sentence on standard error and a documented exit code (``pipeline.process.exit_codes``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import click
 
-from pipeline.runtime.private_files import keep_private
+from pipeline.files import keep_private
 from protocol.errors import HeadraceError
 from protocol.printable import printable
 
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     except click.Abort:
         sys.exit(130)
     except HeadraceError as error:
-        from pipeline.runtime.exit_codes import exit_code_of
+        from pipeline.process.exit_codes import exit_code_of
 
         click.echo(f"headrace: {printable(str(error))}", err=True)
         sys.exit(exit_code_of(error))

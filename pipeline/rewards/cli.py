@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from pipeline.process.exit_codes import ExitCode
     from pipeline.rewards.distribution import Quantiles, ScoreReport
-    from pipeline.runtime.exit_codes import ExitCode
 
 _EPILOG = """\b
 Examples:
@@ -67,8 +67,8 @@ def score(
     """
     from pipeline.config.learning import RewardSection
     from pipeline.data.files import count_rows
+    from pipeline.process.exit_codes import ExitCode
     from pipeline.rewards.offline import score_file
-    from pipeline.runtime.exit_codes import ExitCode
 
     config = RewardSection(timeout_s=timeout_s, processes=processes or num_cores())
     total = count_rows(file)

@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequen
 from contextlib import asynccontextmanager
 from typing import Protocol, Self
 
-from pipeline import work
-from pipeline.descendants import session_sizes
+from pipeline.process import work
+from pipeline.process.descendants import session_sizes
 from pipeline.rewards.process import SandboxProcess
 from pipeline.rewards.registry import VerifierSpec, load, resolve, resolve_named
 from pipeline.rewards.signature import Judge

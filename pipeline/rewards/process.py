@@ -3,7 +3,7 @@
 *Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the child, never longer than
 the call's time limit; then the child is killed, the answer counts as wrong, and the next call starts another child. Starting
 and importing have a limit of their own, and are no part of the call's. What a verifier started dies with it: its
-process group at one blow, then what left the group, by the mark in its environment (``pipeline.descendants``).
+process group at one blow, then what left the group, by the mark in its environment (``pipeline.process.descendants``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pipeline.config.secrets import without_ledger_password
-from pipeline.descendants import SANDBOX_MARK, end_marked
+from pipeline.process.descendants import SANDBOX_MARK, end_marked
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked, not_judged

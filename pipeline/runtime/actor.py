@@ -59,7 +59,7 @@ class Actor(abc.ABC):
 
 
 def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> int:
-    """Run one worker until it ends, and return its exit code (``pipeline.runtime.exit_codes``).
+    """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
 
     Args:
         load: Returns the actor's class. Called after the process has limited its threads, so that it may import anything.

@@ -17,9 +17,10 @@ from typing import Any, Protocol, TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
+from pipeline.process.exit_codes import ExitCode
+from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.replay.buffer import ReplayBuffer
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.news import News
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import (
@@ -30,7 +31,6 @@ from pipeline.runtime.registry import (
     WaitingFor,
     link_name,
 )
-from pipeline.work import Meter, listening, piece_limit_s
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation
 
@@ -167,7 +167,7 @@ class ActorContext:
 
     @property
     def work(self) -> Meter:
-        """Counts what is done inside long work, on the loop and on the compute thread; see ``pipeline.work``."""
+        """Counts what is done inside long work, on the loop and on the compute thread; see ``pipeline.process.work``."""
         return self.pulse.work
 
     @property
@@ -197,10 +197,10 @@ class ActorContext:
     async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run blocking work on the one thread that the actor owns, in order of arrival, and return its result.
 
-        Counts as progress when it ends, and before that with every piece that it tells of (``pipeline.work``). Cancelling the
-        wait does not stop the function: the thread is busy until it ends. The first call of a function is told apart from later
-        ones, and work within a wait that has a time limit of its own is told as that wait: each is given its own time before
-        the worker counts as stuck (``pipeline.watchdog``).
+        Counts as progress when it ends, and before that with every piece that it tells of (``pipeline.process.work``).
+        Cancelling the wait does not stop the function: the thread is busy until it ends. The first call of a function is
+        told apart from later ones, and work within a wait that has a time limit of its own is told as that wait: each is
+        given its own time before the worker counts as stuck (``pipeline.watchdog``).
         """
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE

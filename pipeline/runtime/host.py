@@ -8,7 +8,7 @@ One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain
 when the stop is immediate, the drain overdue or the incarnation fenced; the *run watch*, which begins a drain when the run is
 over; the *links* reader; the *news* of the registry; and whatever the actor spawns. A worker does not watch its supervisor:
 when that dies, the worker goes on, and the next supervisor adopts it, by what the worker writes down of itself
-(``pipeline.runtime.process_records``).
+(``pipeline.process.records``).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
+from pipeline.files import keep_private
+from pipeline.process.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
+from pipeline.process.last_error import LastError, last_error
+from pipeline.process.records import Life, identify, worker_pid, write_life
+from pipeline.process.work import listening
 from pipeline.replay.connect import connect
 from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.last_error import LastError, last_error
 from pipeline.runtime.ledger_disk import disk_trouble
 from pipeline.runtime.ledger_file import read_address, read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.news import LOOK_ANYWAY_S
-from pipeline.runtime.private_files import keep_private
-from pipeline.runtime.process_records import Life, identify, worker_pid, write_life
 from pipeline.runtime.registry import Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads
-from pipeline.work import listening
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.hosts import advertised
 from protocol.ids import Incarnation, Role, is_worker_name

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from pipeline.config.secrets import hide_password, is_hidden
-from pipeline.runtime.private_files import write_private
-from pipeline.runtime.process_records import ProcessIdentity
+from pipeline.files import write_private
+from pipeline.process.records import ProcessIdentity
 from protocol.errors import ConfigError
 
 LEDGER_FILE = "ledger.json"

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 
 
 class Phase(StrEnum):

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.process.records import worker_pid
+from pipeline.process.work import Meter
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.process_records import worker_pid
 from pipeline.runtime.registry import MAX_DETAIL_CHARS, MAY_HOLD, Heartbeat, LinkReport, WaitingFor
-from pipeline.work import Meter
 from protocol.ids import Incarnation
 
 _STATM = Path("/proc/self/statm")

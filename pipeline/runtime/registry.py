@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from pipeline.work import WorkReport
+from pipeline.process.work import WorkReport
 from protocol.ids import Incarnation, Role
 
 

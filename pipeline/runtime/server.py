@@ -36,10 +36,10 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 import structlog
 
-from pipeline.runtime.exit_codes import Interrupted
+from pipeline.files import is_private_folder, write_private
+from pipeline.process.exit_codes import Interrupted
+from pipeline.process.records import identify, this_host
 from pipeline.runtime.ledger_file import LedgerAddress, known_url, read_address, read_ledger_url, write_address
-from pipeline.runtime.private_files import is_private_folder, write_private
-from pipeline.runtime.process_records import identify, this_host
 from pipeline.runtime.server_binary import ServerBinary, find_server
 from pipeline.runtime.server_lock import holders, is_locked, take_lock
 from pipeline.runtime.server_probe import ServerState, Sight, listens, probe

@@ -12,8 +12,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.files import is_private_folder
 from pipeline.runtime.ledger_file import LedgerAddress
-from pipeline.runtime.private_files import is_private_folder
 
 LOG_NAME = "server.log"
 OWN_FOLDER = "headrace-"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from pipeline import work
+from pipeline.process import work
 from protocol.arrays import Buffer
 
 _READ_BYTES = 1 << 22

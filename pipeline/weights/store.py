@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline import work
+from pipeline.process import work
 from pipeline.runtime.registry import WeightsAnnouncement
 from pipeline.weights.delta import encode
 from pipeline.weights.digest import Digest, digest_buffer

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pipeline.process.records import identify
 from pipeline.runtime.ledger_file import LedgerAddress, read_address
-from pipeline.runtime.process_records import identify
 from pipeline.runtime.server_lock import holders, is_locked
 from pipeline.runtime.server_probe import ServerState, probe
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot

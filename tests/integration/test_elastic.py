@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.server import process_runs
 from tests.integration.fleet import EMULATED, ROOT, RunningFleet, fleet, kill
 

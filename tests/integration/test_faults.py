@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.ledger_file import read_address
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 

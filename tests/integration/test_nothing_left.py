@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.descendants import marked
+from pipeline.process.descendants import marked
 from pipeline.weights.store import weight_folders
 from protocol.endpoints import run_tag
 from tests.integration.fleet import EMULATED, ROOT

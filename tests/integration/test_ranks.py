@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 from tests.integration.fleet import RunningFleet, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 from pipeline.weights.store import fetched_folder, weights_folder
 from tests.integration.fleet import RunningFleet, fleet
 

@@ -19,8 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, run_actor
-from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from protocol.ids import Role
 

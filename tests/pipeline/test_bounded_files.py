@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bounded_files import MAX_BYTES, cut
+from pipeline.files import MAX_BYTES, cut
 from pipeline.surroundings import Picture
 from tests.pipeline.test_supervisor import Run
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pipeline.fleet import MAX_STARTS_A_TURN, Action, FleetPlan, Intensity, Phase, RestartPolicy, Verb, worker_name
-from pipeline.runtime.exit_codes import ExitCode, FailureKind, kind_of
-from pipeline.runtime.last_error import LastError
+from pipeline.process.exit_codes import ExitCode, FailureKind, kind_of
+from pipeline.process.last_error import LastError
 from pipeline.takeover import may_adopt
 from protocol.ids import Role
 

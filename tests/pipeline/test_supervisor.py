@@ -19,10 +19,10 @@ import redis
 from structlog.testing import capture_logs
 
 from pipeline.preflight import preflight
+from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.replay.connect import connect
 from pipeline.run_dir import prepare_run_dir, run_lock, server_lock, supervisor_pid
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.exit_codes import ExitCode, Interrupted
 from pipeline.runtime.ledger_file import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry

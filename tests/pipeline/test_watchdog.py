@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.process.work import WorkReport
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.watchdog import Patience, Watchdog
-from pipeline.work import WorkReport
 from protocol.ids import Incarnation, Role
 
 PATIENCE = Patience(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 from workers.__main__ import main
 
 

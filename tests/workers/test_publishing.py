@@ -12,12 +12,12 @@ import torch
 
 from pipeline.config.running import WeightsSection
 from pipeline.config.schema import RunConfig
+from pipeline.process.work import WorkReport
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.weights.digest import digest_file
-from pipeline.work import WorkReport
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.publishing import TURNS, Publisher

@@ -19,7 +19,7 @@ import torch
 
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 from protocol.errors import ConfigError, EngineError, HeadraceError
 from workers.engines.models import resolve_device
 

@@ -1,4 +1,4 @@
-"""Counts what goes through a model, layer by layer, for whoever must know that long work goes on (``pipeline.work``).
+"""Counts what goes through a model, layer by layer, for whoever must know that long work goes on (``pipeline.process.work``).
 
 *Consumes* a model of transformers. *Produces* a mark at the end of every layer, forward and backward, and of every tensor that
 is loaded and every file that is saved. *Waits for* nothing. What is computed stays the same.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from pipeline import work
+from pipeline.process import work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from pipeline import work
+from pipeline.process import work
 from workers.engines.training_state import (
     TrainingState,
     read_optimizer,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from pipeline import work
 from pipeline.batching import plan_padded_batches
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.process import work
 from pipeline.reward_model import check_reward_model, longest_input
 from pipeline.rewards.conversation import conversation_tokens
 from protocol.errors import EngineError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from pipeline import work
 from pipeline.batching import plan_micro_batches
+from pipeline.process import work
 from protocol.errors import ConfigError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device, resolve_dtype

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from pipeline import work
 from pipeline.batching import TrainingSample, plan_micro_batches, tokens_at_once
 from pipeline.lora_check import check_lora
+from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_model, resolve_device

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline import work
 from pipeline.batching import plan_micro_batches, tokens_at_once
+from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION
 from workers.engines.models import load_value_model, resolve_device

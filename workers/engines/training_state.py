@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from pipeline import work
+from pipeline.process import work
 from protocol.errors import DataError
 from workers.engines.layers import count_files
 

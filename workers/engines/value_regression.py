@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline import work
 from pipeline.algorithms.value_loss import clipped_value_loss
 from pipeline.algorithms.value_targets import explained_variance, lambda_targets, monte_carlo_targets
+from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.models import value_head
 from workers.engines.optimizer import AppliedStep

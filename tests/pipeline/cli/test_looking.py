@@ -25,9 +25,9 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
 from pipeline.cli.common import Attached
+from pipeline.process.records import identify
 from pipeline.runtime import server_copy
 from pipeline.runtime.ledger_file import read_address, write_address
-from pipeline.runtime.process_records import identify
 from pipeline.runtime.server import EmbeddedServer, server_runs
 from pipeline.why.silence import silence, whereabouts
 from protocol.errors import ConfigError, LedgerUnavailable

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.secrets import without_ledger_password
+from pipeline.process.work import Meter, listening
 from pipeline.rewards import registry
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
 from pipeline.runtime.server import process_runs
-from pipeline.work import Meter, listening
 from protocol.errors import ConfigError
 
 USER = "tests.pipeline.rewards.user_verifiers"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.runtime.threads import limit_threads, thread_environment

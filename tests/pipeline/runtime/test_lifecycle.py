@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtime.exit_codes import DrainTimeout, ExitCode, FailureKind, Interrupted, as_own, exit_code_of, kind_of
+from pipeline.process.exit_codes import DrainTimeout, ExitCode, FailureKind, Interrupted, as_own, exit_code_of, kind_of
 from pipeline.runtime.lifecycle import Lifecycle, Phase
 from protocol.errors import (
     ConfigError,

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 import redis
 
+from pipeline.process.exit_codes import Interrupted
+from pipeline.process.records import identify
 from pipeline.runtime import server as module
-from pipeline.runtime.exit_codes import Interrupted
 from pipeline.runtime.ledger_file import read_address, write_address
-from pipeline.runtime.process_records import identify
 from pipeline.runtime.server import EmbeddedServer, end_server, process_runs, server_runs
 from pipeline.runtime.server_lock import holders, is_locked, no_server, take_lock
 from pipeline.runtime.server_probe import ServerState, Sight

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import write_resolved
+from pipeline.process.exit_codes import ExitCode
 from pipeline.replay.connect import connect
-from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.runtime.server import EmbeddedServer

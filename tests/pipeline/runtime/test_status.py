@@ -6,12 +6,12 @@ import urllib.request
 
 import pytest
 
+from pipeline.process.work import WorkReport
 from pipeline.replay.buffer import QueueStat
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.metrics import MetricsServer
 from pipeline.runtime.registry import Heartbeat, LinkReport, WaitingFor
 from pipeline.runtime.status import Health, bottleneck, queue_rows, role_rows, worker_rows
-from pipeline.work import WorkReport
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, run_actor
-from pipeline.runtime.exit_codes import ExitCode
 from pipeline.runtime.registry import WaitingFor
 from protocol.errors import ConfigError
 from protocol.ids import Role

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.work import Meter, listening
+from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, EngineError
 from tests.workers.engines.tiny import plain_logprobs, ragged, tiny_model
 from workers.engines.scoring import ScoringEngine, ScoringRequest

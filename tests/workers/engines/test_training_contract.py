@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
 from pipeline.batching import TrainingSample, plan_micro_batches
-from pipeline.work import Meter, listening
+from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, DataError, EngineError
 from tests.workers.engines.subjects import (
     CONTRACT,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 600.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from pipeline import work
+from pipeline.process import work
 
 _LARGEST_CREDIT_S = 0.01
 _PIECE_S = 0.25

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pipeline import work
+from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.attention import PackedLayout
 from workers.engines.layers import count_layers

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.load import read_resolved
-from pipeline.runtime.exit_codes import exit_code_of
+from pipeline.process.exit_codes import exit_code_of
 from protocol.errors import HeadraceError
 from protocol.ids import Role
 from workers.engines.ranks.group import Group, peers

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pipeline.runtime.exit_codes import ExitCode
-from pipeline.runtime.process_records import WORKER_PID, record_end, worker_pid
+from pipeline.process.exit_codes import ExitCode
+from pipeline.process.records import WORKER_PID, record_end, worker_pid
 from protocol.endpoints import run_tag
 from protocol.errors import ConfigError
 from protocol.ids import Role

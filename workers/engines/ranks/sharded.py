@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pipeline import work
+from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.optimizer import AppliedStep
 from workers.engines.ranks.group import Group

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline import work
+from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.optimizer import GRADIENT
 from workers.engines.ranks.backend import RankedBackend

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.load import load_config
-from pipeline.runtime.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode
 from protocol.errors import ConfigError
 from workers.engines.models import resolve_device
 from workers.engines.vllm.arguments import arguments_of, scoring_arguments

@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pipeline import work
+from pipeline.process import work
 from protocol.errors import Diverged, EngineDied, EngineError, ParityFailed
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment

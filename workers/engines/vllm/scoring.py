@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import AutoConfig
 
-from pipeline import work
+from pipeline.process import work
 from pipeline.vllm_check import check_versions
 from protocol.errors import ConfigError, EngineDied, EngineError
 from workers.engines.models import resolve_device

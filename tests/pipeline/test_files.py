@@ -11,7 +11,7 @@ from pathlib import Path
 SHOW = "import os, resource; open('made', 'w').close(); os.mkdir('folder'); print(*resource.getrlimit(resource.RLIMIT_CORE))"
 BEGIN = f"""
 import subprocess, sys
-from pipeline.runtime.private_files import keep_private
+from pipeline.files import keep_private
 keep_private()
 subprocess.run([sys.executable, "-c", {SHOW!r}], check=True)
 """

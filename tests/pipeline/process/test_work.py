@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from pipeline import work
-from pipeline.work import LEAST_S, Meter, piece_limit_s
+from pipeline.process import work
+from pipeline.process.work import LEAST_S, Meter, piece_limit_s
 
 
 class Clock:

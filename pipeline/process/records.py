@@ -23,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.runtime.last_error import LastError
-from pipeline.runtime.private_files import write_private
+from pipeline.files import write_private
+from pipeline.process.last_error import LastError
 
 FOLDER = "processes"
 WORKER_PID = "HEADRACE_WORKER_PID"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipeline.runtime.last_error import MAX_MESSAGE, LastError, last_error, printed_error
+from pipeline.process.last_error import MAX_MESSAGE, LastError, last_error, printed_error
 from protocol.errors import EngineDied, LedgerUnavailable, ParityFailed, WeightsDamaged, WeightsRejected
 
 

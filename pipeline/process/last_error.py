@@ -14,7 +14,7 @@ import re
 
 import msgspec
 
-from pipeline.runtime.exit_codes import ExitCode, exit_code_of
+from pipeline.process.exit_codes import ExitCode, exit_code_of
 from protocol.errors import EngineDied, LedgerError, WeightsDamaged
 from protocol.printable import printable_line
 
