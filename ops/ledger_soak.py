@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from ops.ledger_story import RUN, Divergence, Story
-from pipeline.replay.buffer import LatePolicy, LedgerSpec, Unit
-from pipeline.replay.connect import connect
-from pipeline.runtime.ledger_file import read_address
-from pipeline.runtime.server import EmbeddedServer
+from pipeline.ledger.address import read_address
+from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.server.embedded import EmbeddedServer
 from protocol.trajectory import Field
 
 _SAY_EVERY_S = 30.0

@@ -18,8 +18,7 @@ import numpy as np
 import redis.asyncio
 
 from ops.piped_ledger import PipedLedger, settled
-from pipeline.replay import keys
-from pipeline.replay.buffer import (
+from pipeline.ledger.contract import (
     Claim,
     ClaimedUnit,
     DropReason,
@@ -28,7 +27,8 @@ from pipeline.replay.buffer import (
     LedgerSpec,
     WriteStatus,
 )
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.redis import keys
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
     Field,

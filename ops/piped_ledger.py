@@ -13,8 +13,8 @@ from typing import Any
 
 import redis.asyncio
 
-from pipeline.replay.redis import RedisReplay
-from pipeline.replay.scripts import load
+from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.scripts import load
 from protocol.errors import HeadraceError, LedgerError
 from protocol.ids import Incarnation
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.config.load import resolve_paths, to_toml
 from pipeline.config.schema import RunConfig
-from pipeline.config.secrets import without_ledger_password
+from pipeline.ledger.url import without_ledger_password
 
 _LAST_LINES = 12
 

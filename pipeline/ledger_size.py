@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from pipeline.algorithms.catalogue import declaration
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import Unit
+from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
 
 _TOKEN_BYTES = 12

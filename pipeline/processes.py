@@ -19,8 +19,8 @@ from pathlib import Path
 import structlog
 
 from pipeline.adopted import AdoptedProcess
-from pipeline.config.secrets import without_ledger_password
 from pipeline.files import cut
+from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import LastError, printed_error

@@ -21,7 +21,7 @@ from pipeline.history import (
     ValueRow,
     read_history,
 )
-from pipeline.replay.buffer import Audit
+from pipeline.ledger.contract import Audit
 from pipeline.samples import SAMPLES_NAME, read_samples, spread
 from protocol.printable import printable
 

@@ -24,7 +24,7 @@ from protocol.trajectory import Field, FinishReason, RewardScore
 
 if TYPE_CHECKING:
     from pipeline.config.running import SamplesSection
-    from pipeline.replay.buffer import ClaimedUnit, ScoredChunk
+    from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
 
 SAMPLES_NAME = "samples.jsonl"
 

@@ -34,20 +34,20 @@ from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
 from pipeline.fleet_size import check_fleet_size, desired_counts
+from pipeline.ledger.address import read_address
+from pipeline.ledger.contract import LedgerSpec
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.server.binary import log_choice
+from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, process_runs, read_ledger_url
 from pipeline.machine import this_machine
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.processes import Command, Exit, Processes, worker_command
-from pipeline.replay.buffer import LedgerSpec
-from pipeline.replay.connect import connect
-from pipeline.replay.redis import RedisReplay
 from pipeline.report import write_report
 from pipeline.run_dir import server_lock
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.ledger_file import read_address
 from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import EmbeddedServer, open_ledger, process_runs, read_ledger_url
-from pipeline.runtime.server_binary import log_choice
 from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
 from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over

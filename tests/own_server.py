@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis
 
-from pipeline.runtime.server_binary import find_server
+from pipeline.ledger.server.binary import find_server
 
 
 def free_ports(number: int) -> list[int]:

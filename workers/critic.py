@@ -7,7 +7,7 @@ second, and room for new work. *Waits for* nothing but answers.
 from __future__ import annotations
 
 from pipeline.critic_gate import CriticView, opens, view_critic
-from pipeline.replay.buffer import ClaimRefused, DropReason
+from pipeline.ledger.contract import ClaimRefused, DropReason
 from pipeline.runtime.actor import ActorContext
 
 _LOOK_EVERY_S = 0.5

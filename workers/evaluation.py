@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.history import EvaluationRow
-from pipeline.replay.buffer import EvaluationRequest, EvaluationState
+from pipeline.ledger.contract import EvaluationRequest, EvaluationState
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry import WaitingFor
 

@@ -29,11 +29,11 @@ import numpy as np
 from pipeline.algorithms.catalogue import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.ledger.contract import ChunkWrite, Lease, Refusal, WriteStatus
+from pipeline.ledger.spec import ledger_spec
 from pipeline.model_folder import loading
 from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
-from pipeline.replay.buffer import ChunkWrite, Lease, Refusal, WriteStatus
-from pipeline.replay.spec import ledger_spec
 from pipeline.rework import Tally
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.outbox import Outbox

@@ -33,11 +33,11 @@ from pipeline.checkpoints import CHECKPOINTS, CheckpointFolder
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
-from pipeline.lineage import Lineage
+from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
+from pipeline.ledger.spec import ledger_spec
+from pipeline.ledger.version_history import Lineage
 from pipeline.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
-from pipeline.replay.buffer import Claim, ClaimRefused, ClaimWait, DropReason, Restart
-from pipeline.replay.spec import ledger_spec
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from pipeline.samples import Samples

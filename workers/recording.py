@@ -18,7 +18,7 @@ import structlog
 
 from pipeline.checkpoints import list_checkpoints
 from pipeline.config.load import to_toml
-from pipeline.replay.buffer import Claim, ClaimedUnit
+from pipeline.ledger.contract import Claim, ClaimedUnit
 from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
 from pipeline.update_log.records import Batch, Origin, Outcome, Start, pack_units
 from protocol.ids import Incarnation

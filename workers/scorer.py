@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
-from pipeline.replay.buffer import WriteStatus
+from pipeline.ledger.contract import WriteStatus
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import WaitingFor

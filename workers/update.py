@@ -19,8 +19,8 @@ import structlog
 from pipeline.algorithms import build
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.batching import TrainingSample, split_minibatches
+from pipeline.ledger.contract import ClaimedUnit
 from pipeline.process import work
-from pipeline.replay.buffer import ClaimedUnit
 from protocol.errors import Diverged
 from workers.engines.training import StepResult, TrainingBackend
 

@@ -26,8 +26,8 @@ import numpy as np
 from pipeline.checkpoints import CheckpointFolder
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
 from pipeline.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
+from pipeline.ledger.contract import FinishedTrajectory
 from pipeline.model_folder import loading
-from pipeline.replay.buffer import FinishedTrajectory
 from pipeline.value_model import VALUE_CHECKPOINTS
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Role

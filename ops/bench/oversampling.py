@@ -4,9 +4,9 @@
 
 Dynamic sampling drops groups without signal. Their credit comes back at once and admits others, so an update is filled without
 over-sampling, too; what is admitted beyond that may grow too old. Here generators, scorers and learner are a clock and a queue
-of events; the ledger is ``MemoryReplay``, with ``pipeline.staleness`` behind it, so what waits and what is dropped is what a
-run would wait for and drop. Lengths are log-normal (standard deviation 1 of the logarithm, cut at eight medians), and a
-prompt's chance of a right response is uniform in logit, so that about four groups in ten have signal.
+of events; the ledger is ``MemoryReplay``, with ``pipeline.ledger.staleness`` behind it, so what waits and what is dropped
+is what a run would wait for and drop. Lengths are log-normal (standard deviation 1 of the logarithm, cut at eight
+medians), and a prompt's chance of a right response is uniform in logit, so that about four groups in ten have signal.
 
 *Consumes* nothing. *Produces* a table, and JSON. *Waits for* nothing: the clock is a number.
 """
@@ -27,8 +27,8 @@ from statistics import mean
 import numpy as np
 
 from ops.bench.table import provenance, show, write_json
-from pipeline.replay.buffer import Claim, LedgerSpec, Unit
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.contract import Claim, LedgerSpec, Unit
+from pipeline.ledger.memory.ledger import MemoryReplay
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
 

@@ -39,7 +39,7 @@ from ops.drill.events import (
     Told,
     Updated,
 )
-from pipeline.replay.buffer import DropReason
+from pipeline.ledger.contract import DropReason
 
 _FATES = {"trained"} | {f"dropped:{reason}" for reason in DropReason}
 _UNTRAINED_IN_CLAIM = {f"dropped:{DropReason.NON_FINITE}", f"dropped:{DropReason.VALUE_WARMUP}"}

@@ -35,7 +35,7 @@ from ops.drill.relay import Relays
 from ops.drill.schedule import ASKED, WIRE, FaultKind, PlannedFault
 from ops.drill.truth import Asking, Naming, Struck, ask_until_named
 from ops.drill.witness import servers_of
-from pipeline.replay import keys
+from pipeline.ledger.redis import keys
 from pipeline.runtime.registry import Heartbeat
 from protocol.ids import Role
 

@@ -1,7 +1,8 @@
 """From the effects in the ledger's file to what happened.
 
-*Consumes* transactions. *Produces* events, in order. *Waits for* nothing. It follows the keys of ``pipeline.replay.keys`` and
-keeps only what it needs to name things: it does not repeat the ledger's reasoning, so it cannot repeat its mistakes.
+*Consumes* transactions. *Produces* events, in order. *Waits for* nothing. It follows the keys of
+``pipeline.ledger.redis.keys`` and keeps only what it needs to name things: it does not repeat the ledger's reasoning, so
+it cannot repeat its mistakes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ops.drill.events import (
     Stored,
     Tally,
 )
-from pipeline.lineage import Lineage
-from pipeline.replay.buffer import Restart
+from pipeline.ledger.contract import Restart
+from pipeline.ledger.version_history import Lineage
 from pipeline.runtime.registry import Heartbeat, WeightsAnnouncement
 from protocol.codec import from_blob
 from protocol.trajectory import TrajectoryChunk

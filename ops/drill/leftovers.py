@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.runtime.ledger_file import read_address
+from pipeline.ledger.address import read_address
 from pipeline.weights.store import fetched_folder, weights_folder
 
 

@@ -36,7 +36,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def area(self) -> str:
         """The part of the project that is changed."""
         folder = str(Path(self.file).parent)
-        return {"pipeline/replay/scripts": "ledger scripts", "pipeline": "batching, staleness, gate"}.get(
+        return {"pipeline/ledger/redis/scripts": "ledger scripts", "pipeline": "batching, staleness, gate"}.get(
             folder, folder
         )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.algorithms import segments
 from pipeline.algorithms.base import NonFiniteUnit
-from pipeline.replay.buffer import ScoredChunk
+from pipeline.ledger.contract import ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, ReferenceScore, RewardScore, ValueScore
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from pipeline.batching import TrainingSample
-from pipeline.replay.buffer import ClaimedUnit, Unit
+from pipeline.ledger.contract import ClaimedUnit, Unit
 from protocol.errors import HeadraceError
 from protocol.trajectory import Field
 

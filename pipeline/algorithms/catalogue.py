@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pipeline.replay.buffer import Unit
+from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

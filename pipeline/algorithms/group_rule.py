@@ -21,7 +21,7 @@ from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.batching import TrainingSample
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import ClaimedUnit, Unit
+from pipeline.ledger.contract import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
 

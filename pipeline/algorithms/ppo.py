@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pipeline.algorithms.assemble import assemble
 from pipeline.algorithms.critic_rule import CriticRule, Stretch
-from pipeline.replay.buffer import ClaimedUnit
+from pipeline.ledger.contract import ClaimedUnit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
 

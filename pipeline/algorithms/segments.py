@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from pipeline.staleness import is_stale, staleness
+from pipeline.ledger.staleness import is_stale, staleness
 from protocol.trajectory import Segment
 
 

@@ -34,7 +34,7 @@ from pipeline.algorithms import segments
 from pipeline.algorithms.assemble import token_scores
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.critic_rule import CriticRule, Stretch
-from pipeline.replay.buffer import ClaimedUnit, ScoredChunk
+from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
 

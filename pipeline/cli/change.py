@@ -107,9 +107,9 @@ def _parse_count(text: str) -> tuple[Role, int]:
 def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) -> None:
     """Ask a run to drain and end, and wait until it has, telling what still drains. Ctrl-C ends the waiting, not the drain."""
     from pipeline.config.load import read_resolved
+    from pipeline.ledger.server.copy import clear_dead_looks
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.log import log_to_stderr
-    from pipeline.runtime.server_copy import clear_dead_looks
 
     log_to_stderr()
     clear_dead_looks()
@@ -191,9 +191,9 @@ def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
     """End what a supervisor that died left behind, and return whether there was anything: workers first, which drain, then the
     embedded server, then what no record is."""
     from pipeline import remains
+    from pipeline.ledger.server.embedded import end_server
     from pipeline.processes import Processes
     from pipeline.run_dir import run_lock, server_lock
-    from pipeline.runtime.server import end_server
 
     with _telling() as tell:
         was_running = asyncio.run(_end_workers(run_dir, tell, now=now, timeout_s=timeout_s))
@@ -230,10 +230,10 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool, timeout_s: float) -> bool:
     """Let the workers of a supervisor that died drain, with a ledger to drain into; return whether there were any."""
+    from pipeline.ledger.address import read_address
+    from pipeline.ledger.server.embedded import server_runs
     from pipeline.processes import Processes
-    from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.registry import RunState, RunStatus
-    from pipeline.runtime.server import server_runs
 
     processes = Processes(run_dir)
     address = read_address(run_dir)
@@ -264,7 +264,7 @@ async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool,
 
 
 def _may_live(beat: Heartbeat) -> bool:
-    from pipeline.runtime.server import process_runs
+    from pipeline.ledger.server.embedded import process_runs
 
     is_gone = beat.host == socket.gethostname() and not process_runs(beat.pid)
     return not is_gone and time.time() - beat.at_s < _SILENT_S

@@ -30,7 +30,7 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
-    from pipeline.replay.buffer import ReplayBuffer
+    from pipeline.ledger.contract import ReplayBuffer
     from pipeline.runtime.registry import Registry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -123,11 +123,11 @@ def find_run(run: Path | None) -> Path:
 async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     """Connect to a run's ledger, for reading; to a copy of it when its embedded server is down."""
     from pipeline.config.resolved import glance
+    from pipeline.ledger.address import read_address
+    from pipeline.ledger.server.copy import clear_dead_looks, server_on_copy
+    from pipeline.ledger.server.embedded import read_ledger_url, server_runs
     from pipeline.run_dir import supervisor_pid
-    from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.log import log_to_stderr
-    from pipeline.runtime.server import read_ledger_url, server_runs
-    from pipeline.runtime.server_copy import clear_dead_looks, server_on_copy
 
     log_to_stderr()
     clear_dead_looks()
@@ -145,8 +145,8 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
 
 @asynccontextmanager
 async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator[Attached]:
-    from pipeline.replay.connect import connect
-    from pipeline.replay.redis import RedisReplay
+    from pipeline.ledger.redis.client import connect
+    from pipeline.ledger.redis.ledger import RedisReplay
     from pipeline.runtime.registry_redis import RedisRegistry
 
     client = connect(url, patience_s=_ANSWER_S)
@@ -163,10 +163,10 @@ async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator
 async def attach(run: Path | None) -> AsyncIterator[Attached]:
     """Connect to a run's ledger, for changing it; its embedded server is started for the time being when it is down."""
     from pipeline.config.resolved import glance
+    from pipeline.ledger.address import read_address
+    from pipeline.ledger.server.embedded import EmbeddedServer, read_ledger_url
     from pipeline.run_dir import server_lock, supervisor_pid
-    from pipeline.runtime.ledger_file import read_address
     from pipeline.runtime.log import log_to_stderr
-    from pipeline.runtime.server import EmbeddedServer, read_ledger_url
 
     log_to_stderr()
     run_dir = find_run(run)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pipeline.cli.common import Attached
-    from pipeline.replay.admin import StoredChunk
+    from pipeline.ledger.admin import StoredChunk
     from protocol.trajectory import Score, TrajectoryChunk
 
 _MARGIN = 11
@@ -94,8 +94,8 @@ def show(message: dict[str, Any], console: Console) -> None:
 
 async def _stored(at: Attached, limit: int) -> list[StoredChunk]:
     """Return what there is, what was written last first."""
-    from pipeline.replay.redis import RedisReplay
-    from pipeline.replay.redis_admin import RedisAdmin
+    from pipeline.ledger.redis.admin import RedisAdmin
+    from pipeline.ledger.redis.ledger import RedisReplay
 
     assert isinstance(at.replay, RedisReplay)
     return sorted(await RedisAdmin(at.replay).stored(max_trajectories=limit), key=lambda one: one.age_s)

@@ -59,7 +59,7 @@ def replay(
     Scores, reference log-probs and values are those of the log: only the learner's part is made again.
     """
     from pipeline.config.load import read_resolved
-    from pipeline.config.secrets import without_ledger_password
+    from pipeline.ledger.url import without_ledger_password
     from pipeline.runtime.threads import thread_environment
 
     run_dir = find_run(run)

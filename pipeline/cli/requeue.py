@@ -1,7 +1,7 @@
 """``headrace requeue`` and ``dead-letters``: putting work back by hand.
 
 *Consumes* names of workers, trajectories, fields and dead letters. *Produces* open leases, chunks that are due, prompts that
-are admitted again. *Waits for* the ledger's answer. What each keeps and cannot do: ``pipeline.replay.admin``.
+are admitted again. *Waits for* the ledger's answer. What each keeps and cannot do: ``pipeline.ledger.admin``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from pipeline.cli.common import Attached
-    from pipeline.replay.admin import Requeued, Retried, Wish
-    from pipeline.replay.buffer import DeadLetter
-    from pipeline.replay.redis_admin import RedisAdmin
+    from pipeline.ledger.admin import Requeued, Retried, Wish
+    from pipeline.ledger.contract import DeadLetter
+    from pipeline.ledger.redis.admin import RedisAdmin
     from protocol.ids import TrajectoryId
 
 _MOST_LETTERS = 1000
@@ -77,7 +77,7 @@ def requeue(
 
 
 def _wish(trajectories: tuple[str, ...], worker: str | None, field: str | None) -> Wish:
-    from pipeline.replay.admin import Wish
+    from pipeline.ledger.admin import Wish
     from protocol.trajectory import Field
 
     if sum((bool(trajectories), worker is not None, field is not None)) != 1:
@@ -98,8 +98,8 @@ def _trajectory(text: str) -> TrajectoryId:
 
 
 def _admin(at: Attached) -> RedisAdmin:
-    from pipeline.replay.redis import RedisReplay
-    from pipeline.replay.redis_admin import RedisAdmin
+    from pipeline.ledger.redis.admin import RedisAdmin
+    from pipeline.ledger.redis.ledger import RedisReplay
 
     assert isinstance(at.replay, RedisReplay)
     return RedisAdmin(at.replay)

@@ -68,8 +68,8 @@ def up(
     """Start a run and stay with it until it ends."""
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.config.resolved import RESOLVED_NAME
+    from pipeline.ledger.address import known_url
     from pipeline.run_dir import check_no_run, prepare_run_dir
-    from pipeline.runtime.ledger_file import known_url
 
     if resume is None and not files:
         raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")

@@ -96,8 +96,8 @@ async def snapshot_of(at: Attached) -> Snapshot:
     """Return what is seen of an attached run now."""
     from pipeline.algorithms.catalogue import declare
     from pipeline.fleet import worker_name
-    from pipeline.replay.redis import RedisReplay
-    from pipeline.replay.redis_admin import RedisAdmin
+    from pipeline.ledger.redis.admin import RedisAdmin
+    from pipeline.ledger.redis.ledger import RedisReplay
     from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.status import worker_rows
     from pipeline.why.exits import read_exits

@@ -23,8 +23,8 @@ from pipeline.config.describe import in_toml, section_model, settings
 from pipeline.config.other_names import meant_by
 from pipeline.config.resolved import RESOLVED_NAME
 from pipeline.config.schema import RunConfig
-from pipeline.config.secrets import hide_password
 from pipeline.files import write_private
+from pipeline.ledger.url import hide_password
 from protocol.errors import ConfigError
 
 _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}

@@ -36,7 +36,7 @@ from pipeline.config.running import (
     WeightsSection,
     WireSection,
 )
-from pipeline.replay.buffer import Unit
+from pipeline.ledger.contract import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
 """Backends that share a model out among ranks."""

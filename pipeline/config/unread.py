@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.config.describe import settings
 from pipeline.config.load import section_of
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import Unit
+from pipeline.ledger.contract import Unit
 
 _NORMALISING = frozenset({"dapo", "grpo", "dr-grpo", "gspo", "cispo"})
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pipeline.config.secrets import without_ledger_password
+from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import SANDBOX_MARK, end_marked
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply

@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.contract import ReplayBuffer
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
-from pipeline.replay.buffer import ReplayBuffer
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.news import News
 from pipeline.runtime.pulse import Pulse

@@ -29,17 +29,17 @@ from structlog.typing import FilteringBoundLogger
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.files import keep_private
+from pipeline.ledger.address import read_address, read_ledger_url
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.server.disk import disk_trouble
 from pipeline.process.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.process.last_error import LastError, last_error
 from pipeline.process.records import Life, identify, worker_pid, write_life
 from pipeline.process.work import listening
-from pipeline.replay.connect import connect
-from pipeline.replay.redis import RedisReplay
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.ledger_disk import disk_trouble
-from pipeline.runtime.ledger_file import read_address, read_ledger_url
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.news import LOOK_ANYWAY_S

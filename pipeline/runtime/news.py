@@ -22,7 +22,7 @@ LOOK_ANYWAY_S: Final = 2.0
 """After so long a waiter looks although no bell rang: a server that lost its last writes may number its news anew, and of a
 worker that fell silent nobody tells."""
 _LISTEN_S: Final = 2.5
-"""Half of what a client waits for an answer (``pipeline.replay.connect``)."""
+"""Half of what a client waits for an answer (``pipeline.ledger.redis.client``)."""
 _AGAIN_S: Final = 1.0
 
 

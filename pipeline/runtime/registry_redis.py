@@ -1,4 +1,4 @@
-"""The registry beside the ledger, under the same server. Key names: ``pipeline.replay.keys``.
+"""The registry beside the ledger, under the same server. Key names: ``pipeline.ledger.redis.keys``.
 
 *Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* the server's answer, as long as
 the client's time limit says; then LedgerUnavailable. News is a stream of one entry for each topic, which one connection of each
@@ -22,10 +22,10 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
-from pipeline.replay import keys
-from pipeline.replay.connect import connect
-from pipeline.replay.faults import ledger_faults
-from pipeline.replay.link import Link
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.connection import Link
+from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from pipeline.runtime.registry_memory import SILENT_AFTER_S, check_grows, check_newest
 from protocol.ids import Incarnation, Role

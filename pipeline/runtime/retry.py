@@ -3,7 +3,7 @@
 *Consumes* an idempotent call. *Produces* its result. *Waits for* the ledger to shrink (scorers and the learner free memory),
 with growing pauses, until a deadline: then the last error is raised as it is.
 
-A server that is away is not ridden out here: ``pipeline.replay.link`` asks again, and nothing above it does.
+A server that is away is not ridden out here: ``pipeline.ledger.redis.connection`` asks again, and nothing above it does.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from protocol.ids import Role
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.replay.buffer import QueueStat
+    from pipeline.ledger.contract import QueueStat
 
 SILENT_AFTER_S = 5.0
 """Heartbeats come every second; this many missed ones are worth a word."""

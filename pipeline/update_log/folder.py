@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from pipeline.replay.buffer import ClaimedUnit
+from pipeline.ledger.contract import ClaimedUnit
 from pipeline.update_log.frames import Frame, encode_frame, read_record, scan
 from pipeline.update_log.records import FORMAT, Batch, End, Origin, Outcome, Record, Start, Units, unpack_units
 from protocol.errors import DataError

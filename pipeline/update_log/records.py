@@ -23,8 +23,8 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from pipeline.replay.buffer import ClaimedUnit, ScoredChunk
-from pipeline.replay.checks import SCORE_TYPES
+from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+from pipeline.ledger.validation import SCORE_TYPES
 from protocol.codec import from_blob, to_blob
 from protocol.errors import DataError
 from protocol.trajectory import Field, Prompt, TrajectoryChunk

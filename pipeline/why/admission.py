@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from pipeline.replay.buffer import Totals
+from pipeline.ledger.contract import Totals
 from pipeline.runtime.registry import WaitingFor
 from pipeline.runtime.status import WorkerRow
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot, count, worst

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from pipeline.critic_gate import GATE_OPEN
 from pipeline.critic_gate import told as critic_words
-from pipeline.replay.admin import Waits
-from pipeline.replay.buffer import LatePolicy, Totals, Unit
+from pipeline.ledger.admin import Waits
+from pipeline.ledger.contract import LatePolicy, Totals, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.admission import admission_chain

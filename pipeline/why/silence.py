@@ -12,10 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pipeline.ledger.address import LedgerAddress, read_address
+from pipeline.ledger.server.lock import holders, is_locked
+from pipeline.ledger.server.probe import ServerState, probe
 from pipeline.process.records import identify
-from pipeline.runtime.ledger_file import LedgerAddress, read_address
-from pipeline.runtime.server_lock import holders, is_locked
-from pipeline.runtime.server_probe import ServerState, probe
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot
 
 FIRST_S = 1.0

@@ -14,8 +14,8 @@ from pipeline.runtime.status import Health, WorkerRow
 from protocol.ids import Role
 
 if TYPE_CHECKING:
-    from pipeline.replay.admin import Waits
-    from pipeline.replay.buffer import QueueStat, Totals
+    from pipeline.ledger.admin import Waits
+    from pipeline.ledger.contract import QueueStat, Totals
     from pipeline.runtime.registry import RunState
 
 _NO_ROOM = "No space left on device"

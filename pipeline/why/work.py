@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from pipeline.replay.admin import Holder, Place, WaitedTrajectory, WaitedUnit, Waits
-from pipeline.replay.buffer import Unit
+from pipeline.ledger.admin import Holder, Place, WaitedTrajectory, WaitedUnit, Waits
+from pipeline.ledger.contract import Unit
 from pipeline.runtime.status import Health
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot, count, seconds, worst
 from pipeline.why.workers import absent_chain, generators_chain, role_absent_chain, scorer_chain, worker_chain

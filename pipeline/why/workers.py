@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.replay.admin import Lack
+from pipeline.ledger.admin import Lack
 from pipeline.runtime.registry import WaitingFor, unreached_workers
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot, count, seconds, worst

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
+from pipeline.ledger.address import read_address
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.ledger_file import read_address
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

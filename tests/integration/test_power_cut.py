@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.ledger_file import read_address
-from pipeline.runtime.server import process_runs
+from pipeline.ledger.address import read_address
+from pipeline.ledger.server.embedded import process_runs
 from tests.integration.fleet import EMULATED, RunningFleet, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

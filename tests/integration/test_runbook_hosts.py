@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import load_config, resolve_paths, to_toml
-from pipeline.runtime.server_binary import find_server
+from pipeline.ledger.server.binary import find_server
 from pipeline.update_log.folder import UPDATES_FOLDER, read_log
 from protocol.errors import DataError
 from tests.two_hosts import ADDRESSES, ROOT, Host, two_hosts

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pipeline.replay.connect import connect
-from pipeline.runtime.ledger_file import read_address
+from pipeline.ledger.address import read_address
+from pipeline.ledger.redis.client import connect
 from pipeline.runtime.registry_redis import RedisRegistry
 from protocol.codec import encode
 from protocol.ids import Role

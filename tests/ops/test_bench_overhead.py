@@ -24,7 +24,7 @@ from ops.bench.overhead.parts import (
     role_of,
 )
 from pipeline.config.load import load_config
-from pipeline.runtime.ledger_file import LedgerAddress, write_address
+from pipeline.ledger.address import LedgerAddress, write_address
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
 from protocol.ids import Role
@@ -34,7 +34,7 @@ from tests.pipeline.runtime.fakes import small_config
 @pytest.mark.parametrize(
     ("role", "place", "part"),
     [
-        ("generator", "main:pipeline/replay/redis.py", LEDGER),
+        ("generator", "main:pipeline/ledger/redis/ledger.py", LEDGER),
         ("generator", "main:protocol/codec.py", WIRE),
         ("generator", "thread ZMQbg/IO/0:", WIRE),
         ("reward", "heartbeat:", HEARTBEAT),
@@ -44,7 +44,7 @@ from tests.pipeline.runtime.fakes import small_config
         ("learner", "main:", LOOP),
         ("generator", "compute:workers/engines/emulated/pace.py", None),
         ("generator", "compute:pipeline/rework.py", ROLES),
-        ("supervisor", "main:pipeline/replay/redis.py", SUPERVISOR),
+        ("supervisor", "main:pipeline/ledger/redis/ledger.py", SUPERVISOR),
         ("supervisor", "Thread:", METRICS),
         ("", "main:pipeline/rewards/process.py", None),
     ],

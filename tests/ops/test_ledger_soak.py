@@ -10,7 +10,7 @@ import pytest
 
 from ops.ledger_soak import soak, specs
 from ops.ledger_story import RUN, Divergence, Story
-from pipeline.replay import keys
+from pipeline.ledger.redis import keys
 
 
 @pytest.mark.timeout(600)

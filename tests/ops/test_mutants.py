@@ -23,8 +23,14 @@ def test_every_mutant_of_the_list_still_applies_exactly_once_and_names_tests_tha
 def test_the_list_is_long_enough_and_reaches_every_part_that_learning_goes_through() -> None:
     mutants = read()
     assert sum(not mutant.equivalent for mutant in mutants) >= LEAST
-    folders = {"workers/", "workers/engines/", "pipeline/config/", "pipeline/algorithms/", "pipeline/replay/scripts/"}
-    for start in (*folders, "pipeline/batching.py", "pipeline/staleness.py"):
+    folders = {
+        "workers/",
+        "workers/engines/",
+        "pipeline/config/",
+        "pipeline/algorithms/",
+        "pipeline/ledger/redis/scripts/",
+    }
+    for start in (*folders, "pipeline/batching.py", "pipeline/ledger/staleness.py"):
         assert [mutant for mutant in mutants if mutant.file.startswith(start)], start
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime.server_binary import find_server
+from pipeline.ledger.server.binary import find_server
 from tests.own_server import free_ports
 from tests.pipeline.op_config import write_config
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pipeline.cli.common import Attached, attach
 from pipeline.config.load import write_resolved
+from pipeline.ledger.contract import LedgerSpec
+from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger
 from pipeline.preflight import preflight
-from pipeline.replay.buffer import LedgerSpec
 from pipeline.run_dir import prepare_run_dir
 from pipeline.runtime.registry import RunState, RunStatus
-from pipeline.runtime.server import EmbeddedServer, open_ledger
 from tests.pipeline.op_config import op_config
 
 

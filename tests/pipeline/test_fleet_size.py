@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.fleet_size import check_fleet_size, most_workers
+from pipeline.ledger.address import read_ledger_url
+from pipeline.ledger.redis.client import connect
 from pipeline.machine import Machine, this_machine
 from pipeline.preflight import preflight
-from pipeline.replay.connect import connect
-from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.registry import Fleet
 from pipeline.runtime.registry_redis import RedisRegistry
 from pipeline.surroundings import Picture

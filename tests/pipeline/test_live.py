@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from pipeline.history import HISTORY_NAME, History
+from pipeline.ledger.contract import Audit, Balance, Totals
 from pipeline.live import LiveView, Notices, PlainView
 from pipeline.progress import Progress, sparkline
-from pipeline.replay.buffer import Audit, Balance, Totals
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.status import QueueRow, worker_rows
 from pipeline.surroundings import Picture

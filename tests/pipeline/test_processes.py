@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from pipeline.ledger.server.embedded import process_runs
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.processes import Processes
-from pipeline.runtime.server import process_runs
 from protocol.ids import Role
 
 WORKER = """

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.charts import draw_updates
 from pipeline.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
-from pipeline.replay.buffer import Audit, Balance
+from pipeline.ledger.contract import Audit, Balance
 from pipeline.report import summarize, write_report
 from pipeline.samples import SAMPLES_NAME, Sample
 from tests.pipeline.rows import evaluation_row, update_row, value_row

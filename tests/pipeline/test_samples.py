@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.running import SamplesSection
-from pipeline.replay.buffer import ClaimedUnit, ScoredChunk
+from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
 from pipeline.samples import SAMPLES_NAME, Samples, kept_updates, read_samples, spread
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk

@@ -18,16 +18,16 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.server.embedded import EmbeddedServer, process_runs
 from pipeline.preflight import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
-from pipeline.replay.connect import connect
 from pipeline.run_dir import prepare_run_dir, run_lock, server_lock, supervisor_pid
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.ledger_file import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import EmbeddedServer, process_runs
 from pipeline.supervisor import Outcome, Supervisor
 from pipeline.surroundings import Picture
 from protocol.errors import ConfigError, LedgerMismatch, LedgerRefused, LedgerUnavailable

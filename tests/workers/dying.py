@@ -27,15 +27,15 @@ from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.history import UpdateRow, read_history
-from pipeline.replay.buffer import LedgerSpec
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.contract import LedgerSpec
+from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication
 from protocol.ids import Role
-from tests.pipeline.replay.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
+from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import memory_transport, small_config
 from workers.engines.training import StepResult
 from workers.learner import Learner

@@ -16,7 +16,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.runtime.status import worker_rows
 from protocol.ids import Role
-from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.checkpoint import CheckpointWriter
 

@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 
 from pipeline.config.learning import ModelSection
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.rework import Tally, in_words, read_rework
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.codec import from_blob
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Prompt, TrajectoryChunk
-from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.engines.build import build_generation_engine
 from workers.generator import Generator

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.critic_gate import GATE_OPEN
-from pipeline.replay.buffer import ClaimRefused, DropReason, Unit
+from pipeline.ledger.contract import ClaimRefused, DropReason, Unit
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field
-from tests.pipeline.replay.builders import make_chunk, make_spec, reward, value
+from tests.pipeline.ledger.builders import make_chunk, make_spec, reward, value
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.critic import CriticWatch
 

@@ -17,14 +17,14 @@ from pipeline.config.running import GenerationSection, RunSection, WireSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.replay.buffer import EvaluationRequest
+from pipeline.ledger.contract import EvaluationRequest
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.channel import Mailbox
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.memory import MemoryHub
 from protocol.trajectory import FinishReason, TrajectoryChunk
-from tests.pipeline.replay.builders import LEARNER
+from tests.pipeline.ledger.builders import LEARNER
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.workers.recording import STOP, RecordingGeneration, sampled_logprobs
 from workers.engines.generation import SamplingParams, Window

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.replay.admin import Place, Wish
-from pipeline.replay.buffer import Unit
-from pipeline.replay.memory import MemoryReplay
-from pipeline.replay.memory_admin import MemoryAdmin
+from pipeline.ledger.admin import Place, Wish
+from pipeline.ledger.contract import Unit
+from pipeline.ledger.memory.admin import MemoryAdmin
+from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry_memory import MemoryRegistry
 from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
-from tests.pipeline.replay.builders import make_chunk, make_spec
+from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.engines.generation import Window, WindowRequest
 from workers.generator import Generator, _Held

@@ -9,14 +9,14 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from pipeline.replay.buffer import Unit
+from pipeline.ledger.contract import Unit
 from pipeline.rework import Tally
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry_memory import MemoryRegistry
 from pipeline.weights.store import WeightsStore
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, Prompt
-from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw

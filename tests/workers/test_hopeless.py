@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.replay.buffer import ClaimRefused, DropReason, Lease, Unit
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.contract import ClaimRefused, DropReason, Lease, Unit
+from pipeline.ledger.memory.ledger import MemoryReplay
 from protocol.ids import Incarnation
 from protocol.trajectory import Field
-from tests.pipeline.replay.builders import GENERATOR, LEARNER, OTHER_GENERATOR, SCORER, make_chunk, make_spec, reward
+from tests.pipeline.ledger.builders import GENERATOR, LEARNER, OTHER_GENERATOR, SCORER, make_chunk, make_spec, reward
 from workers.hopeless import HopelessData
 
 LIMIT = 6

@@ -15,7 +15,7 @@ from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Pr
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import ClaimedUnit
+from pipeline.ledger.contract import ClaimedUnit
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.dying import Reaper, World

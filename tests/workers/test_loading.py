@@ -15,7 +15,7 @@ from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry import Heartbeat, WaitingFor
 from pipeline.runtime.registry_memory import MemoryRegistry
-from tests.pipeline.replay.builders import make_spec
+from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.generator import Generator
 from workers.learner import Learner

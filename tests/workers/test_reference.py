@@ -10,7 +10,7 @@ import pytest
 
 from protocol.errors import EngineDied, EngineError
 from protocol.ids import Role
-from tests.pipeline.replay.builders import GENERATOR, make_chunk
+from tests.pipeline.ledger.builders import GENERATOR, make_chunk
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.scorers import scorer_context
 from workers.engines.scoring import ScoringRequest

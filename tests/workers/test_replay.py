@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from pipeline.checkpoints import CheckpointFolder
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import Claim, ClaimedUnit, Unit
+from pipeline.ledger.contract import Claim, ClaimedUnit, Unit
 from pipeline.update_log.folder import read_log
 from protocol.errors import ConfigError, DataError, Diverged
 from protocol.ids import Incarnation, Role

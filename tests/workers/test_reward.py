@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from pipeline.config.learning import RewardSection
-from pipeline.replay.buffer import ReplayBuffer
+from pipeline.ledger.contract import ReplayBuffer
 from protocol.ids import Role
 from protocol.trajectory import RewardScore, Score, TrajectoryChunk
-from tests.pipeline.replay.builders import GENERATOR, make_chunk
+from tests.pipeline.ledger.builders import GENERATOR, make_chunk
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.engines.tiny_reward import TEMPLATE, write_reward_model
 from tests.workers.scorers import scorer_context

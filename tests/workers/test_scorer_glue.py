@@ -19,8 +19,8 @@ import workers.value
 from pipeline.config.learning import AlgorithmSection, RewardModelSection, RewardSection, ValueSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import Claim, ScoredChunk, Unit
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.contract import Claim, ScoredChunk, Unit
+from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
@@ -29,7 +29,7 @@ from protocol.complaints import LOG_EVERY_S, MAX_LOGGED
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.memory import MemoryHub
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
-from tests.pipeline.replay.builders import GENERATOR, LEARNER, SCORER, make_spec
+from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.workers.recording import (
     RecordingPool,

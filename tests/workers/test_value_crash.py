@@ -16,7 +16,7 @@ import workers.value
 from pipeline.checkpoints import latest_checkpoint
 from pipeline.value_model import VALUE_CHECKPOINTS
 from protocol.ids import Role
-from tests.pipeline.replay.builders import SCORER, value
+from tests.pipeline.ledger.builders import SCORER, value
 from tests.workers.dying import Killed, Mortal, MortalContext, Quiet, Reaper, mortal_disk
 from tests.workers.test_value_worker import BATCH, Fleet, ScriptedEngine
 from workers.engines.value import ValueSample, ValueStepResult

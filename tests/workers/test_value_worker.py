@@ -20,8 +20,8 @@ from pipeline.config.learning import AlgorithmSection, ValueSection
 from pipeline.config.schema import RunConfig
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.history import VALUE_HISTORY_NAME, ValueRow, read_history
-from pipeline.replay.buffer import Unit, WriteStatus
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.contract import Unit, WriteStatus
+from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry_memory import MemoryRegistry
@@ -29,7 +29,7 @@ from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
 from protocol.memory import MemoryHub
 from protocol.trajectory import Field, TrajectoryChunk
-from tests.pipeline.replay.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
+from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from workers.engines.scoring import ScoringRequest
 from workers.engines.value import ValueSample, ValueStepResult

@@ -20,7 +20,7 @@ from ops.bench.ledger import floor, path, rivals
 from ops.bench.ledger.payload import Payload
 from ops.bench.ledger.race import Finish, Part, race
 from ops.bench.table import Spread, provenance, ratios, show, write_json
-from pipeline.runtime.server import EmbeddedServer
+from pipeline.ledger.server.embedded import EmbeddedServer
 from protocol.codec import to_blob
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Field

@@ -16,7 +16,7 @@ from ops.bench.ledger.path import make_transport, receive_some
 from ops.bench.ledger.payload import Payload, reward_of
 from ops.bench.ledger.race import Gate, Part
 from ops.bench.ledger.rivals import Load
-from pipeline.replay.connect import connect
+from pipeline.ledger.redis.client import connect
 from protocol.codec import encode_once, from_blob, to_blob
 from protocol.errors import DataError
 from protocol.ids import Incarnation, Role, TrajectoryId

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from ops.bench.ledger.payload import Payload, reference_of, reward_of
 from ops.bench.ledger.race import Gate, Part
-from pipeline.replay.buffer import Claim, Lease, LedgerSpec, Refusal, Unit
-from pipeline.replay.connect import connect
-from pipeline.replay.redis import RedisReplay
+from pipeline.ledger.contract import Claim, Lease, LedgerSpec, Refusal, Unit
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisReplay
 from protocol.channel import Mailbox
 from protocol.codec import encode_once
 from protocol.errors import DataError

@@ -31,7 +31,7 @@ import zmq
 
 from ops.bench.ledger.payload import Payload
 from ops.bench.ledger.race import Gate, Part
-from pipeline.replay.connect import connect
+from pipeline.ledger.redis.client import connect
 from protocol.codec import encode, to_blob
 from protocol.errors import DataError
 from protocol.ids import TrajectoryId

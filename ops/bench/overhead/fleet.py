@@ -28,8 +28,8 @@ from ops.bench.overhead.parts import PARTS, SERVER, by_part, role_of
 from ops.bench.overlap.measure import prepare_data, prepare_model
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.history import HISTORY_NAME, UpdateRow, read_history
-from pipeline.replay import keys
-from pipeline.runtime.ledger_file import read_address
+from pipeline.ledger.address import read_address
+from pipeline.ledger.redis import keys
 from protocol.errors import DataError
 
 if TYPE_CHECKING:

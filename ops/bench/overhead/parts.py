@@ -25,7 +25,7 @@ _PLACES: Final = (
     ("pipeline/rewards/", None),
     ("ops/", None),
     ("protocol/", WIRE),
-    ("pipeline/replay/", LEDGER),
+    ("pipeline/ledger/", LEDGER),
     ("pipeline/runtime/registry", HEARTBEAT),
     ("pipeline/runtime/news", HEARTBEAT),
     ("pipeline/runtime/heartbeat", HEARTBEAT),

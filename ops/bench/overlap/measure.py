@@ -22,7 +22,7 @@ from ops.demo_task import Split, write_file
 from pipeline.algorithms.catalogue import declaration
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.history import HISTORY_NAME, UpdateRow, read_history
-from pipeline.replay.terms import Unit
+from pipeline.ledger.types import Unit
 from protocol.ids import TrajectoryId
 from workers.engines.emulated.build import length_law
 

@@ -16,13 +16,13 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.load import read_resolved
-from pipeline.replay.connect import connect
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.server.embedded import read_ledger_url
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.host import open_transport
 from pipeline.runtime.registry_redis import RedisRegistry
-from pipeline.runtime.server import read_ledger_url
 from protocol.ids import Role
 
 _SILENT_AFTER_S = 3600.0

@@ -26,7 +26,7 @@ from ops.bench.weights.model import make_model
 from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
 from pipeline import remains
 from pipeline.config.load import load_config, resolve_paths, write_resolved
-from pipeline.runtime.server import open_ledger
+from pipeline.ledger.server.embedded import open_ledger
 from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.adapter import Adapter

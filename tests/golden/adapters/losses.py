@@ -22,8 +22,8 @@ from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
 from pipeline.algorithms.surrogate import clipped_loss, log_ratio, positive_nll
-from pipeline.replay.buffer import LedgerSpec, Unit
-from pipeline.staleness import credit_limit
+from pipeline.ledger.contract import LedgerSpec, Unit
+from pipeline.ledger.staleness import credit_limit
 from tests.golden.adapters.batch import Rows, gradient
 
 Case = Mapping[str, Any]

@@ -47,7 +47,7 @@ from ops.drill.schedule import ASKED, STANDSTILL, WIRE, FaultKind, plan
 from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.verifier import judge
 from ops.drill.witness import Witness, servers_of
-from pipeline.replay.redis import RedisReplay
+from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.rewards.verifier import Response
 from pipeline.runtime.registry import RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry_redis import RedisRegistry
@@ -55,7 +55,7 @@ from pipeline.weights.store import weights_folder
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import DataError
 from protocol.ids import Role, TrajectoryId
-from tests.pipeline.replay.builders import make_chunk, make_spec, reward
+from tests.pipeline.ledger.builders import make_chunk, make_spec, reward
 from workers.engines.emulated.journal import Journal, read_journal
 
 ROOT = Path(__file__).parents[3]

@@ -18,7 +18,7 @@ from pipeline.algorithms.ppo import Ppo
 from pipeline.algorithms.tppo import Tppo
 from pipeline.algorithms.vapo import Vapo
 from pipeline.batching import TrainingSample
-from pipeline.replay.buffer import ClaimedUnit, ScoredChunk, Unit
+from pipeline.ledger.contract import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore, Score, ValueScore
 from tests.pipeline.algorithms.packed import few

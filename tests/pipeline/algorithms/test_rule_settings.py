@@ -8,8 +8,8 @@ from pipeline.algorithms import build
 from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.algorithms.group_rule import GroupRule
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import LatePolicy, LedgerSpec, Unit
-from pipeline.replay.spec import ledger_spec
+from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
+from pipeline.ledger.spec import ledger_spec
 from protocol.trajectory import Field
 
 

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.replay.buffer import Audit, Balance
-from pipeline.replay.redis import RedisReplay
-from pipeline.runtime.ledger_file import read_address
-from pipeline.runtime.server import process_runs
+from pipeline.ledger.address import read_address
+from pipeline.ledger.contract import Audit, Balance
+from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.server.embedded import process_runs
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import write_config
 from tests.pipeline.test_supervisor import Run

@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
-from pipeline.replay.connect import connect
+from pipeline.ledger.address import read_ledger_url
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.run_dir import run_lock
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.ledger_file import read_ledger_url
 from pipeline.runtime.pulse import Pulse
 from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
-from pipeline.runtime.server import EmbeddedServer
 from protocol.errors import DeadlineExceeded
 from protocol.ids import Role
 from tests.pipeline.made_run import made_run

@@ -10,13 +10,13 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.config.load import write_resolved
-from pipeline.replay.connect import connect
-from pipeline.replay.redis import RedisReplay
-from pipeline.runtime.ledger_file import LedgerAddress, write_address
+from pipeline.ledger.address import LedgerAddress, write_address
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisReplay
 from protocol.ids import Incarnation, Role
 from tests.own_server import own_server
+from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.op_config import op_config
-from tests.pipeline.replay.builders import make_spec
 
 
 async def two_checkpoints(url: str, run: str) -> None:

@@ -25,17 +25,17 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
 from pipeline.cli.common import Attached
+from pipeline.ledger.address import read_address, write_address
+from pipeline.ledger.server import copy as server_copy
+from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
 from pipeline.process.records import identify
-from pipeline.runtime import server_copy
-from pipeline.runtime.ledger_file import read_address, write_address
-from pipeline.runtime.server import EmbeddedServer, server_runs
 from pipeline.why.silence import silence, whereabouts
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
 from tests.mute import Manner, mute_server
+from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.made_run import stopped_run
-from tests.pipeline.replay.builders import make_chunk
 
 pytestmark = pytest.mark.timeout(120)
 LOOKS = (
@@ -245,7 +245,7 @@ def looking_in(run_dir: Path, place: Path, block: str) -> Iterator[subprocess.Po
     """A process of its own that looks at a run, and says `there` in the middle of it."""
     script = (
         "import asyncio, sys, time; from pathlib import Path; from pipeline.cli.common import look_at\n"
-        "from pipeline.runtime.server import EmbeddedServer; start = EmbeddedServer.start\n"
+        "from pipeline.ledger.server.embedded import EmbeddedServer; start = EmbeddedServer.start\n"
         f"async def look():\n    {block}\nasyncio.run(look())"
     )
     with subprocess.Popen(
@@ -290,7 +290,7 @@ def without_ages(text: str) -> str:
 def test_a_server_that_comes_up_while_a_look_copies_is_asked_itself(
     run_dir: Path, place: Path, monkeypatch: pytest.MonkeyPatch, has_lock: bool
 ) -> None:
-    monkeypatch.setattr("pipeline.runtime.server.server_runs", lambda _: False)  # as it was a moment ago
+    monkeypatch.setattr("pipeline.ledger.server.embedded.server_runs", lambda _: False)  # as it was a moment ago
     if not has_lock:  # a server of an earlier release
         monkeypatch.setattr(server_copy, "no_server", lambda _: nullcontext(True))
     server = EmbeddedServer(run_dir, max_memory_mb=64)

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.cli import peek as cli
-from pipeline.replay import keys
-from pipeline.replay.connect import connect
-from pipeline.replay.redis import RedisReplay
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisReplay
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
-from tests.pipeline.replay.builders import GENERATOR, SCORER, make_chunk, make_spec, reference, reward
+from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reference, reward
 
 FIRST, SECOND = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
 

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
+from pipeline.ledger.contract import DeadLetter, QueueStat
 from pipeline.live import LiveView, Notices
-from pipeline.replay.buffer import DeadLetter, QueueStat
 from pipeline.runtime.log import open_log
 from pipeline.runtime.registry import Heartbeat, LinkReport, RunState, RunStatus
 from pipeline.runtime.status import bottleneck, queue_rows, worker_rows
@@ -30,8 +30,8 @@ from pipeline.why.terms import Cause, Chain, Explanation, Outlook, Snapshot
 from protocol.errors import DataError
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.peek import peek
+from tests.pipeline.ledger.builders import make_chunk, reward
 from tests.pipeline.op_config import op_config
-from tests.pipeline.replay.builders import make_chunk, reward
 from tests.pipeline.test_live import TOTALS, _beat
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egniht\r\x08[/nothing] [red]"

@@ -17,8 +17,8 @@ from pipeline.why.explain import explain
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
+from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.made_run import stopped_run
-from tests.pipeline.replay.builders import make_chunk
 from tests.pipeline.why.scenes import scene, silent, trajectory, unit, waits
 
 pytestmark = pytest.mark.timeout(90)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.algorithms.catalogue import DECLARATIONS, PRESETS, declaration
 from pipeline.config.load import load_config
-from pipeline.replay.buffer import Unit
+from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

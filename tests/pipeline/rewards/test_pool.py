@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.secrets import without_ledger_password
+from pipeline.ledger.server.embedded import process_runs
+from pipeline.ledger.url import without_ledger_password
 from pipeline.process.work import Meter, listening
 from pipeline.rewards import registry
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
-from pipeline.runtime.server import process_runs
 from protocol.errors import ConfigError
 
 USER = "tests.pipeline.rewards.user_verifiers"
@@ -344,7 +344,7 @@ async def test_a_verifier_sees_no_password_of_the_ledger(monkeypatch: pytest.Mon
 
 POOL = """
 import asyncio, sys
-from pipeline.config.secrets import without_ledger_password
+from pipeline.ledger.url import without_ledger_password
 from pipeline.rewards.pool import VerifierPool
 from tests.pipeline.rewards.test_pool import EVERYTHING, Limits, USER, response
 async def main():

@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.running import LedgerSection, RunSection, SupervisorSection
 from pipeline.config.schema import RunConfig
-from pipeline.replay.memory import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext, Transport
 from pipeline.runtime.registry import Registry

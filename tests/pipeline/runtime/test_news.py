@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pipeline.replay.connect import connect
+from pipeline.ledger.redis.client import connect
 from pipeline.runtime.clock import ManualClock, RealClock, settle
 from pipeline.runtime.news import News
 from pipeline.runtime.registry import RunState, RunStatus, Topic

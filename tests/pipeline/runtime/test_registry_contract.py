@@ -13,7 +13,7 @@ import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.replay.connect import connect
+from pipeline.ledger.redis.client import connect
 from pipeline.runtime.registry import (
     Fleet,
     Heartbeat,

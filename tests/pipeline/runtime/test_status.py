@@ -6,8 +6,8 @@ import urllib.request
 
 import pytest
 
+from pipeline.ledger.contract import QueueStat
 from pipeline.process.work import WorkReport
-from pipeline.replay.buffer import QueueStat
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.metrics import MetricsServer
 from pipeline.runtime.registry import Heartbeat, LinkReport, WaitingFor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.replay.buffer import ClaimedUnit
+from pipeline.ledger.contract import ClaimedUnit
 from pipeline.update_log.folder import LogWriter
 from pipeline.update_log.records import Batch, Digests, Origin, Outcome, Start, pack_units
 from tests.pipeline.algorithms.value_units import group_units, responses

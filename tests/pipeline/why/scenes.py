@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.replay.admin import Holder, Lack, Place, WaitedTrajectory, WaitedUnit, Waits
-from pipeline.replay.buffer import LatePolicy, QueueStat, Totals, Unit
+from pipeline.ledger.admin import Holder, Lack, Place, WaitedTrajectory, WaitedUnit, Waits
+from pipeline.ledger.contract import LatePolicy, QueueStat, Totals, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.terms import CriticNeeds, Snapshot

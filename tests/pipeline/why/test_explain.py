@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
-from pipeline.replay.admin import Holder, Place
-from pipeline.replay.buffer import LatePolicy, Unit
+from pipeline.ledger.admin import Holder, Place
+from pipeline.ledger.contract import LatePolicy, Unit
 from pipeline.runtime.registry import RunState, WaitingFor
 from pipeline.runtime.status import Health
 from pipeline.why.explain import explain

@@ -15,7 +15,7 @@ from pipeline.algorithms.rules import RULES
 from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.replay.buffer import ClaimedUnit, Unit
+from pipeline.ledger.contract import ClaimedUnit, Unit
 from tests.pipeline.algorithms.value_units import (
     Response,
     chunk_units,

@@ -1,0 +1,172 @@
+"""A person's side of the in-memory ledger.
+
+*Consumes* a ``MemoryReplay``. *Produces* what ``pipeline.ledger.admin`` promises. *Waits for* nothing. The counterpart of
+``scripts/waits.lua``, ``stored.lua``, ``requeue.lua`` and ``retry.lua``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.ledger.admin import (
+    Holder,
+    Lack,
+    Place,
+    Requeued,
+    Retried,
+    StoredChunk,
+    WaitedTrajectory,
+    WaitedUnit,
+    Waits,
+    Wish,
+)
+from pipeline.ledger.contract import DeadLetter, LatePolicy
+from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.records import UnitName
+from pipeline.ledger.memory.state import LedgerState
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field
+
+
+class MemoryAdmin:
+    """``pipeline.ledger.admin.LedgerAdmin`` in this process. ``epoch_of`` as of the ledger: 0 for a worker never registered."""
+
+    def __init__(self, replay: MemoryReplay, epoch_of: Callable[[str], int]) -> None:
+        self._replay = replay
+        self._epoch_of = epoch_of
+
+    async def waits(self, *, max_units: int = 64) -> Waits:
+        """Return what the next update waits for."""
+        s, now = self._replay.state, self._replay.clock()
+        needed = s.spec.units_per_update // s.weight
+        if len(s.ready) >= needed and s.spec.late is LatePolicy.WAIT:
+            names = sorted(s.running_age, key=lambda name: (s.running_age[name], str(name)))
+        else:
+            names = list(s.running)
+        unscored = [chunk for chunk in s.due[Field.REWARD] if chunk.trajectory.is_evaluation]
+        holders = sorted(s.holders.items(), key=lambda item: (item[1], item[0]))
+        return Waits(
+            unit=s.spec.unit,
+            group_size=s.spec.group_size,
+            eta=s.spec.eta,
+            late=s.spec.late,
+            policy_version=s.version,
+            num_needed=needed,
+            num_ready=len(s.ready),
+            num_running=len(s.running),
+            num_parked=len(s.parked),
+            num_claimed=sum(len(claim.units) for claim in s.claims.values()),
+            units=tuple(_unit(s, name, now) for name in names[:max_units]),
+            holders=tuple(
+                Holder(who, len(held), sum(one.is_evaluation for one in held), until - now)
+                for who, until in holders
+                if (held := s.held.get(who))
+            ),
+            num_evaluation_open=len(s.evaluation_open),
+            num_evaluation_unscored=len(unscored),
+            value_training=s.spec.value_training,
+        )
+
+    async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
+        """Return the newest chunks of trajectories."""
+        s, now = self._replay.state, self._replay.clock()
+        found: list[StoredChunk] = []
+        for number in sorted(s.groups, reverse=True)[:max_trajectories]:
+            for member in range(s.spec.group_size):
+                name = TrajectoryId("t", number, member)
+                trajectory = s.trajectories.get(name)
+                chunk = s.chunks.get(ChunkId(name, trajectory.next - 1)) if trajectory and trajectory.next else None
+                if trajectory is None or chunk is None:
+                    continue
+                fields = tuple(one for one in Field if one in chunk.scores)
+                last = ChunkId(name, trajectory.next - 1)
+                found.append(StoredChunk(str(last), trajectory.num_tokens, now - chunk.written_s, chunk.final, fields))
+        return tuple(found[:max_trajectories])
+
+    async def requeue(self, wish: Wish) -> Requeued:
+        """Put work back."""
+        s, now = self._replay.state, self._replay.clock()
+        unknown = tuple(str(name) for name in wish.trajectories if name not in s.trajectories)
+        if wish.worker and not self._epoch_of(wish.worker):
+            unknown = (wish.worker,)
+        if unknown:
+            return Requeued(unknown=unknown)
+        if wish.worker:
+            holders = [who for who in s.holders if who.rpartition("#")[0] == wish.worker]
+            return Requeued(sum(s.reopen_all(who, now) for who in holders))
+        if wish.field is not None:
+            return Requeued(0, sum(_make_due(s, wish.field, chunk, now) for chunk in list(s.due[wish.field])))
+        num_opened = num_due = 0
+        for trajectory in wish.trajectories:
+            record = s.trajectories[trajectory]
+            if record.holder is not None:
+                s.reopen(trajectory, record.holder, now)
+                num_opened += 1
+            chunks = [ChunkId(trajectory, index) for index in range(record.next)]
+            num_due += sum(_make_due(s, field, chunk, now) for chunk in chunks for field in Field)
+        return Requeued(num_opened, num_due)
+
+    async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
+        """Admit the prompts of dead letters again."""
+        s = self._replay.state
+        if chunks == ():
+            return Retried()
+        if s.closed:
+            return Retried(is_closed=True)
+        letters = [(letter, name) for letter in s.dead if not (name := _trajectory_of(letter)).is_evaluation]
+        named = {letter.chunk: name.group for letter, name in letters}
+        unknown = tuple(chunk for chunk in chunks or () if chunk not in named)
+        if unknown:
+            return Retried(unknown=unknown)
+        wanted = set(named.values()) if chunks is None else {named[chunk] for chunk in chunks}
+        answered = [letter for letter, name in letters if name.group in wanted]
+        for letter in answered:
+            s.dead.remove(letter)
+            s.again.add(letter.prompt)
+        return Retried(tuple(dict.fromkeys(letter.prompt for letter in answered)), len(answered))
+
+
+def _trajectory_of(letter: DeadLetter) -> TrajectoryId:
+    return ChunkId.parse(letter.chunk).trajectory
+
+
+def _make_due(s: LedgerState, field: Field, chunk: ChunkId, now: float) -> int:
+    """Let a chunk that lacks the field be handed out now; return how many that are, 0 or 1."""
+    if chunk not in s.due[field]:
+        return 0
+    s.due[field][chunk] = min(now, s.due[field][chunk])
+    return 1
+
+
+def _unit(s: LedgerState, name: UnitName, now: float) -> WaitedUnit:
+    if isinstance(name, ChunkId):
+        rows = [_trajectory(s, name.trajectory, name.index, now)]
+    else:
+        names = s.members(name) if isinstance(name, int) else iter((name,))
+        rows = [_trajectory(s, trajectory, None, now) for trajectory in names]
+    waited = tuple(row for row in rows if row is not None)
+    return WaitedUnit(str(name), s.running_age.get(name), len(rows) - len(waited), waited)
+
+
+def _trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now: float) -> WaitedTrajectory | None:
+    """Return a trajectory that its unit waits for; None when it is complete. ``only``: its chunk that is the unit."""
+    t = s.trajectories[name]
+    is_sampled = t.final or (only is not None and only < t.next)
+    lacks = _lacks(s, [ChunkId(name, index) for index in (range(t.next) if only is None else (only,))], now)
+    if is_sampled and not lacks:
+        return None
+    place = Place.FINISHED if is_sampled else Place.LEASED if t.holder is not None else Place.OPEN
+    return WaitedTrajectory(str(name), place, t.holder or "", t.next, t.num_tokens, now - t.since_s, lacks)
+
+
+def _lacks(s: LedgerState, chunks: list[ChunkId], now: float) -> tuple[Lack, ...]:
+    rows: list[Lack] = []
+    for field in Field:
+        due = s.due[field]
+        lacking = [chunk for chunk in chunks if chunk in due]
+        if lacking:
+            first = lacking[0]
+            record = s.chunks[first]
+            age_s, overdue_s = now - record.written_s, now - due[first]
+            rows.append(Lack(field, len(lacking), str(first), age_s, overdue_s, record.attempts[field]))
+    return tuple(rows)

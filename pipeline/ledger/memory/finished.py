@@ -1,0 +1,132 @@
+"""The in-memory ledger's lane for the value worker: finished trajectories, kept apart from their chunks.
+
+*Consumes* scores as they are written. *Produces* whole trajectories to train a value model on, each once. *Waits for* nothing;
+a trajectory becomes claimable with the write of its last value or of its reward, whichever comes later. The counterpart of the
+``finished:*`` keys of the Redis ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pipeline.ledger.contract import Balance, DropReason, FinishedClaim, FinishedTrajectory
+from pipeline.ledger.memory.records import CHUNK_OVERHEAD_BYTES, FinishedRecord
+from pipeline.ledger.memory.sorted_set import OrderedSet
+from protocol.codec import from_blob
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore
+
+
+class FinishedLane:
+    """What is kept for the value worker, whatever becomes of the units."""
+
+    def __init__(self) -> None:
+        self.records: dict[TrajectoryId, FinishedRecord] = {}
+        """Claimed, waiting, and those that still lack something; the latter belong to trajectories in the ledger."""
+        self.waiting: OrderedSet[TrajectoryId] = OrderedSet()
+        self.claims: dict[str, list[TrajectoryId]] = {}
+        self.num_bytes = 0
+        self._admitted = 0
+        self._trained = 0
+        self._dropped: Counter[str] = Counter()
+
+    def keep_value(self, chunk: ChunkId, blob: bytes, now: float) -> None:
+        """Keep a chunk's values."""
+        record = self._record(chunk.trajectory)
+        record.values[chunk.index] = blob
+        self.num_bytes += len(blob)
+        self._admit_if_complete(chunk.trajectory, record, now)
+
+    def keep_end(self, chunk: ChunkId, final: bytes, reward: bytes, now: float) -> None:
+        """Keep the final chunk and its reward."""
+        record = self._record(chunk.trajectory)
+        record.num_chunks, record.final, record.reward = chunk.index + 1, final, reward
+        self.num_bytes += len(final) + len(reward)
+        self._admit_if_complete(chunk.trajectory, record, now)
+
+    def claim(self, claim_id: str, num_trajectories: int) -> FinishedClaim | int:
+        """Move exactly so many into a claim, oldest by admission first; or return how many there are."""
+        if len(self.waiting) < num_trajectories:
+            return len(self.waiting)
+        names = [name for name, _ in zip(self.waiting, range(num_trajectories), strict=False)]
+        for name in names:
+            self.waiting.discard(name)
+        self.claims[claim_id] = names
+        return FinishedClaim(claim_id, tuple(_read(self.records[name]) for name in names))
+
+    def settle(self, claims: tuple[str, ...]) -> int:
+        """Forget what was trained on; return how many claims were there."""
+        there = [claim for claim in dict.fromkeys(claims) if claim in self.claims]
+        for claim in there:
+            for name in self.claims.pop(claim):
+                self._forget(name)
+                self._trained += 1
+        return len(there)
+
+    def recover(self, applied: tuple[str, ...]) -> int:
+        """Settle ``applied``; let all other claims' trajectories wait again, and return how many those are."""
+        self.settle(applied)
+        returned = [name for names in self.claims.values() for name in names]
+        self.claims.clear()
+        for name in returned:
+            self.waiting.add(name)
+        return len(returned)
+
+    def discard(self, trajectory: TrajectoryId, reason: DropReason) -> None:
+        """Forget a trajectory that no critic may learn from, even out of a claim. One that is not kept changes nothing."""
+        record = self.records.get(trajectory)
+        if record is None or (reason is DropReason.CANCELLED and self._is_claimed(trajectory)):
+            return
+        if record.is_complete:
+            self._dropped[reason.value] += 1
+        self.waiting.discard(trajectory)
+        for names in self.claims.values():
+            if trajectory in names:
+                names.remove(trajectory)
+        self._forget(trajectory)
+
+    def cancel(self, reason: DropReason) -> None:
+        """Forget everything but what is claimed: the value worker has trained on that."""
+        for trajectory in list(self.records):
+            if not self._is_claimed(trajectory):
+                self.discard(trajectory, reason)
+
+    @property
+    def num_claimed(self) -> int:
+        """Trajectories in claims."""
+        return sum(map(len, self.claims.values()))
+
+    def balance(self) -> Balance:
+        """Count both sides: what became claimable, and where it is, by walking what is kept."""
+        claimed = {name for names in self.claims.values() for name in names}
+        found = Counter(
+            "claimed" if name in claimed else "waiting" for name, record in self.records.items() if record.is_complete
+        )
+        return Balance(self._admitted, self._trained, dict(+self._dropped), dict(found))
+
+    def _is_claimed(self, trajectory: TrajectoryId) -> bool:
+        return any(trajectory in names for names in self.claims.values())
+
+    def _record(self, trajectory: TrajectoryId) -> FinishedRecord:
+        record = self.records.get(trajectory)
+        if record is None:
+            record = self.records[trajectory] = FinishedRecord()
+            self.num_bytes += CHUNK_OVERHEAD_BYTES
+        return record
+
+    def _admit_if_complete(self, trajectory: TrajectoryId, record: FinishedRecord, now: float) -> None:
+        if record.is_complete:
+            record.ready_s = now
+            self.waiting.add(trajectory)
+            self._admitted += 1
+
+    def _forget(self, trajectory: TrajectoryId) -> None:
+        self.num_bytes -= self.records.pop(trajectory).num_bytes
+
+
+def _read(record: FinishedRecord) -> FinishedTrajectory:
+    return FinishedTrajectory(
+        from_blob(record.final, TrajectoryChunk),
+        from_blob(record.reward, RewardScore),
+        tuple(from_blob(record.values[index], ValueScore) for index in range(record.num_chunks)),
+    )

@@ -1,0 +1,478 @@
+"""The ledger in this process: the replay contract as a pure state machine with an injected clock.
+
+*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims. *Waits for* nothing: no
+method awaits anything, so each is atomic on an event loop.
+
+It runs a whole pipeline inside one process, and it is the model that the Redis ledger is tested against. It keeps the same
+bytes as Redis, so that what one refuses for want of memory the other refuses too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from pipeline.ledger.contract import (
+    Audit,
+    ChunkWrite,
+    Claim,
+    ClaimedUnit,
+    ClaimRefused,
+    ClaimWait,
+    DeadLetter,
+    DropReason,
+    EvaluationRequest,
+    EvaluationState,
+    FinishedClaim,
+    Lease,
+    LeaseGrant,
+    LedgerSpec,
+    QueueStat,
+    Refusal,
+    Restart,
+    Totals,
+    Unit,
+    WriteStatus,
+)
+from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
+from pipeline.ledger.memory.state import LedgerState
+from pipeline.ledger.memory.units import cancel_windows, chunks_of, record_sample, take
+from pipeline.ledger.memory.views import audit_of, queues_of, totals_of
+from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
+from pipeline.ledger.validation import (
+    check_chunk,
+    check_evaluation,
+    check_value_batch,
+    claim_gone,
+    mismatch,
+    nothing_kept,
+    parse_chunk,
+    unmarked,
+)
+from protocol.codec import Encoded, from_blob, to_blob
+from protocol.errors import Fenced, LedgerError
+from protocol.ids import ChunkId, Incarnation, TrajectoryId
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+
+_MAX_DEAD_LETTERS = 1000
+
+
+class MemoryReplay:
+    """The replay contract (``pipeline.ledger.contract.ReplayBuffer``) in this process.
+
+    ``epoch_of`` returns the newest epoch of a worker, 0 when it never registered: the registry's knowledge.
+    """
+
+    def __init__(self, epoch_of: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
+        self._epoch_of = epoch_of
+        self.clock = clock
+        self._opened: LedgerState | None = None
+        self._claim_numbers = itertools.count()
+
+    async def open(self, spec: LedgerSpec) -> None:
+        """Create the ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot work."""
+        check_spec(spec)
+        if self._opened is None:
+            self._opened = LedgerState(spec)
+        elif self._opened.spec != spec:
+            raise mismatch(self._opened.spec, spec)
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
+        """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
+        s, now = self._enter(who)
+        self._touch(s, who, now)
+        for holder, until in sorted(s.holders.items()):
+            worker, _, epoch = holder.rpartition("#")
+            if until <= now or self._epoch_of(worker) > int(epoch):
+                s.reopen_all(holder, now)
+                del s.holders[holder]
+        leases: list[Lease] = []
+        refused: Refusal | None = None
+        is_behind = policy_version is not None and policy_version < s.version
+        while len(leases) < max_trajectories:
+            taken = take(s, now, is_behind=is_behind)
+            if isinstance(taken, Refusal):
+                refused = taken
+                break
+            s.hold(taken, str(who), now)
+            leases.append(self._lease_of(s, taken))
+        return LeaseGrant(tuple(leases), refused)
+
+    def _lease_of(self, s: LedgerState, trajectory: TrajectoryId) -> Lease:
+        record = s.trajectories[trajectory]
+        last = None
+        if record.next:
+            stored = s.chunks.get(ChunkId(trajectory, record.next - 1))
+            last = from_blob(record.last if stored is None else stored.blob, TrajectoryChunk)
+        evaluation = s.evaluations[int(trajectory.lane[1:])].request if trajectory.is_evaluation else None
+        return Lease(trajectory, record.next, s.prompt_of(trajectory), last, evaluation)
+
+    async def renew(self, who: Incarnation) -> None:
+        """Move the end of the lease on all that ``who`` holds."""
+        s, now = self._enter(who)
+        self._touch(s, who, now)
+
+    async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
+        """Open held trajectories for others at once; return how many."""
+        s, now = self._enter(who)
+        if trajectories is None:
+            return s.reopen_all(str(who), now)
+        held = [trajectory for trajectory in trajectories if trajectory in s.held.get(str(who), ())]
+        for trajectory in held:
+            s.reopen(trajectory, str(who), now)
+        return len(held)
+
+    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
+        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored."""
+        check_chunk(chunk)
+        s, now = self._enter(who)
+        trajectory, index, blob = chunk.trajectory, chunk.id.index, to_blob(encoded or chunk)
+        t = s.trajectories.get(trajectory)
+        if t is None:
+            return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
+        holds = t.holder == str(who)
+        if index < t.next:
+            stored = s.chunks.get(chunk.id)
+            there = stored.blob if stored is not None else (t.last if index == t.next - 1 else b"")
+            if there == blob or (not there and holds):
+                return ChunkWrite(WriteStatus.DUPLICATE, keeps_lease=holds)
+            return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
+        if index > t.next or not holds:
+            return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
+
+        final = chunk.finish_reason.is_final
+        oldest = chunk.oldest_version if trajectory.is_evaluation else s.lineage.fewest_updates(chunk.versions)
+        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now)
+        s.store_chunk(chunk.id, c)
+        t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)
+        t.lower_oldest(oldest)
+        t.num_tokens += chunk.num_tokens
+        t.next, t.since_s, t.final = index + 1, now, final
+        self._touch(s, who, now)
+        s.stored_by[str(who)] += chunk.num_tokens
+        if final:
+            s.let_go(trajectory, str(who))
+        needed = s.needed_fields(trajectory, final=final)
+        for field in needed:
+            s.due[field][chunk.id] = now + s.spec.scoring_deadline_s
+        if trajectory.is_evaluation:
+            if index:
+                s.forget_chunk(ChunkId(trajectory, index - 1))
+        else:
+            s.admitted["tokens"] += chunk.num_tokens
+            self._add_to_unit(s, chunk, oldest, len(needed), now)
+            if s.spec.unit is Unit.CHUNK and not final:
+                self._continue_or_park(s, chunk, str(who))
+        return ChunkWrite(WriteStatus.STORED, keeps_lease=t.holder == str(who))
+
+    def _add_to_unit(self, s: LedgerState, chunk: TrajectoryChunk, oldest: int, missing: int, now: float) -> None:
+        name = s.unit_of(chunk.id)
+        unit = s.record(name)
+        unit.missing += missing
+        unit.lower_oldest(oldest)
+        if isinstance(unit, GroupRecord):
+            unit.finals += chunk.finish_reason.is_final
+            s.running_age[name] = min(s.running_age.get(name, oldest), oldest)
+        else:
+            assert unit.oldest is not None
+            s.running_age[name] = unit.oldest
+        if s.spec.unit is Unit.CHUNK:
+            t = s.trajectories[chunk.trajectory]
+            t.live += 1
+            s.stored_bytes -= len(t.last)
+            t.last = b""
+        s.ready_if_complete(chunk.id, now)
+
+    def _continue_or_park(self, s: LedgerState, chunk: TrajectoryChunk, who: str) -> None:
+        if chunk.newest_version < s.version or s.refusal(1) is not None:
+            s.let_go(chunk.trajectory, who)
+            s.parked.add(chunk.trajectory)
+            return
+        s.running.add(ChunkId(chunk.trajectory, chunk.id.index + 1))
+        s.begin_age(chunk.trajectory, chunk.id.index + 1)
+        s.used += 1
+
+    # -- scoring -----------------------------------------------------------------------------------------------------
+
+    async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
+        """Fill a field of a chunk once; complete units become ready, or are dropped for want of signal."""
+        s, now = self._enter(who)
+        field, c = field_of(score), s.chunks.get(chunk)
+        if c is None:
+            return WriteStatus.UNKNOWN
+        if field in c.scores:
+            return WriteStatus.DUPLICATE
+        if field not in s.needed_fields(chunk.trajectory, final=c.final):
+            return WriteStatus.UNKNOWN
+        if chunk.trajectory.is_evaluation:
+            assert isinstance(score, RewardScore)
+            record_sample(s, chunk, score)
+            return WriteStatus.STORED
+        blob = to_blob(score)
+        c.scores[field] = blob
+        s.stored_bytes += len(blob)
+        del s.due[field][chunk]
+        s.record(s.unit_of(chunk)).missing -= 1
+        if s.spec.value_training and not s.trajectories[chunk.trajectory].spoiled:
+            if field is Field.VALUE:
+                s.finished.keep_value(chunk, blob, now)
+            elif field is Field.REWARD:
+                s.finished.keep_end(chunk, c.blob, blob, now)
+        if isinstance(score, RewardScore):
+            group = s.groups[chunk.trajectory.group]
+            group.accuracies.append(score.accuracy)
+            # a critic learns from groups without signal, too: then the filter waits until they have all their values
+            if s.spec.signal_filter and not s.spec.value_training and group.is_alike(s.spec.group_size):
+                s.end_unit(chunk.trajectory.group, DropReason.NO_SIGNAL)
+                return WriteStatus.STORED
+        s.ready_if_complete(chunk, now)
+        return WriteStatus.STORED
+
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
+        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
+        s, now = self._enter(who)
+        due = s.due[field]
+        late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
+        for _, _, chunk in late:
+            due[chunk] = now + s.spec.scoring_deadline_s
+        return [from_blob(s.chunks[chunk].blob, TrajectoryChunk) for _, _, chunk in late]
+
+    async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and return True."""
+        s, now = self._enter(who)
+        if chunk not in s.due[field]:
+            return False
+        c = s.chunks[chunk]
+        c.attempts[field] += 1
+        if c.attempts[field] < s.spec.max_attempts:
+            s.due[field][chunk] = now
+            return False
+        text = error.encode("utf-8", "replace").decode("utf-8")
+        prompt = s.prompt_of(chunk.trajectory)
+        s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), text, c.attempts[field], now, prompt))
+        del s.dead[_MAX_DEAD_LETTERS:]
+        if chunk.trajectory.is_evaluation:
+            s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
+            s.forget_chunk(chunk)
+            del s.trajectories[chunk.trajectory]
+        else:
+            s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
+        return True
+
+    async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
+        """Return the newest dead letters first."""
+        return self.state.dead[:limit]
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
+        """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
+        s, _ = self._enter(who)
+        num_updates = s.lineage.updates(policy_version)
+        ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
+        for unit in ready:
+            if is_stale(num_updates, unit.oldest_version, s.spec.eta):
+                s.end_unit(s.name(unit.name), DropReason.STALE)
+        ready = [unit for unit in ready if not is_stale(num_updates, unit.oldest_version, s.spec.eta)]
+        needed = s.spec.units_per_update // s.weight
+        if len(ready) < needed:
+            ended = s.closed or s.is_exhausted
+            moving = len(s.running) > 0 or (not s.closed and len(s.parked) > 0)
+            return self._refused(s, ClaimWait.STARVED if ended and not moving else ClaimWait.NOT_ENOUGH, needed)
+        chosen = choose(
+            ready,
+            sorted(s.running_age.values()),
+            policy_version=num_updates,
+            eta=s.spec.eta,
+            needed=needed,
+            surplus_units=surplus(s.spec.oversampling, s.spec.units_per_update) // s.weight,
+            late=s.spec.late,
+        )
+        if chosen is None:
+            return self._refused(s, ClaimWait.LATE_WORK, needed)
+        names = [s.name(text) for text in chosen]
+        for name in names:
+            s.ready.discard(name)
+            s.record(name).state = "claimed"
+        claim_id = f"{who}/{next(self._claim_numbers)}"
+        s.claims[claim_id] = ClaimRecord(policy_version, names)
+        return Claim(claim_id, policy_version, tuple(chosen))
+
+    def _refused(self, s: LedgerState, wait: ClaimWait, needed: int) -> ClaimRefused:
+        oldest = s.running.first
+        return ClaimRefused(wait, len(s.ready), needed, None if oldest is None else str(oldest))
+
+    async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
+        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or cancelled meanwhile."""
+        s = self.state
+        record = s.claims.get(claim.claim_id)
+        if record is None:
+            raise claim_gone(claim)
+        names = [name for text in claim.units if (name := s.name(text)) in record.units]
+        return [ClaimedUnit(str(name), tuple(map(tuple, chunks_of(s, name)))) for name in names]
+
+    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
+        """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
+        s, _ = self._enter(who)
+        record, name = s.claims.get(claim.claim_id), s.name(unit)
+        if record is not None and name in record.units:
+            record.units.remove(name)
+            s.end_unit(name, reason)
+
+    async def advance(self, who: Incarnation, policy_version: int) -> None:
+        """Make ``policy_version`` the one that admission counts from. It only grows."""
+        s, _ = self._enter(who)
+        s.version = max(s.version, policy_version)
+
+    async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
+        """Mark claims trained and forget their data; return how many were not settled before."""
+        s, _ = self._enter(who)
+        there = [claim for claim in dict.fromkeys(claims) if claim in s.claims]
+        for claim in there:
+            for name in s.claims.pop(claim).units:
+                s.end_unit(name, None)
+        if num_updates is not None and (there or num_updates not in s.milestones):
+            s.mark(num_updates)
+        return len(there)
+
+    async def make_durable(self, who: Incarnation) -> bool:
+        """Do nothing: what is in this process dies with it, and with whoever asks."""
+        self._enter(who)
+        return True
+
+    async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
+        s, now = self._enter(who)
+        await self.settle(who, applied)
+        returned = [name for record in s.claims.values() for name in record.units]
+        s.claims.clear()
+        for name in returned:
+            s.make_ready(name, now)
+        return len(returned)
+
+    async def resume_from(self, who: Incarnation, restart: Restart) -> int:
+        """Count from these weights on; return the credit of the trained units that are given up."""
+        s, _ = self._enter(who)
+        is_back = any(updates > restart.num_updates for updates in s.milestones)
+        if is_back and restart.num_updates and restart.num_updates not in s.milestones:
+            raise unmarked(restart.num_updates)
+        given_up = s.go_back(restart.num_updates)
+        s.lineage = s.lineage.after(restart)
+        s.closed = False
+        s.version = max(s.version, restart.policy_version)
+        return given_up
+
+    async def restarts(self) -> tuple[Restart, ...]:
+        """Return all restarts, by version."""
+        return self.state.lineage.restarts
+
+    async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
+        """Claim exactly so many finished trajectories for the value model, or return how many there are."""
+        s, _ = self._enter(who)
+        check_value_batch(num_trajectories)
+        if not s.spec.value_training:
+            raise nothing_kept(f"claim_finished for {who}")
+        return s.finished.claim(f"{who}/{next(self._claim_numbers)}", num_trajectories)
+
+    async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+        """Forget trained value batches; return how many were not settled before."""
+        s, _ = self._enter(who)
+        return s.finished.settle(claims)
+
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the value batches that a checkpoint holds; return how many trajectories of the others wait again."""
+        s, _ = self._enter(who)
+        return s.finished.recover(applied)
+
+    async def close_admission(self, who: Incarnation) -> None:
+        """Give no new credit from now on."""
+        s, _ = self._enter(who)
+        s.closed = True
+
+    async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
+        """Drop everything that is not trained; return how many groups were ended."""
+        s, _ = self._enter(who)
+        groups = sorted(s.groups)
+        for number in groups:
+            if s.spec.unit is Unit.GROUP:
+                s.end_unit(number, reason)
+                continue
+            for trajectory in s.members(number):
+                if trajectory not in s.trajectories:
+                    continue
+                if s.spec.unit is Unit.TRAJECTORY:
+                    s.end_unit(trajectory, reason)
+                else:
+                    cancel_windows(s, trajectory, reason)
+        s.claims.clear()
+        s.finished.cancel(reason)
+        return len(groups)
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
+        """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
+        check_evaluation(request)
+        s, now = self._enter(who)
+        if request.number in s.evaluations:
+            return
+        s.evaluations[request.number] = EvaluationRecord(request)
+        for prompt in range(request.num_prompts):
+            for sample in range(request.samples_per_prompt):
+                trajectory = TrajectoryId(f"e{request.number}", prompt, sample)
+                s.trajectories[trajectory] = TrajectoryRecord(since_s=now)
+                s.open_evaluation(trajectory)
+
+    async def evaluation(self, number: int) -> EvaluationState | None:
+        """Return how far an evaluation is; None when it was never requested."""
+        record = self.state.evaluations.get(number)
+        if record is None:
+            return None
+        samples = tuple(sorted(record.samples, key=lambda sample: (sample.prompt, sample.sample)))
+        return EvaluationState(record.request, samples, record.num_failed)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    async def totals(self) -> Totals:
+        """Return the counters."""
+        return totals_of(self.state)
+
+    async def audit(self) -> Audit:
+        """Count both sides of the conservation law at one moment."""
+        return audit_of(self.state)
+
+    async def queues(self) -> list[QueueStat]:
+        """Return every ledger queue's depth, limit, oldest age and consumer."""
+        return queues_of(self.state, self.clock())
+
+    async def peek(self, key: str) -> list[bytes]:
+        """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
+        chunk = parse_chunk(key)
+        record = None if chunk is None else self.state.chunks.get(chunk)
+        if record is None:
+            return []
+        return [record.blob, *(record.scores[field] for field in Field if field in record.scores)]
+
+    async def aclose(self) -> None:
+        """Do nothing: there is no connection."""
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LedgerState:
+        """All that is kept, for ``pipeline.ledger.memory.admin``."""
+        if self._opened is None:
+            raise LedgerError("the ledger was not opened; call open(spec) first")
+        return self._opened
+
+    def _enter(self, who: Incarnation) -> tuple[LedgerState, float]:
+        newest = self._epoch_of(who.worker)
+        if newest > who.epoch:
+            raise Fenced(f"{who} is not the newest incarnation of {who.worker}: epoch {newest} exists; stop at once")
+        return self.state, self.clock()
+
+    def _touch(self, s: LedgerState, who: Incarnation, now: float) -> None:
+        s.holders[str(who)] = now + s.spec.lease_s

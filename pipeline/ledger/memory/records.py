@@ -1,0 +1,131 @@
+"""What the in-memory ledger keeps of groups, trajectories, chunks, claims and evaluations.
+
+*Consumes* nothing. *Produces* mutable records, private to ``pipeline.ledger.memory.ledger``; the Redis ledger keeps the
+same ones as hashes (``pipeline.ledger.redis.keys``). *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pipeline.ledger.contract import EvaluationRequest, EvaluationSample
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field
+
+CHUNK_OVERHEAD_BYTES = 512
+"""What a stored chunk costs a server besides its blobs, in the count that the watermark looks at."""
+
+
+@dataclass(slots=True)
+class UnitRecord:
+    """What any unit has: its readiness and the oldest version of its tokens."""
+
+    missing: int = 0
+    """Needed fields that are not written."""
+    oldest: int | None = None
+    state: str = ""
+    """Empty while running, then ``ready``, then ``claimed``."""
+    ready_s: float = 0.0
+
+    def lower_oldest(self, version: int) -> None:
+        """Take a token of ``version`` into account."""
+        self.oldest = version if self.oldest is None else min(self.oldest, version)
+
+
+@dataclass(slots=True)
+class GroupRecord(UnitRecord):
+    """A group that is not settled."""
+
+    live: int = 0
+    """Members that are not settled."""
+    prompt: int = 0
+    """Place of its prompt in the stream."""
+    finals: int = 0
+    """Members whose final chunk is written."""
+    accuracies: list[float] = field(default_factory=list[float])
+    trained: bool = False
+
+    def is_alike(self, group_size: int) -> bool:
+        """Whether all members are scored, and all of them equally accurate."""
+        return len(self.accuracies) == group_size and len(set(self.accuracies)) == 1
+
+
+@dataclass(slots=True)
+class TrajectoryRecord(UnitRecord):
+    """A trajectory that is not settled."""
+
+    next: int = 0
+    holder: str | None = None
+    final: bool = False
+    num_tokens: int = 0
+    newest: int = 0
+    since_s: float = 0.0
+    live: int = 0
+    """Unit chunk: written chunks that are not settled."""
+    trained: bool = False
+    last: bytes = b""
+    """Unit chunk: the newest chunk, when it was settled before the next was written."""
+    spoiled: bool = False
+    """Unit chunk: one of its chunks was a dead letter, or not finite, so that no critic may learn from it."""
+
+
+@dataclass(slots=True)
+class ChunkRecord(UnitRecord):
+    """A stored chunk and its scores."""
+
+    blob: bytes = b""
+    num_tokens: int = 0
+    final: bool = False
+    written_s: float = 0.0
+    scores: dict[Field, bytes] = field(default_factory=dict[Field, bytes])
+    attempts: Counter[Field] = field(default_factory=Counter[Field])
+
+    @property
+    def num_bytes(self) -> int:
+        """What this chunk counts for against the watermark."""
+        return CHUNK_OVERHEAD_BYTES + len(self.blob) + sum(map(len, self.scores.values()))
+
+
+@dataclass(slots=True)
+class ClaimRecord:
+    """A claim that is not settled."""
+
+    policy_version: int
+    units: list[UnitName]
+
+
+@dataclass(slots=True)
+class FinishedRecord:
+    """What is kept of a trajectory for the value worker."""
+
+    num_chunks: int = 0
+    """0 until the reward is written."""
+    final: bytes = b""
+    reward: bytes = b""
+    values: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """By chunk index."""
+    ready_s: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the final chunk, its reward and every chunk's values are there."""
+        return self.num_chunks > 0 and len(self.values) == self.num_chunks
+
+    @property
+    def num_bytes(self) -> int:
+        """What this counts for against the watermark."""
+        return CHUNK_OVERHEAD_BYTES + len(self.final) + len(self.reward) + sum(map(len, self.values.values()))
+
+
+@dataclass(slots=True)
+class EvaluationRecord:
+    """An evaluation."""
+
+    request: EvaluationRequest
+    samples: list[EvaluationSample] = field(default_factory=list[EvaluationSample])
+    num_failed: int = 0
+
+
+UnitName = int | TrajectoryId | ChunkId
+"""A unit's name by the run's unit. All names of one run compare by order of admission."""

@@ -1,0 +1,312 @@
+"""The in-memory ledger's records and indexes, and the steps that several transitions share.
+
+*Consumes* steps of ``MemoryReplay``. *Produces* a state in which every index agrees with the records. *Waits for* nothing.
+The counterpart, step by step, of ``scripts/common.lua``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from pipeline.ledger.contract import SPOILING, DeadLetter, DropReason, LedgerSpec, Refusal, Unit
+from pipeline.ledger.memory.finished import FinishedLane
+from pipeline.ledger.memory.records import (
+    CHUNK_OVERHEAD_BYTES,
+    ChunkRecord,
+    ClaimRecord,
+    EvaluationRecord,
+    GroupRecord,
+    TrajectoryRecord,
+    UnitName,
+    UnitRecord,
+)
+from pipeline.ledger.memory.sorted_set import OrderedSet
+from pipeline.ledger.staleness import credit_limit, unit_weight
+from pipeline.ledger.version_history import Lineage
+from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
+from protocol.trajectory import Field
+
+MAX_MILESTONES = 1000
+"""Checkpoints that one may go back to with the books right; far more than are ever kept."""
+
+
+class LedgerState:
+    """Everything that one run's ledger holds."""
+
+    def __init__(self, spec: LedgerSpec) -> None:
+        self.spec = spec
+        self.weight = unit_weight(spec)
+        self.version = 0
+        self.lineage = Lineage()
+        self.milestones: dict[int, Counter[str]] = {}
+        """What was trained by the time that so many updates were settled."""
+        self.used = 0
+        self.stored_bytes = 0
+        self.closed = False
+        self.admitted: Counter[str] = Counter()
+        self.trained: Counter[str] = Counter()
+        self.stored_by: Counter[str] = Counter()
+        self.dropped: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
+        self.groups: dict[int, GroupRecord] = {}
+        self.trajectories: dict[TrajectoryId, TrajectoryRecord] = {}
+        self.chunks: dict[ChunkId, ChunkRecord] = {}
+        self.open: OrderedSet[TrajectoryId] = OrderedSet()
+        self.parked: OrderedSet[TrajectoryId] = OrderedSet()
+        self.again: OrderedSet[int] = OrderedSet()
+        self.num_again = 0
+        self.evaluation_open: OrderedSet[tuple[int, TrajectoryId]] = OrderedSet()
+        self.running: OrderedSet[UnitName] = OrderedSet()
+        self.running_age: dict[UnitName, int] = {}
+        self.ready: OrderedSet[UnitName] = OrderedSet()
+        self.holders: dict[str, float] = {}
+        self.held: dict[str, set[TrajectoryId]] = {}
+        self.due: dict[Field, dict[ChunkId, float]] = {field: {} for field in Field}
+        self.claims: dict[str, ClaimRecord] = {}
+        self.dead: list[DeadLetter] = []
+        self.evaluations: dict[int, EvaluationRecord] = {}
+        self.finished = FinishedLane()
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def members(self, group: int) -> Iterator[TrajectoryId]:
+        """Yield a group's trajectories."""
+        return (TrajectoryId(TRAIN_LANE, group, member) for member in range(self.spec.group_size))
+
+    def unit_of(self, chunk: ChunkId) -> UnitName:
+        """Return the name of the unit that a chunk belongs to."""
+        if self.spec.unit is Unit.GROUP:
+            return chunk.trajectory.group
+        return chunk.trajectory if self.spec.unit is Unit.TRAJECTORY else chunk
+
+    def record(self, name: UnitName) -> UnitRecord:
+        """Return the record of a unit that is there."""
+        if isinstance(name, int):
+            return self.groups[name]
+        return self.trajectories[name] if isinstance(name, TrajectoryId) else self.chunks[name]
+
+    def name(self, text: str) -> UnitName:
+        """Return the unit that a text names. Raises ValueError when it names none."""
+        if self.spec.unit is Unit.GROUP:
+            return int(text)
+        return TrajectoryId.parse(text) if self.spec.unit is Unit.TRAJECTORY else ChunkId.parse(text)
+
+    def needed_fields(self, trajectory: TrajectoryId, *, final: bool) -> frozenset[Field]:
+        """Return what a chunk needs before it is complete."""
+        reward = frozenset({Field.REWARD}) if final else frozenset[Field]()
+        if trajectory.is_evaluation:
+            return reward
+        return (self.spec.fields - {Field.REWARD}) | (self.spec.fields & reward)
+
+    # -- credit ------------------------------------------------------------------------------------------------------
+
+    def refusal(self, wanted: int) -> Refusal | None:
+        """Return why ``wanted`` more credits cannot be given, or None when they can."""
+        if self.closed:
+            return Refusal.CLOSED
+        if self.spec.max_bytes is not None and self.num_bytes > self.spec.max_bytes:
+            return Refusal.MEMORY
+        if self.used + wanted > self.credit_limit:
+            return Refusal.NO_CREDIT
+        return None
+
+    @property
+    def credit_limit(self) -> int:
+        """How much credit may be used while the present version is published."""
+        return credit_limit(self.spec, self.lineage.updates(self.version))
+
+    def mark(self, num_updates: int) -> None:
+        """Remember what is trained now that so many updates are settled."""
+        self.milestones[num_updates] = Counter(self.trained)
+        while len(self.milestones) > MAX_MILESTONES:
+            del self.milestones[min(self.milestones)]
+
+    def go_back(self, num_updates: int) -> int:
+        """Count what later updates had learned as given up; return its credit."""
+        lost: Counter[str] = Counter()
+        if any(updates > num_updates for updates in self.milestones):
+            lost = self.trained - self.milestones.get(num_updates, Counter())
+            self.trained -= lost
+            self.milestones = {n: totals for n, totals in self.milestones.items() if n <= num_updates}
+        for currency, dropped in self.dropped.items():
+            dropped[DropReason.ROLLED_BACK.value] += lost[currency]
+        self.used -= lost["credit"]
+        self.mark(num_updates)
+        return lost["credit"]
+
+    @property
+    def num_bytes(self) -> int:
+        """What is stored, for units and for the value worker, as the watermark counts it."""
+        return self.stored_bytes + self.finished.num_bytes
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether every prompt is admitted, and none waits to be admitted again."""
+        num_fresh = self.admitted["groups"] - self.num_again
+        return self.spec.num_prompts is not None and num_fresh >= self.spec.num_prompts and not len(self.again)
+
+    def prompt_of(self, trajectory: TrajectoryId) -> int:
+        """Return the place of a trajectory's prompt in its stream."""
+        return trajectory.group if trajectory.is_evaluation else self.groups[trajectory.group].prompt
+
+    # -- holding -----------------------------------------------------------------------------------------------------
+
+    def hold(self, trajectory: TrajectoryId, who: str, now: float) -> None:
+        """Give a trajectory to an incarnation. Its unit may from now on hold tokens of the present version."""
+        record = self.trajectories[trajectory]
+        record.holder, record.since_s = who, now
+        self.held.setdefault(who, set()).add(trajectory)
+        if not trajectory.is_evaluation:
+            self.begin_age(trajectory, record.next)
+
+    def begin_age(self, trajectory: TrajectoryId, index: int) -> None:
+        """Date the unit that the trajectory's next tokens belong to by the updates in the present version."""
+        unit, now = self.unit_of(ChunkId(trajectory, index)), self.lineage.updates(self.version)
+        if self.spec.unit is Unit.GROUP:
+            self.running_age[unit] = min(now, self.running_age.get(unit, now))
+        elif self.spec.unit is Unit.CHUNK or index == 0:
+            self.running_age[unit] = now
+
+    def let_go(self, trajectory: TrajectoryId, who: str) -> None:
+        """Take a trajectory from the incarnation that holds it."""
+        self.held[who].discard(trajectory)
+        self.trajectories[trajectory].holder = None
+
+    def reopen(self, trajectory: TrajectoryId, who: str, now: float) -> None:
+        """Open a held trajectory for others. What it has not begun cannot grow old."""
+        self.let_go(trajectory, who)
+        record = self.trajectories[trajectory]
+        record.since_s = now
+        if trajectory.is_evaluation:
+            self.open_evaluation(trajectory)
+            return
+        self.open.add(trajectory)
+        if self.spec.unit is Unit.CHUNK or (self.spec.unit is Unit.TRAJECTORY and record.next == 0):
+            self.running_age.pop(self.unit_of(ChunkId(trajectory, record.next)), None)
+
+    def open_evaluation(self, trajectory: TrajectoryId) -> None:
+        """Queue an evaluation trajectory."""
+        self.evaluation_open.add((int(trajectory.lane[1:]), trajectory))
+
+    def reopen_all(self, who: str, now: float) -> int:
+        """Open all that an incarnation holds; return how many."""
+        held = sorted(self.held.get(who, ()))
+        for trajectory in held:
+            self.reopen(trajectory, who, now)
+        return len(held)
+
+    # -- becoming ready ----------------------------------------------------------------------------------------------
+
+    def make_ready(self, name: UnitName, now: float) -> None:
+        """Make a unit claimable."""
+        record = self.record(name)
+        self.running.discard(name)
+        self.running_age.pop(name, None)
+        self.ready.add(name)
+        record.state, record.ready_s = "ready", now
+
+    def ready_if_complete(self, chunk: ChunkId, now: float) -> None:
+        """Make the unit of a chunk ready when nothing is missing any more."""
+        name = self.unit_of(chunk)
+        record = self.record(name)
+        if record.missing:
+            return
+        if isinstance(record, GroupRecord) and record.finals < self.spec.group_size:
+            return
+        if isinstance(record, TrajectoryRecord) and not record.final:
+            return
+        if self._is_without_signal(chunk.trajectory.group):
+            self.end_unit(name, DropReason.NO_SIGNAL)
+            return
+        self.make_ready(name, now)
+
+    def _is_without_signal(self, group: int) -> bool:
+        """Whether a unit of this group that has just become complete is filtered away."""
+        return self.spec.signal_filter and self.groups[group].is_alike(self.spec.group_size)
+
+    # -- leaving the ledger ------------------------------------------------------------------------------------------
+
+    def end_unit(self, name: UnitName, reason: DropReason | None) -> None:
+        """Take a unit out of the ledger: trained (no reason), or dropped, which returns its credit."""
+        self.running.discard(name)
+        self.running_age.pop(name, None)
+        self.ready.discard(name)
+        if reason is not None:
+            self.used -= self.weight
+        else:
+            self.trained["credit"] += self.weight
+        if reason is not None and reason in SPOILING:
+            self._spoil(name, reason)
+        if isinstance(name, int):
+            for trajectory in self.members(name):
+                self._end_whole_trajectory(trajectory, reason)
+        elif isinstance(name, TrajectoryId):
+            self._end_whole_trajectory(name, reason)
+        else:
+            self._end_chunk_unit(name, reason)
+
+    def _spoil(self, name: UnitName, reason: DropReason) -> None:
+        if isinstance(name, ChunkId):
+            self.trajectories[name.trajectory].spoiled = True
+            self.finished.discard(name.trajectory, reason)
+            return
+        for trajectory in self.members(name) if isinstance(name, int) else (name,):
+            self.finished.discard(trajectory, reason)
+
+    def end_trajectory(self, trajectory: TrajectoryId, reason: DropReason | None) -> None:
+        """Settle a trajectory, and its group when it was the last of it."""
+        record = self.trajectories[trajectory]
+        if record.holder is not None:
+            self.let_go(trajectory, record.holder)
+        self.open.discard(trajectory)
+        self.parked.discard(trajectory)
+        self.stored_bytes -= len(record.last)
+        del self.trajectories[trajectory]
+        self._count("trajectories", 1, reason)
+        group = self.groups[trajectory.group]
+        group.trained |= reason is None
+        group.live -= 1
+        if group.live == 0:
+            self._count("groups", 1, None if group.trained else reason)
+            del self.groups[trajectory.group]
+
+    def forget_chunk(self, chunk: ChunkId) -> ChunkRecord:
+        """Forget a chunk's data and everything that points to it."""
+        record = self.chunks.pop(chunk)
+        self.stored_bytes -= record.num_bytes
+        for waiting in self.due.values():
+            waiting.pop(chunk, None)
+        return record
+
+    def store_chunk(self, chunk: ChunkId, record: ChunkRecord) -> None:
+        """Keep a chunk."""
+        self.chunks[chunk] = record
+        self.stored_bytes += CHUNK_OVERHEAD_BYTES + len(record.blob)
+
+    def _end_whole_trajectory(self, trajectory: TrajectoryId, reason: DropReason | None) -> None:
+        for index in range(self.trajectories[trajectory].next):
+            self._end_chunk(ChunkId(trajectory, index), reason)
+        self.end_trajectory(trajectory, reason)
+
+    def _end_chunk(self, chunk: ChunkId, reason: DropReason | None) -> ChunkRecord:
+        record = self.forget_chunk(chunk)
+        self._count("tokens", record.num_tokens, reason)
+        return record
+
+    def _end_chunk_unit(self, chunk: ChunkId, reason: DropReason | None) -> None:
+        record = self._end_chunk(chunk, reason)
+        trajectory = self.trajectories[chunk.trajectory]
+        if not trajectory.final and trajectory.next == chunk.index + 1:
+            # the next window goes on from it
+            trajectory.last = record.blob
+            self.stored_bytes += len(record.blob)
+        trajectory.trained |= reason is None
+        trajectory.live -= 1
+        if trajectory.live == 0 and trajectory.final:
+            self.end_trajectory(chunk.trajectory, None if trajectory.trained else reason)
+
+    def _count(self, currency: str, by: int, reason: DropReason | None) -> None:
+        if reason is None:
+            self.trained[currency] += by
+        else:
+            self.dropped[currency][reason.value] += by

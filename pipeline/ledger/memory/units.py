@@ -1,0 +1,124 @@
+"""Steps of the in-memory ledger on whole units: what is leased next, what a claim reads, what a cancelled trajectory leaves.
+
+*Consumes* a ``LedgerState``. *Produces* trajectories to lease and chunks to train on. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from pipeline.ledger.contract import DropReason, EvaluationSample, Refusal, ScoredChunk
+from pipeline.ledger.memory.records import ChunkRecord, GroupRecord, TrajectoryRecord
+from pipeline.ledger.memory.state import LedgerState
+from pipeline.ledger.validation import SCORE_TYPES
+from protocol.codec import from_blob
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
+
+
+def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refusal:
+    """Return the next trajectory to lease, taken out of its queue, or why there is none.
+
+    A caller that is behind the published version is given evaluation only.
+    """
+    evaluation = s.evaluation_open.first
+    if evaluation is not None:
+        s.evaluation_open.discard(evaluation)
+        return evaluation[1]
+    if is_behind:
+        return Refusal.BEHIND
+    oldest, parked = _first_open(s), s.parked.first
+    if parked is not None and (oldest is None or parked < oldest):
+        why = s.refusal(1)
+        if why is None:
+            s.parked.discard(parked)
+            s.running.add(ChunkId(parked, s.trajectories[parked].next))
+            s.used += 1
+            return parked
+        if oldest is None:
+            return why
+    if oldest is None:
+        why = _admit_group(s, now)
+        if why is not None:
+            return why
+        oldest = s.open.first
+        assert oldest is not None
+    s.open.discard(oldest)
+    return oldest
+
+
+def _first_open(s: LedgerState) -> TrajectoryId | None:
+    """Return the open trajectory that comes first.
+
+    While the learner makes updates again that it had made before, what is sampled would be too old when its turn comes: then
+    only one whose unit grows no older by it, lest the learner wait for that unit; unless it has too little to go on with.
+    """
+    if s.used <= s.credit_limit or len(s.ready) * s.weight < s.spec.units_per_update:
+        return s.open.first
+    updates = s.lineage.updates(s.version)
+    for trajectory in s.open:
+        age = s.running_age.get(s.unit_of(ChunkId(trajectory, s.trajectories[trajectory].next)))
+        if age is not None and age <= updates:
+            return trajectory
+    return None
+
+
+def _admit_group(s: LedgerState, now: float) -> Refusal | None:
+    size = s.spec.group_size
+    why = s.refusal(size)
+    if why is not Refusal.CLOSED and s.is_exhausted:
+        why = Refusal.EXHAUSTED
+    if why is not None:
+        return why
+    number = s.admitted["groups"]
+    again = s.again.first
+    s.groups[number] = GroupRecord(live=size, prompt=number - s.num_again if again is None else again)
+    if again is not None:
+        s.again.discard(again)
+        s.num_again += 1
+    for trajectory in s.members(number):
+        s.trajectories[trajectory] = TrajectoryRecord(since_s=now)
+        s.open.add(trajectory)
+        s.running.add(s.unit_of(ChunkId(trajectory, 0)))
+    s.admitted.update(groups=1, trajectories=size)
+    s.used += size
+    return None
+
+
+def cancel_windows(s: LedgerState, trajectory: TrajectoryId, reason: DropReason) -> None:
+    """Drop an unfinished trajectory's stored chunks, the credit of its next window, and then itself (unit chunk)."""
+    t = s.trajectories[trajectory]
+    granted = ChunkId(trajectory, t.next)
+    for chunk in [ChunkId(trajectory, index) for index in range(t.next)]:
+        if chunk in s.chunks:
+            s.end_unit(chunk, reason)
+    if s.running.discard(granted):
+        s.running_age.pop(granted, None)
+        s.used -= 1
+    if trajectory in s.trajectories:
+        s.end_trajectory(trajectory, None if t.trained else reason)
+
+
+def chunks_of(s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[ScoredChunk]]:
+    """Return a unit's chunks with their scores, by member, then by index."""
+    if isinstance(name, ChunkId):
+        return [[_scored(s.chunks[name])]]
+    trajectories = s.members(name) if isinstance(name, int) else iter((name,))
+    return [
+        [_scored(s.chunks[ChunkId(one, index)]) for index in range(s.trajectories[one].next)] for one in trajectories
+    ]
+
+
+def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
+    """Let an evaluation response leave with its sample recorded."""
+    name = chunk.trajectory
+    t = s.trajectories.pop(name)
+    assert t.oldest is not None
+    sample = EvaluationSample(name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest)
+    s.evaluations[int(name.lane[1:])].samples.append(sample)
+    s.forget_chunk(chunk)
+
+
+def _scored(record: ChunkRecord) -> ScoredChunk:
+    scores: dict[Field, Score] = {
+        field: from_blob(record.scores[field], SCORE_TYPES[field]) for field in Field if field in record.scores
+    }
+    return ScoredChunk(from_blob(record.blob, TrajectoryChunk), scores)

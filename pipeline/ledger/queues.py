@@ -1,0 +1,36 @@
+"""The ledger's queues by name, and who empties each.
+
+*Consumes* measurements. *Produces* QueueStats. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pipeline.ledger.contract import QueueStat
+
+EMPTIED_BY: Final[dict[str, str]] = {
+    "credit": "learner",
+    "evaluation_open": "generator",
+    "open": "generator",
+    "parked": "learner",
+    "leased": "generator",
+    "again": "generator",
+    "reward": "reward",
+    "reference": "reference",
+    "value": "value",
+    "finished": "value",
+    "finished_claimed": "value",
+    "ready": "learner",
+    "claimed": "learner",
+    "dead": "you",
+    "bytes": "learner",
+}
+"""``parked`` windows wait for credit, which the learner returns; ``claimed`` units for its next checkpoint, as
+``finished_claimed`` trajectories for the value worker's. ``again`` are the prompts of retried dead
+letters. ``finished`` ones are listed when a run has a critic."""
+
+
+def queue_stat(name: str, depth: int, limit: int | None, oldest_age_s: float | None) -> QueueStat:
+    """Return the stat of one of the ledger's queues."""
+    return QueueStat(name, depth, limit, oldest_age_s, EMPTIED_BY[name])

@@ -1,0 +1,102 @@
+"""A person's side of the ledger in Redis.
+
+*Consumes* a ``RedisReplay``. *Produces* what ``pipeline.ledger.admin`` promises, one script each. *Waits for* the server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.ledger.admin import (
+    Holder,
+    Lack,
+    Place,
+    Requeued,
+    Retried,
+    StoredChunk,
+    WaitedTrajectory,
+    WaitedUnit,
+    Waits,
+    Wish,
+)
+from pipeline.ledger.contract import LatePolicy, Unit
+from pipeline.ledger.redis.ledger import RedisReplay
+from protocol.trajectory import Field
+
+
+class RedisAdmin:
+    """``pipeline.ledger.admin.LedgerAdmin`` on a server."""
+
+    def __init__(self, replay: RedisReplay) -> None:
+        self._replay = replay
+
+    async def waits(self, *, max_units: int = 64) -> Waits:
+        """Return what the next update waits for."""
+        head, units, holders = await self._replay.ask("waits", max_units)
+        unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, unscored, value = head
+        return Waits(
+            unit=Unit(unit.decode()),
+            group_size=group_size,
+            eta=eta,
+            late=LatePolicy(late.decode()),
+            policy_version=version,
+            num_needed=needed,
+            num_ready=ready,
+            num_running=running,
+            num_parked=parked,
+            num_claimed=claimed,
+            units=tuple(_unit(row) for row in units),
+            holders=tuple(Holder(who.decode(), held, ev, float(left)) for who, held, ev, left in holders),
+            num_evaluation_open=opened,
+            num_evaluation_unscored=unscored,
+            value_training=bool(value),
+        )
+
+    async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
+        """Return the newest chunks of trajectories."""
+        found = await self._replay.ask("stored", max_trajectories)
+        return tuple(
+            StoredChunk(name.decode(), tokens, float(age), bool(final), tuple(Field(one.decode()) for one in fields))
+            for name, tokens, age, final, *fields in found
+        )
+
+    async def requeue(self, wish: Wish) -> Requeued:
+        """Put work back."""
+        if wish.worker:
+            arguments: tuple[str, ...] = ("worker", wish.worker)
+        elif wish.field is not None:
+            arguments = ("field", wish.field.value)
+        else:
+            arguments = ("trajectories", *map(str, wish.trajectories))
+        opened, due, *unknown = await self._replay.ask("requeue", *arguments)
+        return Requeued(opened, due, tuple(name.decode() for name in unknown))
+
+    async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
+        """Admit the prompts of dead letters again."""
+        if chunks == ():
+            return Retried()
+        closed, letters, prompts, unknown = await self._replay.ask("retry", *(chunks or ()))
+        return Retried(tuple(prompts), letters, tuple(name.decode() for name in unknown), bool(closed))
+
+
+def _unit(row: Any) -> WaitedUnit:
+    name, oldest, complete, trajectories = row
+    return WaitedUnit(
+        name.decode(), int(float(oldest)) if oldest else None, complete, tuple(_trajectory(one) for one in trajectories)
+    )
+
+
+def _trajectory(row: Any) -> WaitedTrajectory:
+    name, place, holder, chunks, tokens, since, lacks = row
+    return WaitedTrajectory(
+        name.decode(),
+        Place(place.decode()),
+        holder.decode(),
+        chunks,
+        tokens,
+        float(since),
+        tuple(
+            Lack(Field(field.decode()), number, chunk.decode(), float(age), float(overdue), failures)
+            for field, number, chunk, age, overdue, failures in lacks
+        ),
+    )

@@ -1,0 +1,329 @@
+"""The connection that all ledger calls of a process share: commands leave as they are made, answers come back in that order.
+
+*Consumes* commands. *Produces* each command's own answer or error, as soon as it is there. *Waits for* the server, at most the
+client's timeout for the next answer and its patience for one call; and, while ``MAX_UNANSWERED`` commands have none, for
+answers, which make room.
+
+Nobody waits for another's answer. While the server works on one command the next is on its way, and whoever has an answer goes
+on; what is asked in one turn of the event loop leaves together. Sharing changes nothing but the cost: it is no transaction,
+every script is atomic by itself, and one that fails fails alone.
+
+A connection that is lost, or on which nothing comes back in time, is given up with all that waits there, and each of those
+commands is asked again: writes are keyed, and calls that give out or take back are numbered, so that the server knows a repeat.
+So is a command to which the server says that it cannot serve now, or that its disk takes no writes. A full disk is also borne
+of a server that is away, since it cannot start there. A refused password ends a call at once. This is the one layer that
+repeats. Each call has one deadline (``pipeline.ledger.redis.client.Patience``), which covers waiting, connecting and
+repeating, and which no server can stretch by trickling bytes. A cancelled caller leaves an answer behind that no call reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import hiredis
+import redis.asyncio
+from redis import exceptions
+
+from pipeline.ledger.redis.client import OwnConnection, patience_of
+from pipeline.ledger.redis.errors import NOT_NOW, is_disk_failure, is_refusal
+
+T = TypeVar("T")
+Command: TypeAlias = Sequence[str | bytes | float]
+
+MAX_UNANSWERED: Final = 64
+"""Commands of one connection: bounds what waits in the buffers of both sides."""
+_JOINED_BYTES = 1 << 16
+"""Pieces are copied together, up to so many bytes, to be written at once; a longer one is not copied."""
+_READ_BYTES = 1 << 18
+_KEPT_BYTES = 1 << 20
+"""Of the parser's memory, which is otherwise given back after every long answer and is new to the process at the next."""
+_NOT_YET = object()
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+_Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
+
+
+class Link:
+    """Asks the server of ``client`` with its patience, over one connection at a time."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._pool = cast("Any", client.connection_pool)
+        if not issubclass(self._pool.connection_class, OwnConnection):
+            kind = self._pool.connection_class.__name__
+            raise TypeError(f"a {kind} cannot be taken over; make the client with pipeline.ledger.redis.client.connect")
+        self._patience = patience_of(client)
+        self._num_troubled = 0
+        self.on_trouble: Callable[[str], None] = lambda _: None
+        """Called with why calls are asked again, for people; with "" when the last of those has ended."""
+        self._connection: OwnConnection | None = None
+        """Of the client's pool, and in use until the end: closing the client closes it, too."""
+        self._stream: _Stream | None = None
+        self._connecting: asyncio.Future[Exception | None] | None = None
+        """While somebody connects; then why it failed."""
+
+    async def ask(self, *command: str | bytes | float) -> Any:
+        """Return a command's answer; raise what redis-py raises for it."""
+        return await self._repeated(lambda stream: stream.ask(command))
+
+    async def ask_all(self, commands: Sequence[Command], *, raises: bool = True) -> list[Any]:
+        """Return the commands' answers; raise what one of them raised. When the connection is lost, all are asked again.
+
+        Unless ``raises``, an error that the server answered is returned in its place.
+        """
+        return await self._repeated(lambda stream: stream.ask_all(commands, raises=raises))
+
+    async def aclose(self) -> None:
+        """Close the connection; what waits for an answer fails. Repeated calls do nothing."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.disconnect()
+            await self._pool.release(connection)
+
+    async def _repeated(self, asking: _Asking[T]) -> T:
+        now = asyncio.get_running_loop().time
+        last_of_all, deadline = now() + self._patience.disk_s, now() + self._patience.lost_s
+        pause, error, troubled = _FIRST_PAUSE_S, None, False
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        return await self._once(asking)
+                except (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_NOW) as failure:
+                    if is_refusal(failure):
+                        raise
+                    error = failure
+                except exceptions.ResponseError as failure:
+                    if not is_disk_failure(failure):
+                        raise
+                    error, deadline = failure, min(last_of_all, now() + pause + self._patience.lost_s)  # it answers
+                except (TimeoutError, OSError) as failure:
+                    error = error or exceptions.TimeoutError(
+                        f"no answer within {self._patience.lost_s:g} s{f': {failure}' if str(failure) else ''}"
+                    )
+                no_room = "" if is_disk_failure(error) else self._patience.disk_trouble()
+                if no_room:  # a server that is away cannot start there, either
+                    deadline = min(last_of_all, now() + pause + self._patience.lost_s)
+                left_s = deadline - now()
+                if left_s <= 0:
+                    raise error
+                if not troubled:
+                    troubled, self._num_troubled = True, self._num_troubled + 1
+                self.on_trouble(f"{error}; {no_room}" if no_room else str(error))
+                await asyncio.sleep(min(pause, left_s))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        finally:
+            if troubled:
+                self._num_troubled -= 1
+                if not self._num_troubled:
+                    self.on_trouble("")
+
+    async def _once(self, asking: _Asking[T]) -> T:
+        stream = self._stream
+        if stream is None or stream.is_lost:
+            stream = await self._connected()
+        try:
+            return await asking(stream)
+        except NOT_NOW as error:  # another server may be the master by now
+            stream.give_up(exceptions.ConnectionError(f"the server serves nothing now: {error}"))
+            raise
+
+    async def _connected(self) -> _Stream:
+        """Connect, or wait for whoever does. Raises why it failed, for all that wait."""
+        while self._stream is None or self._stream.is_lost:
+            if self._connecting is not None:
+                if failure := await asyncio.shield(self._connecting):
+                    raise type(failure)(*failure.args) from failure
+                continue  # it has come about, or its caller was cancelled
+            self._connecting, failure = asyncio.get_running_loop().create_future(), None
+            try:
+                self._connection = connection = self._connection or self._pool.get_available_connection()
+                self._stream = _Stream(connection, await connection.take_over(), self._patience.timeout_s)
+            except exceptions.RedisError as error:
+                failure = error
+                raise
+            finally:
+                connecting, self._connecting = self._connecting, None
+                connecting.set_result(failure)
+        return self._stream
+
+
+class _Stream(asyncio.BufferedProtocol):
+    """Reads and writes one connection."""
+
+    def __init__(self, connection: OwnConnection, transport: asyncio.WriteTransport, timeout_s: float) -> None:
+        self._pack = connection.pack_command
+        self._transport, self._before = transport, transport.get_protocol()
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._replies: Any = hiredis.Reader(
+            protocolError=exceptions.InvalidResponse, replyError=connection.error_of, notEnoughData=_NOT_YET
+        )
+        self._replies.setmaxbuf(_KEPT_BYTES)
+        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._unsent: deque[bytes] = deque()
+        self._rooms: deque[asyncio.Future[None]] = deque()
+        self._is_sending = False
+        self._is_paused = False
+        self._last_answer_s = 0.0
+        """Or when the first of the unanswered was asked."""
+        self._watch: asyncio.TimerHandle | None = None
+        self.is_lost = False
+        self._read = memoryview(bytearray(_READ_BYTES))
+        self._transport.set_protocol(self)
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def ask(self, command: Command) -> Any:
+        """Return the answer. Raises redis-py's errors; ConnectionError and TimeoutError when the connection was given up."""
+        while len(self._unanswered) >= MAX_UNANSWERED:
+            await self._room()
+        return await self._sent(command)
+
+    async def ask_all(self, commands: Sequence[Command], *, raises: bool) -> list[Any]:
+        """Return the answers, in order."""
+        if not commands:
+            return []
+        answers: list[asyncio.Future[Any]] = []
+        try:
+            for command in commands:
+                while len(self._unanswered) >= MAX_UNANSWERED:
+                    await self._room()
+                answers.append(self._sent(command))
+            await asyncio.wait(answers)
+        finally:
+            for answer in answers:
+                if not answer.cancel() and not answer.cancelled():
+                    answer.exception()  # else asyncio complains that nobody looked at it
+        for answer in answers:
+            if (error := answer.exception()) is not None and (raises or not _is_answer(error)):
+                raise error
+        return [answer.exception() or answer.result() for answer in answers]
+
+    def _sent(self, command: Command) -> asyncio.Future[Any]:
+        if self.is_lost:
+            raise exceptions.ConnectionError("the connection was lost")
+        self._unsent.extend(self._pack(*command))
+        answer = self._loop.create_future()
+        if not self._unanswered:
+            self._last_answer_s = self._loop.time()
+            if self._watch is None:
+                self._watch = self._loop.call_later(self._timeout_s, self._look)
+        self._unanswered.append(answer)
+        if not self._is_sending:
+            self._is_sending = True
+            self._loop.call_soon(self._send)
+        return answer
+
+    def _send(self) -> None:
+        self._is_sending = False
+        while self._unsent and not self._is_paused and not self.is_lost:
+            pieces = [self._unsent.popleft()]
+            size = len(pieces[0])
+            while self._unsent and size + len(self._unsent[0]) <= _JOINED_BYTES:
+                size += len(self._unsent[0])
+                pieces.append(self._unsent.popleft())
+            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    async def _room(self) -> None:
+        if self.is_lost:
+            raise exceptions.ConnectionError("the connection was lost")
+        room = self._loop.create_future()
+        self._rooms.append(room)
+        try:
+            await room
+        except asyncio.CancelledError:
+            self._make_room()  # it may have had some already
+            raise
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where to read to: always the same place, not memory that is new to the process at each read.
+
+        A view: over TLS asyncio slices what it is given, and reads later records into the slice. A bytearray's is a copy.
+        """
+        del sizehint
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Hand every whole answer to whoever waits for it."""
+        self._last_answer_s = self._loop.time()
+        try:
+            self._replies.feed(self._read, 0, nbytes)
+            while (answer := self._replies.gets()) is not _NOT_YET:
+                if isinstance(answer, hiredis.PushNotification):
+                    continue
+                asked = self._unanswered.popleft()
+                if asked.done():  # its caller was cancelled
+                    continue
+                if isinstance(answer, Exception):
+                    asked.set_exception(answer)
+                else:
+                    asked.set_result(answer)
+        except (exceptions.InvalidResponse, IndexError) as error:
+            self.give_up(exceptions.ConnectionError(f"the server's answer is none: {error!r}"))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Let those go on who wait for room, as far as there is any."""
+        free = MAX_UNANSWERED - len(self._unanswered)
+        while self._rooms and free > 0:
+            free -= _wake(self._rooms.popleft())
+
+    def _look(self) -> None:
+        """See whether the server has answered lately."""
+        self._watch = None
+        if not self._unanswered:
+            return
+        left_s = self._last_answer_s + self._timeout_s - self._loop.time()
+        if left_s <= 0:
+            self.give_up(exceptions.TimeoutError(f"no answer for {self._timeout_s:g} s"))
+        else:
+            self._watch = self._loop.call_later(left_s, self._look)
+
+    def pause_writing(self) -> None:
+        """Wait: the socket takes no more for now."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_paused = False
+        self._send()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all that waits."""
+        self.give_up(exceptions.ConnectionError(f"the server closed the connection{f': {exc}' if exc else ''}"))
+        self._before.connection_lost(exc)
+
+    def give_up(self, error: Exception) -> None:
+        """Close the connection; all that waits fails with a copy of ``error``."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+        for waiting in (*self._unanswered, *self._rooms):
+            if not waiting.done():
+                waiting.set_exception(type(error)(*error.args))
+        for queue in (self._unanswered, self._unsent, self._rooms):
+            queue.clear()
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Whether the server answered a command with this error, and would do so again."""
+    is_reply = isinstance(error, exceptions.ResponseError) and not isinstance(error, NOT_NOW)
+    return is_reply and not is_disk_failure(error)
+
+
+def _wake(room: asyncio.Future[None]) -> bool:
+    """Return whether somebody still waited for it."""
+    if room.done():
+        return False
+    room.set_result(None)
+    return True

@@ -1,0 +1,61 @@
+"""Waiting until the server's append-only file is on its disk.
+
+*Consumes* a link of its own. *Produces* certainty, or the word that there is none, which the ledger keeps for ``status`` and
+``audit``. *Waits for* the server's flush, a second as a rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from pipeline.ledger.redis.connection import Link
+from pipeline.ledger.redis.errors import ledger_faults
+from pipeline.ledger.redis.scripts import load
+from protocol.errors import LedgerUnavailable
+from protocol.ids import Incarnation
+
+_STEP_MS = 2000
+"""Of one wait; below every client's patience for an answer."""
+_MAX_STEPS = 30
+_CANNOT = ("unknown command", "appendonly is disabled")
+
+
+async def wait_durable(link: Link, counters: str, who: Incarnation) -> bool:
+    """Return once all writes so far are flushed; False when this server cannot say.
+
+    Raises:
+        Fenced: ``who`` is not the newest incarnation of its worker.
+        LedgerUnavailable: No server answers, or its disk does not take the file for a minute.
+    """
+    with ledger_faults("make_durable"):
+        for _ in range(_MAX_STEPS):
+            # on one connection: WAITAOF waits for that connection's last write
+            asked = [_sync(counters, who), ("WAITAOF", 1, 0, _STEP_MS)]
+            num_unflushed, flushed = await link.ask_all(asked, raises=False)
+            if isinstance(num_unflushed, Exception):
+                raise num_unflushed
+            if _cannot_say(flushed):
+                await link.ask(*_sync(counters, who, "unflushed"))
+                return False
+            if isinstance(flushed, Exception):
+                raise flushed
+            if flushed[0] >= 1:
+                if num_unflushed:  # an operator has mended the server
+                    await link.ask(*_sync(counters, who, "flushed"))
+                return True
+    raise LedgerUnavailable(
+        f"the ledger's append-only file was not flushed within {_MAX_STEPS * _STEP_MS // 1000} s: look at the server's disk"
+    )
+
+
+def _sync(counters: str, who: Incarnation, *outcome: str) -> tuple[Any, ...]:
+    return ("EVAL", load("sync"), 1, counters, "", who.worker, who.epoch, *outcome)
+
+
+def _cannot_say(answer: object) -> bool:
+    """Whether the server has no file, does not know the command, or does not permit it to this user."""
+    if isinstance(answer, NoPermissionError):
+        return True
+    return isinstance(answer, ResponseError) and any(text in str(answer) for text in _CANNOT)

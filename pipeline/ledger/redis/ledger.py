@@ -1,0 +1,455 @@
+"""The ledger in Redis: one Lua script for each transition, sent by its digest.
+
+*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims. *Waits for* the server's
+answer, for as long as the client's timeout and retries allow (``pipeline.ledger.redis.client``), then raises LedgerUnavailable.
+
+Memory. ``LedgerSpec.max_bytes`` is compared with a counter that every script keeps: the bytes of all stored blobs, plus 512 a
+chunk for keys and indexes. (Scripts cannot read INFO on every server, and the server's own figure also counts buffers that
+come and go.) Above it no new credit is given. Should the server reach its ``maxmemory`` all the same, it refuses leases,
+chunks and evaluation requests, whole, and lets through all that makes room: scores, claims, drops, settling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import NoScriptError, ResponseError
+
+from pipeline.ledger.contract import (
+    Audit,
+    ChunkWrite,
+    Claim,
+    ClaimedUnit,
+    ClaimRefused,
+    ClaimWait,
+    DeadLetter,
+    DropReason,
+    EvaluationRequest,
+    EvaluationSample,
+    EvaluationState,
+    FinishedClaim,
+    Lease,
+    LeaseGrant,
+    LedgerSpec,
+    QueueStat,
+    Refusal,
+    Restart,
+    ScoredChunk,
+    Totals,
+    WriteStatus,
+)
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.connection import Command, Link
+from pipeline.ledger.redis.durable import wait_durable
+from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
+from pipeline.ledger.redis.finished import finished_from
+from pipeline.ledger.redis.request_ids import Requests
+from pipeline.ledger.redis.scripts import digest, load
+from pipeline.ledger.redis.views import audit_from, queues_from, totals_from
+from pipeline.ledger.staleness import check_spec, surplus
+from pipeline.ledger.validation import (
+    SCORE_TYPES,
+    check_chunk,
+    check_evaluation,
+    check_value_batch,
+    claim_gone,
+    mismatch,
+    parse_chunk,
+    spec_texts,
+)
+from protocol.codec import Encoded, from_blob, to_blob
+from protocol.errors import LedgerFull, LedgerMismatch
+from protocol.ids import ChunkId, Incarnation, TrajectoryId
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+
+_FIELDS = tuple(Field)
+_request_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
+
+
+class RedisReplay:
+    """The replay contract (``pipeline.ledger.contract.ReplayBuffer``) on a Redis >= 6.2 or Valkey server.
+
+    ``now`` returns seconds; without it the scripts read the server's clock, so that workers' clocks need not agree.
+    The client is closed by ``aclose``.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None) -> None:
+        self._client = client
+        self._run = run
+        self._now = now
+        self._counters = keys.counters(run)
+        self._link = Link(client)
+        self._durable = Link(client)
+        """Of its own: the server answers there when its file is flushed, and what others ask need not wait for that."""
+        self._requests = Requests()
+
+    async def open(self, spec: LedgerSpec) -> None:
+        """Create the run's ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot
+        work."""
+        check_spec(spec)
+        if spec.run != self._run:
+            raise LedgerMismatch(
+                f"the specification is of run {spec.run!r}, this ledger of {self._run!r}; use one name"
+            )
+        credit = surplus(spec.oversampling, spec.units_per_update)
+        texts = spec_texts(spec)
+        extra = {"surplus": str(credit)}
+        flat = [text for pair in (texts | extra).items() for text in pair]
+        both = [keys.spec(self._run), keys.settings(self._run)]
+        with ledger_faults("open"):
+            arguments = (*both, _settings(spec, texts, credit), *flat)
+            there = cast("list[bytes]", await self._link.ask("EVAL", _OPEN, len(both), *arguments))
+        have = {there[i].decode(): there[i + 1].decode() for i in range(0, len(there), 2)}
+        if have != texts | extra:
+            raise mismatch(have, spec)
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
+        """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
+        try:
+            async with self._requests.one_at_a_time("lease") as number:
+                served = "" if policy_version is None else policy_version
+                reply = await self._call("lease", who, max_trajectories, number, served)
+        except LedgerFull:
+            return LeaseGrant((), Refusal.MEMORY)
+        leases = tuple(
+            Lease(
+                TrajectoryId.parse(name.decode()),
+                index,
+                prompt,
+                from_blob(last, TrajectoryChunk) if last else None,
+                _request_decoder.decode(request) if request else None,
+            )
+            for name, index, prompt, last, request in reply[1:]
+        )
+        return LeaseGrant(leases, Refusal(reply[0].decode()) if reply[0] else None)
+
+    async def renew(self, who: Incarnation) -> None:
+        """Move the end of the lease on all that ``who`` holds."""
+        await self._call("renew", who)
+
+    async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
+        """Open held trajectories for others at once; return how many."""
+        which = ("all",) if trajectories is None else ("some", *map(str, trajectories))
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("give_back", who, number, *which)
+
+    async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
+        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored, LedgerFull when
+        the server has no room for it."""
+        check_chunk(chunk)
+        status, keeps = await self._call(
+            "write_chunk",
+            who,
+            str(chunk.trajectory),
+            chunk.id.index,
+            int(chunk.finish_reason.is_final),
+            chunk.num_tokens,
+            " ".join(map(str, chunk.versions)),
+            to_blob(encoded or chunk),
+        )
+        return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
+
+    # -- scoring -----------------------------------------------------------------------------------------------------
+
+    async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
+        """Fill a field of a chunk once; complete units become ready, or are dropped for want of signal."""
+        # the sum turns -0.0 into 0.0, so that equal accuracies are equal texts
+        shown = (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
+        status = await self._call("write_score", who, str(chunk), field_of(score).value, to_blob(score), *shown)
+        return WriteStatus(status.decode())
+
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
+        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
+        async with self._requests.one_at_a_time(f"overdue {field}") as number:
+            blobs = await self._call("overdue", who, field.value, max_chunks, number)
+        return [from_blob(blob, TrajectoryChunk) for blob in blobs]
+
+    async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and return True."""
+        text = error.encode("utf-8", "replace")
+        with self._requests.number(f"fail_score {field} of {chunk}") as number:
+            return bool(await self._call("fail_score", who, str(chunk), field.value, text, number))
+
+    async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
+        """Return the newest dead letters first."""
+        if limit <= 0:
+            return []
+        with ledger_faults("dead_letters"):
+            packed = cast("list[bytes]", await self._link.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
+        return [_dead_letter(record) for record in packed]
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
+        """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
+        async with self._requests.one_at_a_time("claim") as number:
+            claim_id = f"{who}/{number}"
+            reply = await self._call("claim", who, policy_version, number, claim_id)
+        outcome = reply[0].decode()
+        if outcome == "claim":
+            return Claim(claim_id, reply[1], tuple(name.decode() for name in reply[2:]))
+        return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
+
+    async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
+        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or cancelled meanwhile."""
+        found = cast("list[bytes] | None", await self._call("claimed", None, claim.claim_id))
+        if found is None:
+            raise claim_gone(claim)
+        held = {name: lengths for name, *lengths in (row.decode().split() for row in found)}
+        names = [name for name in claim.units if name in held]
+        parts = [_chunks_of(name, held[name]) for name in names]
+        chunks = iter(await self._read_chunks(claim, [chunk for unit in parts for one in unit for chunk in one]))
+        return [
+            ClaimedUnit(name, tuple(tuple(next(chunks) for _ in one) for one in unit))
+            for name, unit in zip(names, parts, strict=True)
+        ]
+
+    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
+        """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
+        await self._call("drop", who, claim.claim_id, unit, reason.value)
+
+    async def advance(self, who: Incarnation, policy_version: int) -> None:
+        """Make ``policy_version`` the one that admission counts from. It only grows."""
+        await self._call("advance", who, policy_version)
+
+    async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
+        """Mark claims trained and forget their data; return how many were not settled before."""
+        return await self._call("settle", who, "" if num_updates is None else num_updates, *claims)
+
+    async def make_durable(self, who: Incarnation) -> bool:
+        """Wait until the append-only file is on the server's disk; False when this server has none, or cannot say."""
+        return await wait_durable(self._durable, self._counters, who)
+
+    async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("recover", who, number, *applied)
+
+    async def resume_from(self, who: Incarnation, restart: Restart) -> int:
+        """Count from these weights on; return the credit of the trained units that are given up."""
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("resume_from", who, restart.policy_version, restart.num_updates, number)
+
+    async def restarts(self) -> tuple[Restart, ...]:
+        """Return all restarts, by version."""
+        (found,) = await self._pipelined("restarts", [("ZRANGE", keys.lineage(self._run), 0, -1)])
+        return tuple(Restart(*map(int, text.decode().split(":"))) for text in found)
+
+    async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
+        """Claim exactly so many finished trajectories for the value model, or return how many there are."""
+        check_value_batch(num_trajectories)
+        async with self._requests.one_at_a_time("claim_finished") as number:
+            claim_id = f"{who}/{number}"
+            given, *names = await self._call("claim_finished", who, num_trajectories, number, claim_id)
+            if not given:
+                return names[0]
+            rows = await self._pipelined(
+                "claim_finished", [("HGETALL", keys.finished(self._run, name.decode())) for name in names]
+            )
+        read = (finished_from(row) for row in rows)
+        return FinishedClaim(claim_id, tuple(found for found in read if found is not None))
+
+    async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
+        """Forget trained value batches; return how many were not settled before."""
+        return await self._call("settle_finished", who, *claims)
+
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+        """Settle the value batches that a checkpoint holds; return how many trajectories of the others wait again."""
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("recover_finished", who, number, *applied)
+
+    async def close_admission(self, who: Incarnation) -> None:
+        """Give no new credit from now on."""
+        await self._call("close_admission", who)
+
+    async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
+        """Drop everything that is not trained; return how many groups were ended."""
+        async with self._requests.one_at_a_time() as number:
+            return await self._call("cancel", who, number, reason.value)
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
+        """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
+        check_evaluation(request)
+        encoded = _request_encoder.encode(request)
+        await self._call(
+            "request_evaluation", who, request.number, encoded, request.num_prompts, request.samples_per_prompt
+        )
+
+    async def evaluation(self, number: int) -> EvaluationState | None:
+        """Return how far an evaluation is; None when it was never requested."""
+        head, samples = await self._pipelined(
+            "evaluation",
+            [
+                ("HMGET", keys.evaluation(self._run, number), "request", "failed"),
+                ("HGETALL", keys.evaluation_samples(self._run, number)),
+            ],
+        )
+        if head[0] is None:
+            return None
+        read = sorted(
+            (_sample(name, text) for name, text in samples.items()), key=lambda sample: (sample.prompt, sample.sample)
+        )
+        return EvaluationState(_request_decoder.decode(head[0]), tuple(read), int(head[1] or 0))
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    async def totals(self) -> Totals:
+        """Return the counters."""
+        return totals_from(await self._call("totals", None))
+
+    async def audit(self) -> Audit:
+        """Count both sides of the conservation law at one moment. Walks the store: for people and tests, not for loops."""
+        return audit_from(await self._call("audit", None))
+
+    async def queues(self) -> list[QueueStat]:
+        """Return every ledger queue's depth, limit, oldest age and consumer."""
+        return queues_from(await self._call("queues", None))
+
+    async def peek(self, key: str) -> list[bytes]:
+        """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
+        if parse_chunk(key) is None:
+            return []
+        [stored] = await self._pipelined("peek", [("HMGET", keys.chunk(self._run, key), "blob", *Field)])
+        return [blob for blob in stored if blob is not None]
+
+    def on_trouble(self, tell: Callable[[str], None]) -> None:
+        """Have ``tell`` called with why calls are asked again, for people; with "" when that is over."""
+        self._link.on_trouble = tell
+
+    async def check(self) -> None:
+        """Ask for a sign of life. Raises LedgerUnavailable without one, LedgerDiskFailed while the server refuses writes."""
+        await self._pipelined("ping", [("PING",)])
+
+    async def ask(self, script: str, *args: object) -> Any:
+        """Run a script that needs no incarnation, for ``pipeline.ledger.redis.admin``."""
+        return await self._call(script, None, *args)
+
+    async def unwritten(self) -> str | None:
+        """Return the folder that the server's last write to its append-only file did not go to; None when it did, or when this
+        server does not tell. Until a write succeeds the server refuses those of its clients (MISCONF)."""
+        try:
+            told: bytes = await self._link.ask("INFO", "persistence")
+            if b"aof_last_write_status:err" not in told:
+                return None
+            found = await self._link.ask("CONFIG", "GET", "dir")
+            folder: bytes = found[b"dir"] if hasattr(found, "items") else found[1]  # a map by RESP 3, a list by RESP 2
+            return folder.decode(errors="replace")
+        except ResponseError:  # hidden from this user
+            return None
+        except RAISED as error:
+            raise ledger_fault("unwritten", error) from error
+
+    async def aclose(self) -> None:
+        """Close the client. Repeated calls do nothing."""
+        await self._link.aclose()
+        await self._durable.aclose()
+        await self._client.aclose()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
+        """Run a script; raise the ledger's own errors."""
+        asked = (1, self._counters, *self._arguments(who, args))
+        try:
+            try:
+                return await self._link.ask("EVALSHA", digest(name), *asked)
+            except NoScriptError:  # a server that was started again, say, has forgotten the text
+                return await self._link.ask("EVAL", load(name), *asked)
+        except RAISED as error:
+            raise ledger_fault(f"{name} for {who}" if who is not None else name, error) from error
+
+    def _arguments(self, who: Incarnation | None, args: Iterable[object]) -> Any:
+        now = "" if self._now is None else repr(float(self._now()))
+        return [now, *(("", 0) if who is None else (who.worker, who.epoch)), *args]
+
+    async def _pipelined(self, doing: str, commands: Sequence[Command]) -> list[Any]:
+        with ledger_faults(doing):
+            return await self._link.ask_all(commands)
+
+    async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
+        rows = await self._pipelined(
+            "fetch", [("HMGET", keys.chunk(self._run, name), "blob", *_FIELDS) for name in names]
+        )
+        read: list[ScoredChunk] = []
+        for blob, *scores in rows:
+            if blob is None:
+                raise claim_gone(claim)
+            read.append(_scored(blob, scores))
+        return read
+
+
+_OPEN = """
+-- KEYS[1] {run}:spec, KEYS[2] {run}:settings; ARGV[1] what the scripts read, then setting, text, ...
+-- Returns what the ledger was made with: by this call, or by an earlier one.
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('HSET', KEYS[1], unpack(ARGV, 2))
+  redis.call('SET', KEYS[2], ARGV[1])
+elseif redis.call('EXISTS', KEYS[2]) == 0 then
+  return redis.error_reply('OLDER an earlier release made this ledger; finish its run with that release, or start another')
+end
+return redis.call('HGETALL', KEYS[1])
+"""
+
+
+def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
+    """Return what every script reads first (common.lua's S): one value, since each call of each script reads it."""
+    return msgspec.msgpack.encode(
+        {
+            "unit": spec.unit,
+            "group_size": spec.group_size,
+            "batch": spec.units_per_update,
+            "eta": spec.eta,
+            "num_prompts": spec.num_prompts,
+            "surplus": credit,
+            "fields": texts["fields"],
+            "signal_filter": spec.signal_filter,
+            "late": spec.late,
+            "lease_s": spec.lease_s,
+            "scoring_deadline_s": spec.scoring_deadline_s,
+            "max_attempts": spec.max_attempts,
+            "max_bytes": spec.max_bytes,
+            "value_training": spec.value_training,
+        }
+    )
+
+
+def _chunks_of(unit: str, lengths: list[str]) -> list[list[str]]:
+    """Return the chunks of a unit by trajectory: its own name, when it is a chunk."""
+    if not lengths:
+        return [[unit]]
+    members = [unit] if unit.startswith("t.") else [f"t.{unit}.{member}" for member in range(len(lengths))]
+    return [
+        [f"{member}.{index}" for index in range(int(length))] for member, length in zip(members, lengths, strict=True)
+    ]
+
+
+def _scored(blob: bytes, scores: list[bytes | None]) -> ScoredChunk:
+    read: dict[Field, Score] = {
+        field: from_blob(score, SCORE_TYPES[field])
+        for field, score in zip(_FIELDS, scores, strict=True)
+        if score is not None
+    }
+    return ScoredChunk(from_blob(blob, TrajectoryChunk), read)
+
+
+def _sample(name: bytes, text: bytes) -> EvaluationSample:
+    prompt, sample = name.split(b".")
+    accuracy, reward, tokens, oldest, newest = text.split()
+    return EvaluationSample(
+        int(prompt), int(sample), float(accuracy), float(reward), int(tokens), int(oldest), int(newest)
+    )
+
+
+def _dead_letter(packed: bytes) -> DeadLetter:
+    chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(
+        packed, type=tuple[str, str, str, str, int, str, int]
+    )
+    return DeadLetter(chunk, role, worker, error, attempts, float(at_s), prompt)

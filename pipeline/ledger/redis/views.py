@@ -1,0 +1,63 @@
+"""From the answers of the looking scripts to the contract's views.
+
+*Consumes* script replies. *Produces* Totals, Audit, QueueStats. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.ledger.contract import Audit, Balance, QueueStat, Totals
+from pipeline.ledger.queues import queue_stat
+
+
+def totals_from(reply: Sequence[Any]) -> Totals:
+    """Return the counters that ``totals.lua`` read."""
+    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, dropped = reply
+    return Totals(
+        policy_version=version,
+        credit_used=used,
+        credit_limit=limit,
+        num_ready_units=ready,
+        num_running=running,
+        num_groups_admitted=groups,
+        num_groups_dropped={dropped[i].decode(): dropped[i + 1] for i in range(0, len(dropped), 2)},
+        num_tokens_generated=generated,
+        num_tokens_trained=trained,
+        is_closed=bool(closed),
+        is_exhausted=bool(exhausted),
+        num_unflushed=unflushed,
+    )
+
+
+def audit_from(reply: Sequence[Any]) -> Audit:
+    """Return both sides of the conservation law as ``audit.lua`` found them."""
+    flat, *found = reply
+    counters = {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
+    in_flight: dict[str, dict[str, int]] = {"groups": {}, "trajectories": {}, "tokens": {}, "finished": {}}
+    for currency, state, number in found:
+        if number:
+            in_flight[currency.decode()][state.decode()] = number
+
+    def balance(currency: str) -> Balance:
+        marker = f"{currency}:dropped:"
+        dropped = {name.removeprefix(marker): by for name, by in counters.items() if name.startswith(marker) and by}
+        return Balance(
+            counters.get(f"{currency}:admitted", 0),
+            counters.get(f"{currency}:trained", 0),
+            dropped,
+            in_flight[currency],
+        )
+
+    stored = {name.removeprefix("stored:"): by for name, by in counters.items() if name.startswith("stored:")}
+    balances = (balance(currency) for currency in ("groups", "trajectories", "tokens", "finished"))
+    return Audit(*balances, tokens_stored=stored, num_unflushed=counters.get("unflushed", 0))
+
+
+def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:
+    """Return the queues that ``queues.lua`` measured."""
+    return [
+        queue_stat(name.decode(), depth, None if limit < 0 else limit, float(age) if age else None)
+        for name, depth, limit, age in reply
+    ]

@@ -1,0 +1,189 @@
+"""Looking at the ledger of a run that has no server: by a server of the looker's own, on a copy of the append-only file.
+
+*Consumes* a run's folder. *Produces* the URL of a private server for as long as the look lasts; nothing of the run is written
+or started. *Waits for* the copying, and for that server to read the copy.
+
+The copy lies in a private folder under the system's for temporary files (TMPDIR), and goes with its server, also after an
+error, a Ctrl-C, a SIGTERM or a SIGHUP. After a SIGKILL the server is gone all the same; the next look, or ``headrace down``,
+removes the folder: each is locked by its look as long as that lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
+from pipeline.ledger.server.lock import no_server
+from protocol.errors import ConfigError
+
+MAX_COPY_BYTES = 4 << 30
+"""Of an append-only file that is copied for a look."""
+_SPARE_BYTES = 64 << 20
+_STOP_S = 2.0
+_PREFIX = "headrace-look-"
+_MAX_TRIES = 3
+
+
+@contextmanager
+def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None]:
+    """Yield the URL of a server on a copy of the run's append-only file, which ends with the block.
+
+    None when a server of the run was started meanwhile: that is the one to ask.
+
+    Raises:
+        ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or there is no room for a copy.
+        LedgerUnavailable: the copy cannot be served.
+    """
+    with _ended_by_signals() as signals:
+        with signals.shielded():
+            place, lock = _own_place()
+        server = EmbeddedServer(place, max_memory_mb=max_memory_mb, is_of_a_copy=True)
+        try:
+            if _copy(run_dir, server.folder):
+                server.start()
+                yield server.url
+            else:
+                yield None
+        finally:
+            with signals.shielded():
+                try:
+                    server.stop(timeout_s=_STOP_S)
+                finally:
+                    shutil.rmtree(place, ignore_errors=True)
+                    os.close(lock)
+
+
+def clear_dead_looks() -> int:
+    """Remove the folders of looks that were killed, and return how many there were. Those of living ones are left alone."""
+    num_removed = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        lock = _lock(folder)
+        if lock is not None:
+            if not server_runs(folder):  # which dies with its look where the system has a word for that
+                shutil.rmtree(folder, ignore_errors=True)
+                num_removed += 1
+            os.close(lock)
+    return num_removed
+
+
+def _own_place() -> tuple[Path, int]:
+    """Make a folder, and return it with the descriptor that locks it. Raises ConfigError."""
+    for _ in range(_MAX_TRIES):
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = _lock(place)
+        if lock is not None and place.is_dir():
+            return place, lock
+        shutil.rmtree(place, ignore_errors=True)  # another look found it unlocked, and took it for a dead one's
+        if lock is not None:
+            os.close(lock)
+    raise ConfigError(
+        f"{tempfile.gettempdir()} takes no locks on folders ({_MAX_TRIES} tries): set TMPDIR to a folder on a disk of this host"
+    )
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder of ours; return the descriptor, or None when it is held, or none of ours."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with suppress(OSError):
+        if os.fstat(lock).st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+    os.close(lock)
+    return None
+
+
+def _copy(run_dir: Path, to: Path) -> bool:
+    """Copy the file while no server can start on it; return False when there is one."""
+    ledger = run_dir / "ledger"
+    try:
+        with no_server(ledger) as is_free:
+            if not is_free:
+                return False
+            files = [path for path in (ledger / "appendonly.aof", *ledger.glob("appendonlydir/*")) if path.is_file()]
+            _check_size(run_dir, sum(path.stat().st_size for path in files), to.parent)
+            to.mkdir(mode=0o700)
+            for path in files:
+                copied = to / path.relative_to(ledger)
+                copied.parent.mkdir(mode=0o700, exist_ok=True)
+                shutil.copyfile(path, copied)
+    except OSError as error:
+        if server_runs(run_dir):
+            return False
+        raise ConfigError(
+            f"{run_dir} has no ledger server, and its ledger's file cannot be copied to {to.parent.parent} for a look: "
+            f"{error}; give rights to the one and room in the other, or set TMPDIR to another folder"
+        ) from error
+    if server_runs(run_dir):  # where there was no lock's file to hold: its copy may be torn
+        return False
+    if not files:
+        raise ConfigError(
+            f"{run_dir} has no ledger server and nothing in {ledger} that one could read; expected appendonlydir or "
+            "appendonly.aof: put them back there if they were moved"
+        )
+    return True
+
+
+def _check_size(run_dir: Path, size: int, place: Path) -> None:
+    room = max(0, shutil.disk_usage(place).free - _SPARE_BYTES)
+    if size > min(MAX_COPY_BYTES, room):
+        raise ConfigError(
+            f"{run_dir} has no ledger server, and a copy of its ledger's file for a look would take {size / 2**20:,.0f} MB; "
+            f"expected at most {min(MAX_COPY_BYTES, room) / 2**20:,.0f} MB in {place.parent}: set TMPDIR to a folder with "
+            f"room, or look while the run goes on: `headrace up --resume {run_dir}`"
+        )
+
+
+class _Signals:
+    """Ends this process by an exception at its first signal, but not while it is shielded; further ones are not heard."""
+
+    def __init__(self) -> None:
+        self._is_shielded = False
+        self._number = 0
+
+    def hear(self, number: int, _: FrameType | None) -> None:
+        if not self._number:
+            self._number = number
+            if not self._is_shielded:
+                self._raise()
+
+    @contextmanager
+    def shielded(self) -> Generator[None]:
+        """Put off what comes in this block to its end."""
+        heard = self._number
+        self._is_shielded = True
+        try:
+            yield
+        finally:
+            self._is_shielded = False
+        if self._number != heard:
+            self._raise()
+
+    def _raise(self) -> None:
+        raise KeyboardInterrupt if self._number == signal.SIGINT else SystemExit(128 + self._number)
+
+
+@contextmanager
+def _ended_by_signals() -> Generator[_Signals]:
+    """Have SIGINT, SIGTERM and SIGHUP end this process at once, by way of its cleanup, which no further one cuts short."""
+    signals = _Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    before = {number: signal.signal(number, signals.hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

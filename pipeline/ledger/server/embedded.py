@@ -1,0 +1,505 @@
+"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket. One server on one file.
+
+*Consumes* the run's folder and a memory limit. *Produces* a URL, and ``ledger.json`` for every later command. *Waits for* the
+server's first answer, which after a crash comes when it has read its append-only file; and for a server that is there and says
+nothing, until it answers, ends, or is ended.
+
+The server is a process in a session of its own: a terminal's Ctrl-C does not reach it, and it outlives a supervisor that
+dies, whose successor adopts it. It listens on no port, wants a password, appends every write to a file that is flushed every
+second, and refuses writes at its memory limit rather than evict what the run counts on.
+
+Two servers must never append to one file. The server itself holds its folder's lock (``pipeline.ledger.server.lock``). While
+it is held, or the recorded process lives, nothing is started, written or removed there. A slow answer is no death.
+
+    <run_dir>/ledger.json            address, mode 0600
+    <run_dir>/ledger/server.lock     held by the server as long as it lives
+    <run_dir>/ledger/server.conf     settings with the password, mode 0600
+    <run_dir>/ledger/server.log
+    <run_dir>/ledger/appendonlydir/  or appendonly.aof before Redis 7
+    <run_dir>/ledger/server.sock     or in a private folder under the system's, when this path is too long for a socket
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+import structlog
+
+from pipeline.files import is_private_folder, write_private
+from pipeline.ledger.address import LedgerAddress, known_url, read_address, read_ledger_url, write_address
+from pipeline.ledger.server.binary import ServerBinary, find_server
+from pipeline.ledger.server.lock import holders, is_locked, take_lock
+from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
+from pipeline.ledger.server.settings import LOG_NAME, OWN_FOLDER, dying_with_us, settings_of, socket_path
+from pipeline.ledger.server.watch import ServerWatch, Verdict
+from pipeline.process.exit_codes import Interrupted
+from pipeline.process.records import identify, this_host
+from protocol.endpoints import ensure_private_folder
+from protocol.errors import LedgerUnavailable
+
+__all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
+
+ANSWER_S = 2.0
+"""For one answer of the server; a later one is no sign of death."""
+START_S = 60.0
+"""For a server's first sign of life, or its next."""
+_POLL_S = 0.005
+_LOG_TAIL_BYTES = 2000
+
+log = structlog.get_logger(__name__)
+
+
+def external_url(configured: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return the URL of a server that runs already: the configured one, else ``REDIS_URL``; None for an embedded one."""
+    return configured or environment.get("REDIS_URL") or None
+
+
+def open_ledger(
+    run_dir: Path,
+    *,
+    configured_url: str | None,
+    max_memory_mb: int,
+    environment: Mapping[str, str] = os.environ,
+    patience_s: float = START_S,
+    given_up: threading.Event | None = None,
+) -> EmbeddedServer | None:
+    """Make sure that this run has a ledger and write its address; return its server when it is embedded.
+
+    An embedded server that is there and shows no sign of life for ``patience_s`` is ended, and started again. Setting
+    ``given_up`` ends the wait for it.
+
+    Raises:
+        ConfigError: no server program is there.
+        Interrupted: the wait was given up; a server that was there is left as it was.
+        LedgerUnavailable: the embedded server does not start.
+    """
+    url = external_url(known_url(run_dir, configured_url) if configured_url else None, environment)
+    url = url or known_url(run_dir, None)
+    if url is not None:
+        write_address(run_dir, LedgerAddress(url=url))
+        return None
+    server = EmbeddedServer(run_dir, max_memory_mb=max_memory_mb)
+    server.start(timeout_s=patience_s, given_up=given_up)
+    return server
+
+
+def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
+    """End the embedded server of a run for certain, whoever started it; return whether there was one.
+
+    It is asked to flush its file and end, and killed after ``timeout_s``. Its socket goes with it.
+
+    Raises:
+        LedgerUnavailable: it cannot be ended: it is another user's or another host's, or its disk holds it fast.
+    """
+    return EmbeddedServer(run_dir, max_memory_mb=0).end(timeout_s=timeout_s)
+
+
+def server_runs(run_dir: Path) -> bool:
+    """Whether an embedded server of this run is there, or is being started. Writes nothing, and asks no server."""
+    return EmbeddedServer(run_dir, max_memory_mb=0).is_there()
+
+
+class EmbeddedServer:
+    """A run's own ledger server. One supervisor holds it at a time; its methods may be called from several threads."""
+
+    def __init__(
+        self, run_dir: Path, *, max_memory_mb: int, answer_s: float = ANSWER_S, is_of_a_copy: bool = False
+    ) -> None:
+        """Know the server of ``run_dir``. That of a copy flushes and rewrites nothing, and dies with what started it."""
+        self._answer_s = answer_s
+        self._is_of_a_copy = is_of_a_copy
+        self._run_dir = run_dir.absolute()
+        self._folder = self._run_dir / "ledger"
+        self._max_memory_mb = max_memory_mb
+        self._process: subprocess.Popen[bytes] | None = None
+        self._address: LedgerAddress | None = None
+        self._one_at_a_time = threading.Lock()
+        self._is_ending = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """``unix://`` URL with the password. Raises LedgerUnavailable before ``start``."""
+        return self._started().url
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether another process started the server."""
+        return self._process is None
+
+    @property
+    def socket(self) -> Path:
+        """The unix socket. Raises LedgerUnavailable before ``start``."""
+        return Path(self._started().socket)
+
+    @property
+    def folder(self) -> Path:
+        """Where its append-only file lies."""
+        return self._folder
+
+    @property
+    def log_file(self) -> Path:
+        """The server's own log."""
+        return self._folder / LOG_NAME
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def look(self) -> Sight:
+        """Return how the server is, after ``answer_s`` at the latest."""
+        sight = Sight(ServerState.SILENT, words="it was never started")
+        if (address := self._known()) is not None:
+            sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s)
+        if sight.state is ServerState.SILENT and not self.is_there():
+            return Sight(ServerState.GONE, words=sight.words)
+        return sight
+
+    def keep(self, watch: ServerWatch, now_s: float) -> Sight:
+        """Look, and start the server again when ``watch`` says that it is dead or has been mute for too long.
+
+        Raises:
+            LedgerUnavailable: it cannot be ended, or cannot be started.
+        """
+        sight = self.look()
+        verdict = watch.see(sight, now_s)
+        if verdict is Verdict.LEAVE:
+            return sight
+        log.error(
+            "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
+        )
+        if verdict is Verdict.REPLACE:
+            self.stop()
+        self.start()
+        return self.look()
+
+    def is_alive(self) -> bool:
+        """Whether the server answers and serves: it does not while it reads its file. No for an answer is no death."""
+        return self.look().state is ServerState.SERVES
+
+    def is_there(self) -> bool:
+        """Whether its process lives or its lock is held: then no other may be started."""
+        if self._process is not None:
+            self._process.poll()  # one that has ended is not to be seen as a zombie
+        return is_locked(self._folder) or self._recorded() is not None
+
+    def pid(self) -> int | None:
+        """Return the process id that the server itself gives; None when it does not answer or is still loading."""
+        sight = self.look()
+        return sight.pid if sight.state is ServerState.SERVES else None
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def start(self, *, timeout_s: float = START_S, given_up: threading.Event | None = None) -> bool:
+        """Adopt the server that is there, or start one; return whether it was adopted.
+
+        One that is there and mute is waited for; after ``timeout_s`` without any sign of life it is ended for certain, and only
+        then another is started, on the same files, socket and password, so that clients reconnect.
+
+        Raises:
+            ConfigError: no server program is there.
+            Interrupted: ``given_up`` was set meanwhile. What was there is left as it was, what was started is ended.
+            LedgerUnavailable: it ended, it cannot be ended, or gave no answer within ``timeout_s``.
+        """
+        given_up = given_up or threading.Event()
+        with self._one_at_a_time:
+            watch = ServerWatch(patience_s=timeout_s)
+            watch.begin_again(time.monotonic())
+            deadline = time.monotonic() + timeout_s
+            while True:
+                if self._try_to_launch(timeout_s, given_up):
+                    return False
+                sight = self.look()
+                if sight.state is ServerState.SERVES:
+                    return True
+                if sight.state is ServerState.GONE and time.monotonic() >= deadline:
+                    raise LedgerUnavailable(
+                        f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server came of it; try "
+                        f"again when they have ended (`fuser {self._folder / 'server.lock'}` names them)"
+                    )
+                if watch.see(sight, time.monotonic()) is Verdict.REPLACE:
+                    log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
+                    self._end(signal.SIGKILL, timeout_s)
+                    watch.begin_again(time.monotonic())
+                self._pause(given_up)
+
+    def _try_to_launch(self, timeout_s: float, given_up: threading.Event) -> bool:
+        """Start a server if there is none; return whether one was started, and answers."""
+        known = self._known()
+        ensure_private_folder(self._folder)
+        lock = take_lock(self._folder)
+        if lock is None:
+            return False
+        try:
+            if self._recorded() is not None:  # an earlier release started it, which knew no lock
+                return False
+            binary = find_server()
+            try:
+                self._launch(binary, known, lock)
+            except LedgerUnavailable:
+                raise
+            except OSError as error:
+                raise LedgerUnavailable(
+                    f"the ledger server cannot be started in {self._folder}: {error.strerror}; make room or give rights there"
+                ) from error
+        finally:
+            os.close(lock)  # from here on the server alone holds it
+        try:
+            self._wait_until_answering(timeout_s, given_up)
+        except Interrupted:
+            self._stop(timeout_s)
+            raise
+        return True
+
+    def _launch(self, binary: ServerBinary, known: LedgerAddress | None, lock: int) -> None:
+        socket = socket_path(self._folder, known)
+        self._clear(socket)
+        password = (known and _password(known)) or secrets.token_hex(24)
+        settings = settings_of(
+            self._folder, socket, password, max_memory_mb=self._max_memory_mb, is_of_a_copy=self._is_of_a_copy
+        ).encode()
+        if not self._configuration.is_file() or self._configuration.read_bytes() != settings:
+            write_private(self._configuration, settings)
+        self._address = address = _address(binary, socket, password)
+        if known is None or known.url != address.url:  # before the server is there: whoever comes next must find it
+            write_address(self._run_dir, address)
+        with self.log_file.open("ab") as output:
+            self._process = process = subprocess.Popen(
+                [*(dying_with_us() if self._is_of_a_copy else ()), binary.path, self._configuration],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self._folder,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+        self._address = msgspec.structs.replace(address, pid=process.pid, process=identify(process.pid))
+        try:
+            write_address(self._run_dir, self._address)
+        except OSError as error:  # a full disk: the lock says what the record cannot
+            log.warning("ledger_address_not_written", reason=str(error))
+
+    def _clear(self, socket: Path) -> None:
+        """Remove what a dead server of ours left where ours is to listen; nothing else."""
+        try:
+            found = socket.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid():
+            raise LedgerUnavailable(
+                f"{socket} is in the way: expected a socket of ours, or nothing; look at what it is, and move it away"
+            )
+        if listens(socket):
+            raise LedgerUnavailable(
+                f"a process listens at {socket} that is not this run's recorded server; find it with `ss -xlp`, end it, and "
+                "try again"
+            )
+        socket.unlink()
+
+    def _wait_until_answering(self, timeout_s: float, given_up: threading.Event) -> None:
+        process = self._process
+        assert process is not None
+        watch = ServerWatch(patience_s=timeout_s)
+        watch.begin_again(time.monotonic())
+        while (sight := self.look()).state is not ServerState.SERVES:
+            if process.poll() is not None:
+                raise LedgerUnavailable(
+                    f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
+                )
+            if watch.see(sight, time.monotonic()) is Verdict.REPLACE:
+                self._end(signal.SIGKILL, timeout_s)
+                raise LedgerUnavailable(
+                    f"the ledger server gave no answer within {timeout_s:g} s ({sight.words}). {self._tail()}"
+                )
+            self._pause(given_up)
+
+    def _pause(self, given_up: threading.Event) -> None:
+        if self._is_ending.wait(_POLL_S):
+            raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended, and was not waited for")
+        if given_up.is_set():
+            raise Interrupted(
+                f"told to stop while the ledger server of {self._run_dir} was waited for; nothing was started"
+            )
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def stop(self, *, timeout_s: float = 10.0) -> bool:
+        """Ask the server to flush its file and end; kill it at the deadline. Returns whether it ended by itself.
+
+        Raises LedgerUnavailable when it cannot be ended.
+        """
+        with self._alone():
+            return self._stop(timeout_s)
+
+    def end(self, *, timeout_s: float = 10.0) -> bool:
+        """As ``stop``; returns whether there was a server at all."""
+        with self._alone():
+            was_there = self.is_there()
+            self._stop(timeout_s)
+            return was_there
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """End a start that is under way, and let no other begin meanwhile."""
+        self._is_ending.set()
+        with self._one_at_a_time:
+            self._is_ending.clear()
+            yield
+
+    def _stop(self, timeout_s: float) -> bool:
+        ended = not self.is_there()
+        if not ended:
+            self._signal_all(signal.SIGTERM)
+            ended = self._wait_until_gone(timeout_s)
+        if not ended:
+            self._end(signal.SIGKILL, timeout_s)
+        self._process = None
+        self._remove_socket()
+        return ended
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        """End every process that may write to the folder, and wait until there is none. Raises LedgerUnavailable."""
+        pids = self._signal_all(number)
+        if self._wait_until_gone(timeout_s):
+            return
+        here = ", ".join(map(str, pids))
+        address = self._known()
+        elsewhere = address.process.host if address and address.process and address.process.host != this_host() else ""
+        if pids:
+            what = f"process {here} was killed and has not ended: its disk holds it fast, as a rule; look at that host's disk"
+        elif elsewhere:
+            what = f"its server was started on {elsewhere}: end it there, with `headrace down {self._run_dir}`"
+        else:
+            what = f"no process of ours that can be seen here holds it: find it with `fuser {self._folder / 'server.lock'}`"
+        raise LedgerUnavailable(
+            f"{self._folder} is held by a ledger server that does not answer. Nothing was started: {what}"
+        )
+
+    def _signal_all(self, number: signal.Signals) -> list[int]:
+        """Signal the server, and what it forked; return whom. Raises LedgerUnavailable when that is another user's."""
+        found = {pid for pid in holders(self._folder) if self._is_its_program(pid)}
+        if (recorded := self._recorded()) is not None:
+            found.add(recorded)
+        for pid in found:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError as error:
+                raise LedgerUnavailable(
+                    f"process {pid} serves {self._folder} and is another user's, so it cannot be ended here; nothing was "
+                    f"started. Let that user run `headrace down {self._run_dir}`, or end it with rights: kill {pid}"
+                ) from error
+        return sorted(found)
+
+    def _remove_socket(self) -> None:
+        """Remove the socket of a server that is gone, and the private folder that was made for it."""
+        address = self._known()
+        if address is None or not address.socket:
+            return
+        socket = Path(address.socket)
+        with suppress(OSError):
+            if stat.S_ISSOCK(socket.lstat().st_mode) and not listens(socket):
+                socket.unlink()
+        if socket.parent.name.startswith(OWN_FOLDER) and is_private_folder(socket.parent):
+            with suppress(OSError):  # not empty: then it is not ours alone
+                socket.parent.rmdir()
+
+    # -- who it is -----------------------------------------------------------------------------------------------------
+
+    def _known(self) -> LedgerAddress | None:
+        """Return the address as it is written now: another command may have started the server meanwhile."""
+        address = read_address(self._run_dir)
+        if address is not None and address.is_embedded:
+            self._address = address
+        return self._address
+
+    def _recorded(self) -> int | None:
+        """Return the recorded server's process id when that very process lives."""
+        address = self._known()
+        if self._process is not None and self._process.poll() is None:
+            return self._process.pid
+        if address is None or address.pid <= 0:
+            return None
+        if address.process is not None:
+            return address.pid if identify(address.pid) == address.process else None
+        return address.pid if process_runs(address.pid) and self._is_its_program(address.pid) else None
+
+    def _is_its_program(self, pid: int) -> bool:
+        """Whether a process was started with this folder's settings: a number may belong to another process by now."""
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False  # no /proc here, or it has ended
+        for word in words[1:]:
+            with suppress(OSError, ValueError):
+                if word.endswith(b".conf") and self._configuration.samefile(os.fsdecode(word)):
+                    return True
+        return False
+
+    def _wait_until_gone(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.is_there():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    @property
+    def _configuration(self) -> Path:
+        return self._folder / "server.conf"
+
+    def _started(self) -> LedgerAddress:
+        if self._address is None:
+            raise LedgerUnavailable(f"the ledger server of {self._run_dir} was not started; call start() first")
+        return self._address
+
+    def _tail(self) -> str:
+        with self.log_file.open("rb") as file:
+            file.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL_BYTES))
+            tail = file.read().decode(errors="replace").strip()
+        return f"{self.log_file} ends with:\n{tail}" if tail else f"{self.log_file} is empty"
+
+
+def process_runs(pid: int) -> bool:
+    """Whether a process of this id exists and has not ended (a zombie has)."""
+    if _signal(pid, 0):
+        return False
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True  # no /proc here: that the signal found it must do
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Send a signal; return whether the process is gone already."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _address(binary: ServerBinary, socket: Path, password: str) -> LedgerAddress:
+    return LedgerAddress(
+        url=f"unix://:{password}@{quote(str(socket))}",
+        is_embedded=True,
+        socket=str(socket),
+        server=str(binary.path),
+        server_version=".".join(map(str, binary.version)),
+    )
+
+
+def _password(address: LedgerAddress) -> str:
+    return unquote(urlsplit(address.url).password or "")

@@ -1,0 +1,135 @@
+"""What a ledger server that others run promises: whether it keeps what it is given.
+
+*Consumes* a client. *Produces* the server's version, eviction policy and persistence, and a judgement of them. *Waits for* the
+server's answers, as long as the client does.
+
+INFO has nearly all of it; managed servers often forbid CONFIG. What a server does not tell is None, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from pipeline.ledger.redis.errors import NOT_NOW, ledger_faults
+from pipeline.ledger.server.binary import MIN_VERSION
+from protocol.errors import ConfigError
+
+_KEEPS = "noeviction"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTerms:
+    """What a server says of itself; None where it does not say. Example: ``ServerTerms((7, 0, 15), 0, "noeviction", True,
+    "everysec")``."""
+
+    version: tuple[int, ...] | None
+    """Of the Redis whose commands it serves."""
+    max_memory_bytes: int | None
+    """0: no limit."""
+    eviction_policy: str | None
+    has_append_only_file: bool | None
+    flushes: str | None
+    """``appendfsync``: always, everysec, no."""
+
+
+async def read_terms(client: redis.asyncio.Redis, doing: str) -> ServerTerms:
+    """Ask a server what it promises. ``doing`` names its setting in errors.
+
+    Raises:
+        LedgerUnavailable: it does not answer.
+        LedgerError: it refuses the password, or what is not a question of permission.
+    """
+    ask = cast("Any", client)
+    with ledger_faults(doing):
+        await ask.ping()
+        server, memory, persistence = [
+            await _permitted(ask.info(section)) for section in ("server", "memory", "persistence")
+        ]
+        config = {**await _permitted(ask.config_get("maxmemory*")), **await _permitted(ask.config_get("append*"))}
+    return ServerTerms(
+        version=_version(server.get("redis_version")),
+        max_memory_bytes=_integer(memory.get("maxmemory", config.get("maxmemory"))),
+        eviction_policy=memory.get("maxmemory_policy", config.get("maxmemory-policy")),
+        has_append_only_file=_truth(persistence.get("aof_enabled"), config.get("appendonly")),
+        flushes=config.get("appendfsync"),
+    )
+
+
+def judge_terms(terms: ServerTerms, place: str) -> tuple[str, ...]:
+    """Return what a person should know of a server that will do; ``place`` is its URL without the password.
+
+    Raises:
+        ConfigError: it would lose parts of the ledger in ordinary work, or is too old.
+    """
+    if terms.version is not None and terms.version[:2] < MIN_VERSION:
+        raise ConfigError(
+            f"the ledger's server {place} is version {'.'.join(map(str, terms.version))}; expected Redis "
+            f"{'.'.join(map(str, MIN_VERSION))} or later, or Valkey"
+        )
+    if terms.max_memory_bytes and terms.eviction_policy not in (None, _KEEPS):
+        raise ConfigError(
+            f"the ledger's server {place} has maxmemory-policy {terms.eviction_policy} at maxmemory "
+            f"{terms.max_memory_bytes / 2**20:,.0f} MB: there it deletes parts of the ledger; expected {_KEEPS}: set "
+            f"`maxmemory-policy {_KEEPS}` in its configuration (or CONFIG SET), or give the run a server of its own"
+        )
+    return tuple(_warnings(terms, place))
+
+
+def _warnings(terms: ServerTerms, place: str) -> list[str]:
+    found: list[str] = []
+    if terms.has_append_only_file is False:
+        found.append(
+            f"warning: the ledger's server {place} keeps no append-only file (appendonly no): when it or its host dies, the "
+            "run is lost, or goes back to a snapshot and trains again what followed it; set `appendonly yes` there"
+        )
+    elif terms.flushes == "no":
+        found.append(
+            f"warning: the ledger's server {place} leaves flushing to its system (appendfsync no): a power cut can take half "
+            "a minute; set `appendfsync everysec` there"
+        )
+    unknown = [
+        name
+        for name, value in (
+            ("maxmemory", terms.max_memory_bytes),
+            ("maxmemory-policy", terms.eviction_policy),
+            ("appendonly", terms.has_append_only_file),
+            ("appendfsync", terms.flushes if terms.has_append_only_file is not False else ""),
+        )
+        if value is None
+    ]
+    if unknown:
+        found.append(
+            f"warning: could not check {', '.join(unknown)} of the ledger's server {place}, which does not permit INFO or "
+            f"CONFIG to this user: see to it that it has maxmemory-policy {_KEEPS}, appendonly yes and appendfsync everysec"
+        )
+    return found
+
+
+async def _permitted(answer: Awaitable[Any]) -> dict[str, Any]:
+    """Return a server's answer; nothing when it refuses the question: a user without the right, or a renamed command."""
+    try:
+        return await answer
+    except NOT_NOW:
+        raise
+    except ResponseError:
+        return {}
+
+
+def _version(text: object) -> tuple[int, ...] | None:
+    parts = str(text).split(".")
+    return tuple(map(int, parts)) if text is not None and all(part.isdigit() for part in parts) else None
+
+
+def _integer(value: object) -> int | None:
+    return None if value is None else int(str(value))
+
+
+def _truth(enabled: object, configured: object) -> bool | None:
+    if enabled is not None:
+        return bool(int(str(enabled)))
+    return None if configured is None else configured == "yes"

@@ -1,0 +1,81 @@
+"""How the embedded ledger server is started: its settings, its socket, and its end with what started it.
+
+*Consumes* a folder, a password and a memory limit. *Produces* a configuration file's text, a path, the words of a command.
+*Waits for* the file system.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.files import is_private_folder
+from pipeline.ledger.address import LedgerAddress
+
+LOG_NAME = "server.log"
+OWN_FOLDER = "headrace-"
+"""How a private folder for a socket begins, under the system's for temporary files."""
+MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
+_DIE_WITH_STARTER = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: the exec below keeps it
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int, is_of_a_copy: bool) -> str:
+    """Return the server's configuration file. That of a copy flushes and rewrites nothing."""
+    settings = {
+        "port": 0,
+        "unixsocket": _quoted(socket),
+        "unixsocketperm": 700,
+        "requirepass": password,
+        "dir": _quoted(folder),
+        "logfile": _quoted(folder / LOG_NAME),
+        "databases": 1,
+        "daemonize": "no",
+        "set-proc-title": "no",  # so that the command line says whose server it is
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        # what passes through is a hundred times what is there: rewriting the file costs more than reading a longer one, 3 s
+        # at worst, and tokens and log-probs hardly compress
+        "auto-aof-rewrite-min-size": "256mb",
+        "rdbcompression": "no",
+        "save": '""',
+        "maxmemory": f"{max_memory_mb}mb",
+        "maxmemory-policy": "noeviction",
+    }
+    if is_of_a_copy:
+        settings |= {"appendfsync": "no", "auto-aof-rewrite-percentage": 0}
+    return "".join(f"{name} {value}\n" for name, value in settings.items())
+
+
+def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
+    """Return the socket that clients know already, else one in our folder, else one with a short enough path."""
+    path = folder / "server.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        return path
+    if known is not None and known.socket:
+        own = Path(known.socket).parent
+        with suppress(OSError):
+            own.mkdir(mode=0o700)
+        if is_private_folder(own):
+            return Path(known.socket)
+    return Path(tempfile.mkdtemp(prefix=OWN_FOLDER)) / "server.sock"
+
+
+def dying_with_us() -> list[str]:
+    """Return the words before a command that have the kernel kill it when this process ends; none where it cannot."""
+    if sys.platform != "linux":
+        return []
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_STARTER, str(os.getpid())]
+
+
+def _quoted(path: Path) -> str:
+    """Quote a path for the server's configuration file."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,58 @@
+"""From a configuration to the specification of a run's ledger.
+
+*Consumes* a RunConfig and the prompt stream's length and digest. *Produces* the LedgerSpec that every worker opens the ledger
+with; unit and critic are what the algorithm declares. Two workers that read different settings or data are told so by
+LedgerMismatch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pipeline.algorithms.catalogue import declaration
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
+from protocol.trajectory import Field
+
+
+class PromptStream(Protocol):
+    """What the ledger needs to know of the data."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of files, tokeniser, limits and seed."""
+        ...
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of one epoch."""
+        ...
+
+
+def ledger_spec(config: RunConfig, stream: PromptStream) -> LedgerSpec:
+    """Return the ledger specification of a run."""
+    algorithm = config.algorithm
+    declared = declaration(config)
+    fields = {Field.REWARD}
+    if config.needs_reference:
+        fields.add(Field.REFERENCE)
+    if declared.has_critic:
+        fields.add(Field.VALUE)
+    return LedgerSpec(
+        run=config.run.name,
+        unit=declared.unit,
+        group_size=algorithm.group_size,
+        units_per_update=algorithm.groups_per_update * algorithm.group_size,
+        eta=config.staleness.eta,
+        num_prompts=None if config.data.epochs is None else config.data.epochs * stream.num_prompts,
+        oversampling=algorithm.oversampling,
+        fields=frozenset(fields),
+        signal_filter=algorithm.dynamic_sampling and declared.unit is Unit.GROUP,
+        late=LatePolicy(config.staleness.late),
+        data_digest=stream.digest,
+        lease_s=config.ledger.lease_s,
+        scoring_deadline_s=config.ledger.scoring_deadline_s,
+        max_attempts=config.ledger.max_attempts,
+        max_bytes=int(config.ledger.watermark * config.ledger.max_memory_mb * 2**20),
+        value_training=declared.has_critic,
+    )

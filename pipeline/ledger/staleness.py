@@ -1,0 +1,139 @@
+"""The arithmetic that bounds staleness: how much may be admitted, what is too old, and which units an update must take.
+
+*Consumes* counts and versions. *Produces* numbers and choices. *Waits for* nothing: pure functions, used by the in-memory
+ledger, mirrored line by line in ``pipeline/ledger/redis/scripts``, and proved in ``pipeline/ledger/staleness.md``.
+
+With ``eta`` the largest allowed version lag, ``B`` the credit of one update and ``v`` a policy version, a unit whose oldest
+token is of version ``a`` has staleness ``v - a`` and must be trained by the update that claims at version ``a + eta``.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
+from protocol.errors import ConfigError
+from protocol.trajectory import Field
+
+
+def surplus(oversampling: float, units_per_update: int) -> int:
+    """Return the extra credit of over-sampling, ``floor((oversampling - 1) * B)``."""
+    # a factor such as 1.1 is not exact in binary: 0.1 * 10 must not become 0
+    return math.floor((oversampling - 1.0) * units_per_update + 1e-9)
+
+
+def credit_limit(spec: LedgerSpec, policy_version: int) -> int:
+    """Return how much may have been admitted, less what was dropped, while ``policy_version`` is published (design, 7)."""
+    return (spec.eta + policy_version + 1) * spec.units_per_update + surplus(spec.oversampling, spec.units_per_update)
+
+
+def unit_weight(spec: LedgerSpec) -> int:
+    """Return the credit that one claimed unit takes: the group's size for groups, else 1."""
+    return spec.group_size if spec.unit is Unit.GROUP else 1
+
+
+def staleness(policy_version: int, oldest_version: int) -> int:
+    """Return the lag, in versions, of the oldest token behind the learner. Negative after a restart from an older state."""
+    return policy_version - oldest_version
+
+
+def is_stale(policy_version: int, oldest_version: int, eta: int) -> bool:
+    """Return whether a unit is too old to be trained on at ``policy_version``."""
+    return staleness(policy_version, oldest_version) > eta
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyUnit:
+    """What the choice needs to know of a ready unit."""
+
+    name: str
+    oldest_version: int
+
+
+def choose(
+    ready: Sequence[ReadyUnit],
+    running_ages: Sequence[int],
+    *,
+    policy_version: int,
+    eta: int,
+    needed: int,
+    surplus_units: int,
+    late: LatePolicy,
+) -> list[str] | None:
+    """Return the ``needed`` units to train at ``policy_version``, in order of admission; None to wait for late work.
+
+    ``ready`` holds at least ``needed`` units in order of admission, none of them stale. ``running_ages`` are, in ascending
+    order, the oldest versions of the units that have begun and are not ready. Order of admission decides, except that units
+    whose turn would otherwise come too late go first. Under ``LatePolicy.WAIT`` the answer is None while
+
+    - a running unit could be trained by this update at the latest, or
+    - more units than the updates up to some later version can train would be left for them, and waiting can help.
+    """
+    edge = policy_version - eta
+    if late is LatePolicy.WAIT and _count(running_ages, edge, edge):
+        return None
+    ready_ages = sorted(unit.oldest_version for unit in ready)
+    chosen: set[str] = set()
+    for lag in range(eta):
+        horizon = edge + lag
+        due = _count(ready_ages, edge, horizon) + _count(running_ages, edge, horizon)
+        urgent = min(due - lag * needed, needed)
+        for unit in ready:
+            if len(chosen) >= urgent:
+                break
+            if unit.oldest_version <= horizon:
+                chosen.add(unit.name)
+        if late is LatePolicy.WAIT and len(chosen) < min(due - lag * needed - surplus_units, needed):
+            return None
+    for unit in ready:
+        if len(chosen) >= needed:
+            break
+        chosen.add(unit.name)
+    return [unit.name for unit in ready if unit.name in chosen]
+
+
+def _count(ages: Sequence[int], low: int, high: int) -> int:
+    """Return how many of the ascending ``ages`` lie in ``[low, high]``."""
+    return max(0, bisect_right(ages, high) - bisect_left(ages, low))
+
+
+def check_spec(spec: LedgerSpec) -> None:
+    """Raise ConfigError for a specification under which a run could never finish an update."""
+    for name, value, least in (
+        ("group_size", spec.group_size, 1),
+        ("units_per_update", spec.units_per_update, 1),
+        ("eta", spec.eta, 0),
+        ("oversampling", spec.oversampling, 1),
+        ("max_attempts", spec.max_attempts, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"ledger {name} is {value}, expected at least {least}")
+    if spec.lease_s <= 0 or spec.scoring_deadline_s <= 0:
+        raise ConfigError(
+            f"ledger lease_s is {spec.lease_s} and scoring_deadline_s {spec.scoring_deadline_s}; both must be above 0"
+        )
+    extra = spec.eta * spec.units_per_update + surplus(spec.oversampling, spec.units_per_update)
+    if spec.unit is Unit.GROUP:
+        if spec.units_per_update % spec.group_size:
+            raise ConfigError(
+                f"units_per_update is {spec.units_per_update} trajectories, not a multiple of group_size {spec.group_size}; "
+                "an update trains whole groups"
+            )
+    elif extra < spec.group_size - 1:
+        raise ConfigError(
+            f"credit of eta * units_per_update + surplus = {extra} cannot admit a whole group of {spec.group_size} while an "
+            f"update is one {spec.unit.value} short: raise eta or oversampling until it is at least {spec.group_size - 1}"
+        )
+    if spec.signal_filter and (spec.unit is not Unit.GROUP or spec.group_size < 2):
+        raise ConfigError(
+            f"signal_filter with unit {spec.unit.value} and group_size {spec.group_size}; it compares the members of a group: "
+            "use unit group with at least 2 members"
+        )
+    if spec.value_training and not {Field.REWARD, Field.VALUE} <= spec.fields:
+        raise ConfigError(
+            f"value_training with fields {sorted(spec.fields)}; a critic is trained on rewards, clipped at the values that it "
+            "gave: add reward and value to the fields"
+        )

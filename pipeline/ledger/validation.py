@@ -1,0 +1,116 @@
+"""What both ledgers refuse before they change anything, and how they say it.
+
+*Consumes* arguments of ledger calls. *Produces* nothing, or the error that names what is wrong. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final
+
+from pipeline.ledger.contract import Claim, EvaluationRequest, LedgerSpec
+from protocol.errors import LedgerError, LedgerMismatch
+from protocol.ids import ChunkId
+from protocol.trajectory import Field, FinishReason, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore
+
+MAX_CHUNKS_PER_TRAJECTORY: Final = 65_536
+"""A chunk's order is its trajectory's order times this, plus its index."""
+MAX_EVALUATION_PROMPTS: Final = 10_000_000
+MAX_EVALUATION_SAMPLES: Final = 10_000
+
+SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
+    Field.REWARD: RewardScore,
+    Field.REFERENCE: ReferenceScore,
+    Field.VALUE: ValueScore,
+}
+"""Which score fills which field."""
+
+
+def check_chunk(chunk: TrajectoryChunk) -> None:
+    """Raise ValueError for a chunk that may not be stored: empty, aborted, or beyond the longest trajectory."""
+    if chunk.finish_reason is FinishReason.ABORT:
+        raise ValueError(f"chunk {chunk.id} was aborted; give its trajectory back, aborted chunks are not stored")
+    if chunk.num_tokens == 0:
+        raise ValueError(
+            f"chunk {chunk.id} has no tokens; a chunk holds at least one: give its trajectory back instead"
+        )
+    if not 0 <= chunk.id.index < MAX_CHUNKS_PER_TRAJECTORY - 1:
+        raise ValueError(
+            f"chunk {chunk.id} has index {chunk.id.index}, expected 0 to {MAX_CHUNKS_PER_TRAJECTORY - 2}; use longer windows"
+        )
+
+
+def check_evaluation(request: EvaluationRequest) -> None:
+    """Raise ValueError for an evaluation that is empty or too large to be ordered."""
+    if not 0 < request.num_prompts <= MAX_EVALUATION_PROMPTS or not (
+        0 < request.samples_per_prompt <= MAX_EVALUATION_SAMPLES
+    ):
+        raise ValueError(
+            f"evaluation {request.number} of {request.num_prompts} prompts, {request.samples_per_prompt} samples each; "
+            f"expected 1 to {MAX_EVALUATION_PROMPTS} and 1 to {MAX_EVALUATION_SAMPLES}"
+        )
+
+
+def check_value_batch(num_trajectories: int) -> None:
+    """Raise ValueError for a value batch of none."""
+    if num_trajectories < 1:
+        raise ValueError(f"a value batch of {num_trajectories} trajectories; expected at least 1")
+
+
+def parse_chunk(text: str) -> ChunkId | None:
+    """Return the chunk id that ``text`` is, or None when it is none."""
+    try:
+        return ChunkId.parse(text)
+    except ValueError:
+        return None
+
+
+def claim_gone(claim: Claim) -> LedgerError:
+    """Return the error for reading a claim that is not in the ledger."""
+    return LedgerError(
+        f"claim {claim.claim_id} of {len(claim.units)} units is not in the ledger: it was settled, returned by a newer "
+        "learner, or cancelled; claim again"
+    )
+
+
+def nothing_kept(doing: str) -> LedgerError:
+    """Return the error for claiming finished trajectories of a run that keeps none."""
+    return LedgerError(
+        f"{doing}: the run's ledger keeps no finished trajectories; open it with value_training to train a value model"
+    )
+
+
+def unmarked(num_updates: int) -> LedgerError:
+    """Return the error for going back to weights of which the ledger does not know what later ones had learned."""
+    return LedgerError(
+        f"the ledger knows of no checkpoint of {num_updates} updates, and later ones are settled: what going back would "
+        "give up cannot be counted; take a newer checkpoint, or start another run from the model in this one"
+    )
+
+
+def spec_texts(spec: LedgerSpec) -> dict[str, str]:
+    """Return every setting as text, for comparing and for keeping in Redis. None is the empty text."""
+    texts: dict[str, str] = {}
+    for item in fields(spec):
+        value: object = getattr(spec, item.name)
+        if isinstance(value, frozenset):
+            value = ",".join(field.value for field in Field if field in spec.fields)
+        elif isinstance(value, bool):
+            value = int(value)
+        texts[item.name] = "" if value is None else str(value)
+    return texts
+
+
+def mismatch(there: LedgerSpec | Mapping[str, str], wanted: LedgerSpec) -> LedgerMismatch:
+    """Return the error that names every setting in which the ledger that is there differs from ``wanted``."""
+    have = spec_texts(there) if isinstance(there, LedgerSpec) else there
+    differing = "; ".join(
+        f"{name} is {have.get(name, 'absent')!r} there, {value!r} here"
+        for name, value in spec_texts(wanted).items()
+        if have.get(name) != value
+    )
+    return LedgerMismatch(
+        f"the ledger of run {wanted.run!r} was opened with other settings: {differing}; use the same configuration and data, "
+        "or another run name"
+    )

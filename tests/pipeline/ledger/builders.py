@@ -1,0 +1,70 @@
+"""Small real objects for ledger tests: specs, workers, chunks and scores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.ledger.contract import LedgerSpec, Unit
+from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
+from protocol.trajectory import (
+    FinishReason,
+    Prompt,
+    ReferenceScore,
+    RewardScore,
+    Score,
+    Segment,
+    TrajectoryChunk,
+    ValueScore,
+)
+
+GENERATOR = Incarnation(Role.GENERATOR, "generator-0", 1)
+OTHER_GENERATOR = Incarnation(Role.GENERATOR, "generator-1", 1)
+SCORER = Incarnation(Role.REWARD, "reward-0", 1)
+LEARNER = Incarnation(Role.LEARNER, "learner-0", 1)
+
+
+def make_spec(unit: Unit = Unit.GROUP, **changes) -> LedgerSpec:
+    settings = {
+        "run": "test",
+        "unit": unit,
+        "group_size": 2,
+        "units_per_update": 4,
+        "eta": 1,
+        "lease_s": 10.0,
+        "scoring_deadline_s": 5.0,
+        "max_attempts": 2,
+    }
+    return LedgerSpec(**(settings | changes))
+
+
+def make_chunk(
+    trajectory: TrajectoryId, index: int = 0, *, tokens: int = 3, final: bool = True, version: int = 0, context: int = 0
+) -> TrajectoryChunk:
+    return TrajectoryChunk(
+        id=ChunkId(trajectory, index),
+        prompt=Prompt(
+            prompt_id=f"train:{trajectory.group}",
+            tokens=np.array([1, 2], np.int32),
+            text="1+1=",
+            answer="2",
+            verifier="arithmetic",
+        ),
+        context_tokens=np.arange(context, dtype=np.int32),
+        tokens=np.arange(tokens, dtype=np.int32),
+        behavior_logprobs=np.zeros(tokens, np.float32),
+        segments=(Segment(version, tokens),),
+        finish_reason=FinishReason.STOP if final else FinishReason.WINDOW,
+        response_text="2" if final else None,
+    )
+
+
+def reward(accuracy: float = 1.0) -> RewardScore:
+    return RewardScore(reward=2 * accuracy - 1, accuracy=accuracy)
+
+
+def reference(tokens: int = 3) -> Score:
+    return ReferenceScore(logprobs=np.zeros(tokens, np.float32))
+
+
+def value(tokens: int = 3) -> Score:
+    return ValueScore(values=np.zeros(tokens, np.float32), value_version=0)

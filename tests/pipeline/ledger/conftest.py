@@ -1,0 +1,43 @@
+"""Both ledgers, with a clock and epochs that tests drive by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import redis.asyncio
+
+from pipeline.ledger.contract import LedgerSpec, ReplayBuffer
+from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.ledger import RedisReplay
+
+
+@dataclass
+class Bench:
+    """A ledger that is being tested."""
+
+    kind: str
+    client: redis.asyncio.Redis
+    now: float = 1000.0
+    epochs: dict[str, int] = field(default_factory=dict)
+    replay: ReplayBuffer = None
+
+    async def open(self, spec: LedgerSpec) -> ReplayBuffer:
+        if self.replay is None:
+            if self.kind == "memory":
+                self.replay = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
+            else:
+                self.replay = RedisReplay(self.client, spec.run, now=lambda: self.now)
+        await self.replay.open(spec)
+        return self.replay
+
+    async def set_epoch(self, worker: str, epoch: int) -> None:
+        self.epochs[worker] = epoch
+        await self.client.hset(keys.epochs("test"), worker, epoch)
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def bench(request, redis_client) -> AsyncIterator[Bench]:
+    yield Bench(request.param, redis_client)

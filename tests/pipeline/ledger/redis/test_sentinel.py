@@ -1,0 +1,204 @@
+"""A ledger behind Sentinels: its URL, and a master that dies while work is done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.sentinel import parse_sentinel_url
+from pipeline.ledger.server.binary import find_server
+from pipeline.runtime.clock import ManualClock, RealClock
+from pipeline.runtime.news import News
+from pipeline.runtime.pulse import Pulse
+from pipeline.runtime.registry import RunState, RunStatus, Topic
+from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from protocol.errors import ConfigError, LedgerRefused, LedgerUnavailable
+from protocol.ids import Role
+from tests.pipeline.ledger.builders import SCORER, make_chunk, make_spec, reward
+
+
+def test_a_sentinel_url_says_sentinels_service_and_both_passwords() -> None:
+    address = parse_sentinel_url(
+        "redis+sentinel://ann:a%40b@one,two:5000,[::1]:6000/ledger/3?sentinel_password=s&health_check_interval=7"
+    )
+    assert address.sentinels == (("one", 26379), ("two", 5000), ("::1", 6000))
+    assert (address.service, address.is_tls, address.own) == ("ledger", False, {"password": "s"})
+    assert address.node == {"username": "ann", "password": "a@b", "db": 3, "health_check_interval": 7}
+    assert parse_sentinel_url("rediss+sentinel://one/ledger?ssl_ca_certs=/ca&db=2").own == {"ssl_ca_certs": "/ca"}
+
+
+@pytest.mark.parametrize("rest", ["one:26379", "one:port/ledger", ",two/ledger", "one/ledger/db", "one:0/ledger"])
+def test_a_sentinel_url_that_cannot_be_meant_is_a_setting_error_without_its_password(rest: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read") as refused:
+        connect(f"redis+sentinel://:secret@{rest}")
+    assert "secret" not in str(refused.value)
+
+
+class Watched:
+    """A master, its replica and a Sentinel, on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = free_ports(3)
+        master, replica, sentinel = self.ports
+        common = "save ''\nappendonly yes\nrequirepass pw\nmasterauth pw\nrepl-diskless-sync-delay 0\n"
+        self.master = self.start("master", f"port {master}\n{common}")
+        self.replica = self.start("replica", f"port {replica}\n{common}replicaof 127.0.0.1 {master}\n")
+        with redis.Redis(port=replica, password="pw") as client:
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+        rules = f"port {sentinel}\nsentinel monitor ledger 127.0.0.1 {master} 1\nsentinel auth-pass ledger pw\n"
+        timing = "sentinel down-after-milliseconds ledger 300\nsentinel failover-timeout ledger 2000\n"
+        self.sentinel = self.start("sentinel", rules + timing, "--sentinel")
+        with redis.Redis(port=sentinel) as client:
+            wait_until(lambda: client.sentinel_slaves("ledger"))
+        self.url = f"redis+sentinel://:pw@127.0.0.1:{sentinel}/ledger"
+
+    def start(self, name: str, settings: str, *options: str) -> subprocess.Popen[bytes]:
+        home = self.folder / name
+        home.mkdir()
+        (home / "conf").write_text(f"bind 127.0.0.1\ndir {home}\n{settings}")
+        server = os.environ.get("HEADRACE_TEST_SERVER") or str(find_server().path)
+        with (home / "log").open("wb") as log:
+            process = subprocess.Popen([server, str(home / "conf"), *options], stdout=log, stderr=log)
+        port = int(settings.split()[1])
+        password = None if options else "pw"
+        with redis.Redis(port=port, password=password) as client:
+            wait_until(lambda: answers(client))
+        return process
+
+    def close(self) -> None:
+        for process in (self.sentinel, self.replica, self.master):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    servers = Watched(tmp_path)
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+@contextmanager
+def guarded_sentinels(folder: Path, *passwords: str) -> Iterator[str]:
+    """Sentinels that know of no master, each with a password of its own; one without a password is away."""
+    ports, running = free_ports(len(passwords)), []
+    server = os.environ.get("HEADRACE_TEST_SERVER") or str(find_server().path)
+    try:
+        for port, password in zip(ports, passwords, strict=True):
+            if password:
+                file = folder / f"{port}.conf"
+                file.write_text(f"bind 127.0.0.1\nport {port}\ndir {folder}\nrequirepass {password}\n")
+                running.append(subprocess.Popen([server, str(file), "--sentinel"], stdout=subprocess.DEVNULL))
+                with redis.Redis(port=port, password=password) as client:
+                    wait_until(lambda client=client: answers(client))
+        yield ",".join(f"127.0.0.1:{port}" for port in ports)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("option", ["?sentinel_password=wrong", ""])
+async def test_a_password_that_the_sentinels_refuse_ends_a_call_at_once_with_a_sentence(
+    tmp_path: Path, option: str
+) -> None:
+    with guarded_sentinels(tmp_path, "right", "right", "") as places:
+        client = connect(f"redis+sentinel://:pw@{places}/ledger{option}", patience_s=60.0)
+        try:
+            began = time.monotonic()
+            with pytest.raises(LedgerRefused, match=r"the Sentinels refused their password.*put sentinel_password="):
+                await RedisReplay(client, "test").totals()
+            assert time.monotonic() - began < 30.0, "nothing of it is asked again"
+        finally:
+            await client.aclose()
+
+
+async def test_sentinels_most_of_which_are_away_or_know_no_master_are_waited_for(tmp_path: Path) -> None:
+    with guarded_sentinels(tmp_path, "right", "other", "") as places:
+        client = connect(f"redis+sentinel://:pw@{places}/ledger?sentinel_password=right", patience_s=1.0)
+        try:
+            with pytest.raises(LedgerUnavailable, match="No master found"):
+                await RedisReplay(client, "test").totals()
+        finally:
+            await client.aclose()
+
+
+@pytest.mark.timeout(300)
+async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched) -> None:
+    client = connect(watched.url, patience_s=60.0)
+    replay, registry = RedisReplay(client, "test"), RedisRegistry(client, "test")
+    await replay.open(make_spec())
+    who = await registry.register(Role.GENERATOR, "generator-0")
+    beats = RedisHeartbeatWriter(watched.url, "test")
+    pulse = Pulse(who, ManualClock())
+    assert await asyncio.to_thread(beats.beat, pulse.heartbeat())
+    first, second = (await replay.lease(who, max_trajectories=2)).leases
+    chunk = make_chunk(first.trajectory)
+    await replay.write_chunk(who, chunk)
+    assert await client.wait(1, 20_000) == 1, "the replica has it"
+
+    news = News(registry, RealClock())
+    bell = news.bell(Topic.RUN)
+    async with asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(news.watch())
+        await asyncio.sleep(0.1)  # it waits at the master that dies now
+        watched.master.kill()
+
+        await replay.write_chunk(who, make_chunk(second.trajectory))  # waits for the failover, and finds the new master
+        there = connect(watched.url)
+        assert (await there.info("server"))["tcp_port"] == watched.ports[1]
+        await there.aclose()
+        await registry.set_run_status(RunStatus(RunState.RUNNING))
+        await asyncio.wait_for(bell.wait(), 30.0)
+        listening.cancel()
+    await replay.write_score(SCORER, chunk.id, reward())
+    audit = await replay.audit()
+    assert audit.balances
+    assert audit.tokens.admitted == 6
+    await asyncio.to_thread(wait_until, lambda: heard(beats, pulse))
+    await client.aclose()
+    await asyncio.to_thread(beats.close)
+
+
+def heard(beats: RedisHeartbeatWriter, pulse: Pulse) -> bool:
+    try:
+        return beats.beat(pulse.heartbeat())
+    except LedgerUnavailable:
+        return False
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    try:
+        return [listening.getsockname()[1] for listening in sockets]
+    finally:
+        for listening in sockets:
+            listening.close()
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def wait_until(condition, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)

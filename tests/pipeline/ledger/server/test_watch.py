@@ -1,0 +1,121 @@
+"""When a server is dead, by hand-driven clocks; and what a probe says of servers that misbehave."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
+from pipeline.ledger.server.watch import NUM_LOOKS, ServerWatch, Verdict
+
+SERVES, SILENT, GONE = Sight(ServerState.SERVES, 1), Sight(ServerState.SILENT), Sight(ServerState.GONE)
+STRANGE = Sight(ServerState.STRANGE)
+
+
+def loading(done: int) -> Sight:
+    return Sight(ServerState.LOADING, 1, done)
+
+
+def test_a_death_takes_several_looks_that_agree() -> None:
+    watch = ServerWatch(patience_s=60.0)
+    assert [watch.see(GONE, 0.1 * look) for look in range(NUM_LOOKS)] == [Verdict.LEAVE] * (NUM_LOOKS - 1) + [
+        Verdict.START
+    ]
+    watch.begin_again(1.0)
+    for _ in range(10):
+        assert watch.see(GONE, 2.0) is Verdict.LEAVE
+        assert watch.is_suspicious
+        assert watch.see(SERVES, 2.0) is Verdict.LEAVE
+
+
+def test_a_mute_server_is_replaced_when_the_patience_with_it_ends_and_no_sooner() -> None:
+    for mute in (SILENT, STRANGE):
+        watch = ServerWatch(patience_s=60.0)
+        assert watch.see(SERVES, 0.0) is Verdict.LEAVE
+        assert [watch.see(mute, now) for now in (1.0, 30.0, 59.9)] == [Verdict.LEAVE] * 3
+        assert watch.see(mute, 60.0) is Verdict.REPLACE
+
+
+def test_one_answer_renews_the_patience() -> None:
+    watch = ServerWatch(patience_s=60.0)
+    for now in range(0, 600, 50):
+        assert watch.see(SILENT, now) is Verdict.LEAVE
+        assert watch.see(SERVES, now + 1.0) is Verdict.LEAVE
+
+
+def test_a_server_that_reads_its_file_lives_for_as_long_as_it_gets_further() -> None:
+    watch = ServerWatch(patience_s=60.0)
+    assert {watch.see(loading(now), now) for now in range(0, 6000, 50)} == {Verdict.LEAVE}
+    assert watch.see(loading(5950), 6009.0) is Verdict.LEAVE
+    assert watch.see(loading(5950), 6011.0) is Verdict.REPLACE
+
+
+# -- the probe -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def puppet(behave: Callable[[socket.socket], object]) -> Iterator[Path]:
+    """A listener that does with each connection as it is told."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(folder) / "s"
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    behave(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield path
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def hang(connection: socket.socket) -> None:
+    while connection.recv(1 << 16):
+        pass
+
+
+def trickle(connection: socket.socket) -> None:
+    connection.sendall(b"+OK\r\n$1000\r\n")
+    with suppress(OSError):
+        for _ in range(1000):
+            connection.sendall(b"x")
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("behave", [hang, trickle])
+def test_a_probe_ends_by_its_deadline_however_little_comes(behave: Callable[[socket.socket], None]) -> None:
+    with puppet(behave) as path:
+        began = time.monotonic()
+        assert probe(path, "secret", timeout_s=0.3).state is ServerState.SILENT
+        assert time.monotonic() - began < 2.0
+        assert listens(path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerState.STRANGE),
+        (b"-WRONGPASS invalid\r\n-NOAUTH\r\n", ServerState.STRANGE),
+        (b"+OK\r\n$6\r\nhello:\r\n", ServerState.STRANGE),
+        (b"+OK\r\n$23\r\nprocess_id:7\r\nloading:0\r\n", ServerState.SERVES),
+        (b"", ServerState.SILENT),
+    ],
+)
+def test_what_answers_is_told_apart(answer: bytes, state: ServerState) -> None:
+    with puppet(lambda connection: [connection.recv(1 << 16), connection.sendall(answer)]) as path:
+        assert probe(path, "secret", timeout_s=2.0).state is state
+    assert probe(path, "secret", timeout_s=2.0).state is ServerState.SILENT
+    assert not listens(path)

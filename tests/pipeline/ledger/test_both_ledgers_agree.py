@@ -1,0 +1,632 @@
+"""Random operations on both ledgers at once: the same answers, the same books, and the promises that hold at every step; and no
+repeat of a request whose reply was lost, nor a copy of it that arrives much later, changes a byte of what Redis holds.
+
+The budget is small by default. ``HEADRACE_LEDGER_EXAMPLES=500 HEADRACE_LEDGER_STEPS=200`` make a long run,
+and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from contextlib import suppress
+from typing import cast
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pipeline.ledger.admin import Wish
+from pipeline.ledger.contract import (
+    Audit,
+    Claim,
+    DropReason,
+    EvaluationRequest,
+    FinishedClaim,
+    LatePolicy,
+    Restart,
+    Totals,
+    Unit,
+    WriteStatus,
+)
+from pipeline.ledger.memory.admin import MemoryAdmin
+from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisReplay
+from protocol.errors import LedgerError
+from protocol.ids import Incarnation, Role
+from protocol.trajectory import Field, Segment
+from tests.pipeline.ledger.builders import make_chunk, make_spec, reference, reward, value
+
+EXAMPLES = int(os.environ.get("HEADRACE_LEDGER_EXAMPLES", "15"))
+STEPS = int(os.environ.get("HEADRACE_LEDGER_STEPS", "60"))
+ENOUGH = 100
+"""So many examples reach what is rare; in fewer it may be missing by chance."""
+SHRINK = bool(os.environ.get("HEADRACE_LEDGER_SHRINK"))
+WORKERS = ("generator-0", "generator-1", "generator-2")
+SCORER = Incarnation(Role.REWARD, "reward-0", 1)
+
+
+READING = {"totals", "audit", "queues", "waits"}
+ANSWERED_ALIKE = {
+    *(
+        "lease",
+        "give_back",
+        "overdue",
+        "fail_score",
+        "claim",
+        "claim_finished",
+        "recover",
+        "recover_finished",
+        "cancel",
+    ),
+}
+"""Calls whose repeat gets the first answer again; the repeat of a keyed write says that it is there already."""
+
+
+class LossyRedis(RedisReplay):
+    """Loses replies now and then, so that the request is sent again, and remembers requests whose copies may still arrive."""
+
+    def __init__(self, client, run: str, *, now, dice: random.Random) -> None:
+        super().__init__(client, run, now=now)
+        self._dice = dice
+        self._sent: list = []
+
+    async def _call(self, name, who, *args):
+        answer = await super()._call(name, who, *args)
+        if name in READING:
+            return answer
+        luck = self._dice.random()
+        if luck < 0.05:
+            await self._repeat(answer, name, who, args)
+        elif luck < 0.1 and self._sent:
+            await self._copy(*self._dice.choice(self._sent))
+        if name not in (
+            "renew",
+            "requeue",
+            "retry",
+        ):  # a copy of these does again what it says: it moves a lease's end, ...
+            self._sent = [*self._sent[-60:], (name, who, args)]
+        return answer
+
+    async def _repeat(self, answer, name, who, args) -> None:
+        """The reply was lost, and the client asks again."""
+        before = await self.contents()
+        again = await super()._call(name, who, *args)
+        assert await self.contents() == before, f"a repeat of {name} changed the ledger"
+        assert name not in ANSWERED_ALIKE or again == answer, name
+        reached["repeated"] += 1
+
+    async def _copy(self, name, who, args) -> None:
+        """A connection that was given up delivers its request long after the answer."""
+        before = await self.contents()
+        with suppress(LedgerError):  # fenced by now, or overtaken
+            await super()._call(name, who, *args)
+        assert await self.contents() == before, f"a late copy of {name} changed the ledger"
+        reached["copied"] += 1
+
+    async def contents(self) -> list:
+        return await self._client.eval(CONTENTS, 0)
+
+
+CONTENTS = """
+local read = {
+  string = function(key) return redis.call('GET', key) end,
+  hash = function(key)
+    local flat, rows = redis.call('HGETALL', key), {}
+    for i = 1, #flat, 2 do rows[#rows + 1] = flat[i] .. '=' .. flat[i + 1] end
+    table.sort(rows)
+    return rows
+  end,
+  set = function(key) local found = redis.call('SMEMBERS', key) table.sort(found) return found end,
+  zset = function(key) return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end,
+  list = function(key) return redis.call('LRANGE', key, 0, -1) end,
+}
+local names, found = redis.call('KEYS', '*'), {}
+table.sort(names)
+for _, key in ipairs(names) do found[#found + 1] = { key, read[redis.call('TYPE', key).ok](key) } end
+return found
+"""
+"""All that a server holds, in an order that does not depend on how it holds it."""
+
+
+class BothLedgers(RuleBasedStateMachine):
+    """Drives a MemoryReplay and a RedisReplay through the same story."""
+
+    def __init__(self, url: str, unit: Unit) -> None:
+        super().__init__()
+        self.unit = unit
+        self.loop = asyncio.Runner()
+        self.now = 1000.0
+        self.epochs: dict[str, int] = dict.fromkeys(WORKERS, 1)
+        self.client = connect(url)
+        self.run(self.client.flushall())
+        self.memory = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
+        self.dice = random.Random(0)
+        self.redis = LossyRedis(self.client, "test", now=lambda: self.now, dice=self.dice)
+        self.run(self.client.hset(keys.epochs("test"), mapping={**self.epochs}))
+        self.admins = MemoryAdmin(self.memory, lambda worker: self.epochs.get(worker, 0)), RedisAdmin(self.redis)
+        self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
+        self.written: list = []
+        self.claims: list[tuple[Claim, Claim]] = []
+        self.settled: set[str] = set()
+        self.value_worker = Incarnation(Role.VALUE, "value-0", 1)
+        self.batches: list[tuple[FinishedClaim, FinishedClaim]] = []
+        self.learned: set = set()
+        self.learner = Incarnation(Role.LEARNER, "learner-0", 1)
+        self.version = 0
+        self.updates = {0: 0}  # in the weights that a version names
+        self.marked = 0
+        self.credit_limit = 0
+        self.num_evaluations = 0
+
+    def teardown(self) -> None:
+        self.run(self.client.aclose())
+        self.loop.close()
+
+    def run(self, awaitable):
+        async def body():
+            return await awaitable
+
+        return self.loop.run(body())
+
+    def both(self, method: str, *args, **kwargs):
+        ours = self.run(getattr(self.memory, method)(*args, **kwargs))
+        theirs = self.run(getattr(self.redis, method)(*args, **kwargs))
+        assert comparable(ours) == comparable(theirs), method
+        return ours
+
+    def asked(self, method: str, *args):
+        ours, theirs = (self.run(getattr(admin, method)(*args)) for admin in self.admins)
+        assert repr(ours) == repr(theirs), method
+        return ours
+
+    def who(self, worker: str) -> Incarnation:
+        return Incarnation(Role.GENERATOR, worker, self.epochs[worker])
+
+    @initialize(
+        eta=st.integers(0, 3),
+        oversampling=st.sampled_from([1.0, 1.5]),
+        fields=st.sampled_from([{Field.REWARD}, {Field.REWARD, Field.REFERENCE}, {Field.REWARD, Field.VALUE}]),
+        signal_filter=st.booleans(),
+        late=st.sampled_from(LatePolicy),
+        warm_up=st.lists(st.tuples(st.sampled_from(WORKERS), st.booleans(), st.booleans()), min_size=1, max_size=4),
+        units_per_update=st.sampled_from([2, 4]),
+        num_prompts=st.sampled_from([None, 3]),
+        max_bytes=st.sampled_from([None, 6000]),
+        has_critic=st.sampled_from([True, True, False]),
+        group_size=st.sampled_from([2, 3]),
+        has_dead_letter=st.booleans(),
+        seed=st.integers(0, 2**16),
+    )
+    def open(
+        self,
+        eta,
+        signal_filter,
+        oversampling,
+        fields,
+        warm_up,
+        has_critic,
+        group_size,
+        has_dead_letter,
+        seed,
+        **rest,
+    ) -> None:
+        self.dice.seed(seed)
+        if self.unit is Unit.GROUP:
+            group_size = 2
+        else:
+            eta, signal_filter = max(eta, 1), False
+        self.eta, self.late, self.group_size = eta, rest["late"], group_size
+        self.has_critic = has_critic
+        if has_critic:
+            fields = fields | {Field.VALUE}
+        spec = make_spec(
+            self.unit,
+            eta=eta,
+            oversampling=oversampling,
+            fields=frozenset(fields),
+            signal_filter=signal_filter,
+            value_training=has_critic,
+            group_size=group_size,
+            **rest,
+        )
+        self.both("open", spec)
+        if has_dead_letter:
+            self.make_headway("generator-0", final=True, scored=False)
+            self.give_up()
+            self.retry_letters(None)
+        self.warm_up(warm_up)
+
+    def warm_up(self, steps) -> None:
+        for worker, final, scored in steps:
+            self.make_headway(worker, final, scored)
+            self.claim(0)
+            self.publish()
+
+    # -- generators ------------------------------------------------------------------------------------------------
+
+    @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 5), served=st.sampled_from([None, None, 0, 1, 2]))
+    def lease(self, worker, wanted, served) -> None:
+        grant = self.both("lease", self.who(worker), max_trajectories=wanted, policy_version=served)
+        for lease in grant.leases:
+            for other in self.held.values():
+                other.pop(lease.trajectory, None)
+            length = 0 if lease.last_chunk is None else lease.last_chunk.response_length
+            self.held[worker][lease.trajectory] = (lease.next_index, length)
+
+    @rule(
+        data=st.data(),
+        final=st.booleans(),
+        tokens=st.integers(1, 4),
+        lag=st.sampled_from([0, 0, 0, 1]),
+        more=st.booleans(),
+    )
+    def write(self, data, final, tokens, lag, more) -> None:
+        holding = [worker for worker in WORKERS if self.held[worker]]
+        if not holding:
+            return
+        worker = data.draw(st.sampled_from(holding))
+        trajectory = data.draw(st.sampled_from(sorted(self.held[worker])))
+        index, length = self.held[worker][trajectory]
+        chunk = make_chunk(
+            trajectory, index, tokens=tokens, final=final, version=max(0, self.version - lag), context=length
+        )
+        if more and tokens > 1:  # new weights came within it
+            segments = (Segment(chunk.oldest_version, tokens - 1), Segment(self.version, 1))
+            chunk = msgspec.structs.replace(chunk, segments=segments)
+        answer = self.both("write_chunk", self.who(worker), chunk)
+        if answer.status is WriteStatus.STORED:
+            self.written.append((worker, chunk))
+        if answer.keeps_lease:
+            self.held[worker][trajectory] = (index + 1, length + tokens)
+        else:
+            del self.held[worker][trajectory]
+
+    @rule(worker=st.sampled_from(WORKERS), final=st.booleans(), scored=st.booleans())
+    def make_headway(self, worker, final, scored) -> None:
+        """Random single steps seldom fill an update: lease, write and score a good part of one."""
+        self.lease(worker, 6, None)
+        for trajectory, (index, length) in sorted(self.held[worker].items()):
+            chunk = make_chunk(trajectory, index, tokens=2, final=final, version=self.version, context=length)
+            answer = self.both("write_chunk", self.who(worker), chunk)
+            if answer.status is WriteStatus.STORED:
+                self.written.append((worker, chunk))
+            if answer.keeps_lease:
+                self.held[worker][trajectory] = (index + 1, length + 2)
+            else:
+                del self.held[worker][trajectory]
+        if scored:
+            self.score_all_that_is_due()
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), same=st.booleans(), worker=st.sampled_from(WORKERS))
+    def write_again(self, data, same, worker) -> None:
+        first, chunk = data.draw(st.sampled_from(self.written))
+        before = self.run(self.memory.totals())
+        answer = self.both("write_chunk", self.who(first if same else worker), chunk)
+        assert answer.status is not WriteStatus.STORED
+        assert before == self.run(self.memory.totals())
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def renew(self, worker) -> None:
+        self.both("renew", self.who(worker))
+
+    @rule(worker=st.sampled_from(WORKERS), data=st.data())
+    def give_back(self, worker, data) -> None:
+        known = sorted({trajectory for held in self.held.values() for trajectory in held})
+        some = (
+            data.draw(st.none() | st.lists(st.sampled_from(known), max_size=3, unique=True).map(tuple))
+            if known
+            else None
+        )
+        self.both("give_back", self.who(worker), some)
+        for trajectory in list(self.held[worker]) if some is None else some:
+            self.held[worker].pop(trajectory, None)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def fence(self, worker) -> None:
+        self.epochs[worker] += 1
+        self.held[worker].clear()
+        self.run(self.client.hset(keys.epochs("test"), worker, self.epochs[worker]))
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
+    def wait(self, seconds) -> None:
+        self.now += seconds
+
+    # -- scorers ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), newest=st.booleans(), accuracy=st.sampled_from([0.0, 1.0]))
+    def score(self, data, newest, accuracy) -> None:
+        _, chunk = self.written[-1] if newest else data.draw(st.sampled_from(self.written))
+        make = data.draw(st.sampled_from([reward, reference, value]))
+        score = reward(accuracy) if make is reward else make(chunk.num_tokens)
+        self.both("write_score", SCORER, chunk.id, score)
+
+    @rule()
+    def score_all_that_is_due(self) -> None:
+        for _, chunk in self.written[-40:]:
+            group, member = chunk.id.trajectory.group, chunk.id.trajectory.member
+            accuracy = float(group % 3 == 1 or (member + group // 2) % 2)
+            for score in (reward(accuracy), reference(chunk.num_tokens), value(chunk.num_tokens)):
+                self.both("write_score", SCORER, chunk.id, score)
+
+    @rule(field=st.sampled_from(Field), wanted=st.integers(1, 3))
+    def overdue(self, field, wanted) -> None:
+        self.both("overdue", SCORER, field, max_chunks=wanted)
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), field=st.sampled_from(Field))
+    def fail(self, data, field) -> None:
+        _, chunk = data.draw(st.sampled_from(self.written))
+        self.both("fail_score", SCORER, chunk.id, field, "Traceback: \udc80 boom")
+
+    # -- value worker ----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.has_critic)
+    @rule(wanted=st.integers(1, 3), settled=st.booleans())
+    def train_critic(self, wanted, settled) -> None:
+        ours = self.run(self.memory.claim_finished(self.value_worker, num_trajectories=wanted))
+        theirs = self.run(self.redis.claim_finished(self.value_worker, num_trajectories=wanted))
+        if not isinstance(ours, FinishedClaim):
+            assert ours == theirs < wanted
+            return
+        assert isinstance(theirs, FinishedClaim)
+        assert repr(ours.trajectories) == repr(theirs.trajectories)
+        assert len(ours.trajectories) == wanted
+        claimed = {t.chunk.trajectory for pair in self.batches for t in pair[0].trajectories}
+        for one in ours.trajectories:
+            assert one.chunk.finish_reason.is_final
+            assert sum(scores.values.size for scores in one.values) == one.chunk.response_length
+            assert len(one.values) == one.chunk.id.index + 1
+            assert one.chunk.trajectory not in claimed | self.learned, "a response trained the critic twice"
+        self.batches.append((ours, theirs))
+        if settled:
+            self.settle_batch(-1)
+
+    @precondition(lambda self: self.batches)
+    @rule(which=st.integers(0, 9))
+    def settle_batch(self, which) -> None:
+        ours, theirs = self.batches.pop(which % len(self.batches))
+        self.learned |= {one.chunk.trajectory for one in ours.trajectories}
+        reached["learned"] += 1
+        for expected in (1, 0):
+            assert self.run(self.memory.settle_finished(self.value_worker, (ours.claim_id,))) == expected
+            assert self.run(self.redis.settle_finished(self.value_worker, (theirs.claim_id,))) == expected
+
+    @precondition(lambda self: self.has_critic)
+    @rule(data=st.data())
+    def restart_value_worker(self, data) -> None:
+        self.value_worker = replace_epoch(self.value_worker)
+        self.epochs["value-0"] = self.value_worker.epoch
+        self.run(self.client.hset(keys.epochs("test"), "value-0", self.value_worker.epoch))
+        applied = data.draw(st.lists(st.sampled_from(self.batches), unique_by=id)) if self.batches else []
+        for ours, _ in applied:
+            self.learned |= {one.chunk.trajectory for one in ours.trajectories}
+        names = [tuple(pair[side].claim_id for pair in applied) for side in (0, 1)]
+        returned = self.run(self.memory.recover_finished(self.value_worker, names[0]))
+        assert returned == self.run(self.redis.recover_finished(self.value_worker, names[1]))
+        self.batches.clear()
+
+    # -- learner ---------------------------------------------------------------------------------------------------
+
+    @rule(behind=st.sampled_from([0, 0, 0, 1]))
+    def claim(self, behind) -> None:
+        version = max(0, self.version - behind)
+        ours = self.run(self.memory.claim(self.learner, policy_version=version))
+        theirs = self.run(self.redis.claim(self.learner, policy_version=version))
+        waits = self.asked("waits")
+        if not isinstance(ours, Claim):
+            assert ours == theirs
+            assert (waits.num_ready, waits.num_needed) == (ours.num_ready, ours.num_needed)
+            return
+        assert isinstance(theirs, Claim)
+        assert (ours.units, ours.policy_version) == (theirs.units, theirs.policy_version)
+        self.claims.append((ours, theirs))
+        reached["claimed"] += 1
+        fetched = self.run(self.memory.fetch(ours))
+        assert comparable(fetched) == comparable(self.run(self.redis.fetch(theirs)))
+        for unit in fetched:
+            chunks = [scored.chunk for trajectory in unit.trajectories for scored in trajectory]
+            oldest = min(self.updates[segment.policy_version] for chunk in chunks for segment in chunk.segments)
+            assert self.updates[version] - oldest <= self.eta, "a stale unit was claimed"
+            names = {str(chunk.id) for chunk in chunks}
+            assert not names & self.settled, "a chunk was trained on twice"
+
+    @rule(worker=st.sampled_from(WORKERS), times=st.integers(1, 3), settled=st.booleans(), data=st.data())
+    def train(self, worker, times, settled, data) -> None:
+        """Make whole updates: what single steps leave behind is then old, claimed or trained."""
+        for _ in range(times):
+            self.make_headway(worker, final=True, scored=True)
+            before = len(self.claims)
+            self.claim(0)
+            if len(self.claims) > before:
+                self.publish()
+        if settled and self.claims:
+            self.settle(data)
+        if self.has_critic:
+            self.train_critic(2, settled)
+
+    @rule()
+    def publish(self) -> None:
+        self.version += 1
+        self.updates[self.version] = self.updates[self.version - 1] + 1
+        self.both("advance", self.learner, self.version)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def settle(self, data) -> None:
+        ours, theirs = data.draw(st.sampled_from(self.claims))
+        self.claims.remove((ours, theirs))
+        for unit in self.run(self.memory.fetch(ours)):
+            self.settled |= {str(scored.chunk.id) for trajectory in unit.trajectories for scored in trajectory}
+        reached["settled"] += 1
+        for expected in (1, 0):
+            assert self.run(self.memory.settle(self.learner, (ours.claim_id,))) == expected
+            assert self.run(self.redis.settle(self.learner, (theirs.claim_id,))) == expected
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), reason=st.sampled_from([DropReason.NON_FINITE, DropReason.VALUE_WARMUP]))
+    def drop(self, data, reason) -> None:
+        ours, theirs = data.draw(st.sampled_from(self.claims))
+        unit = data.draw(st.sampled_from(ours.units))
+        before = self.run(self.memory.audit()).finished
+        self.run(self.memory.drop(self.learner, ours, unit, reason))
+        self.run(self.redis.drop(self.learner, theirs, unit, reason))
+        if reason is DropReason.VALUE_WARMUP:
+            assert self.run(self.memory.audit()).finished == before, "the critic lost what the policy did not want"
+
+    @rule(data=st.data())
+    def restart_learner(self, data) -> None:
+        self.learner = replace_epoch(self.learner)
+        self.epochs["learner-0"] = self.learner.epoch
+        self.run(self.client.hset(keys.epochs("test"), "learner-0", self.learner.epoch))
+        applied = data.draw(st.lists(st.sampled_from(self.claims), unique_by=id)) if self.claims else []
+        for ours, _ in applied:
+            for unit in self.run(self.memory.fetch(ours)):
+                self.settled |= {str(scored.chunk.id) for trajectory in unit.trajectories for scored in trajectory}
+        returned = self.run(self.memory.recover(self.learner, tuple(ours.claim_id for ours, _ in applied)))
+        assert returned == self.run(self.redis.recover(self.learner, tuple(theirs.claim_id for _, theirs in applied)))
+        self.claims.clear()
+        self.go_on_from(data.draw(st.sampled_from([0, 0, 1, 2])))
+
+    def go_on_from(self, steps_back) -> None:
+        """The checkpoint is so many updates old; nothing that was settled with a later one is given up."""
+        num_updates = max(self.updates[self.version] - steps_back, self.marked)
+        self.marked = num_updates
+        self.version += 1
+        self.updates[self.version] = num_updates
+        assert self.both("resume_from", self.learner, Restart(self.version, num_updates)) == 0
+        self.both("restarts")
+
+    @precondition(lambda self: self.version > 3)
+    @rule()
+    def close(self) -> None:
+        self.both("close_admission", self.learner)
+
+    @precondition(lambda self: self.version > 4)
+    @rule()
+    def cancel(self) -> None:
+        self.both("cancel_in_flight", self.learner)
+        self.claims.clear()
+        audit = self.run(self.memory.audit())
+        assert audit.groups.in_flight == {}
+        assert audit.finished.in_flight.keys() <= {"claimed"}, "only what the value worker has trained on is left"
+        if not self.num_evaluations and not audit.finished.in_flight:
+            assert {stat.name: stat.depth for stat in self.run(self.memory.queues())}["bytes"] == 0
+
+    @precondition(lambda self: self.num_evaluations < 2)
+    @rule(prompts=st.integers(1, 2), samples=st.integers(1, 2))
+    def evaluate(self, prompts, samples) -> None:
+        request = EvaluationRequest(self.num_evaluations, self.version, prompts, samples, 0.0)
+        self.both("request_evaluation", self.learner, request)
+        self.num_evaluations += 1
+
+    # -- a person --------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS), how=st.integers(0, 2))
+    def requeue(self, data, worker, how) -> None:
+        if how == 0:
+            self.asked("requeue", Wish(worker=worker))
+        elif how == 1:
+            self.asked("requeue", Wish(field=data.draw(st.sampled_from(Field))))
+        elif known := sorted({chunk.trajectory for _, chunk in self.written[-12:]}):
+            self.asked("requeue", Wish(trajectories=tuple(data.draw(st.lists(st.sampled_from(known), unique=True)))))
+
+    @rule()
+    def give_up(self) -> None:
+        """Fail on the first chunk that lacks a field as often as allowed."""
+        for field in Field:
+            for chunk in sorted(self.memory.state.due[field])[:1]:
+                for _ in range(2):
+                    self.both("fail_score", SCORER, chunk, field, "boom")
+
+    @rule(data=st.data())
+    def retry(self, data) -> None:
+        letters = [letter.chunk for letter in self.run(self.memory.dead_letters())]
+        some = st.lists(st.sampled_from(letters), max_size=2).map(tuple) if letters else st.just(())
+        self.retry_letters(data.draw(st.none() | some))
+
+    def retry_letters(self, chosen) -> None:
+        reached["retried"] += len(self.asked("retry", chosen).prompts)
+
+    # -- at every step ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_books_balance_and_agree(self) -> None:
+        audit = self.both("audit")
+        assert audit.balances, audit
+        assert audit.finished.trained <= len(self.learned)
+        totals = self.both("totals")
+        self.credit_limit = max(self.credit_limit, totals.credit_limit)  # it falls with a learner that goes back
+        assert totals.credit_used <= self.credit_limit
+        self.both("queues")
+        self.both("dead_letters")
+        for number in range(self.num_evaluations):
+            self.both("evaluation", number)
+
+    @invariant()
+    def nothing_is_kept_for_the_critic_that_it_can_never_claim(self) -> None:
+        state = self.memory.state
+        lane = state.finished
+        claimed = {name for names in lane.claims.values() for name in names}
+        incomplete = set(lane.records) - set(lane.waiting) - claimed
+        assert incomplete <= set(state.trajectories)
+        assert lane.num_bytes == sum(record.num_bytes for record in lane.records.values())
+        assert state.stored_bytes == sum(record.num_bytes for record in state.chunks.values()) + sum(
+            len(record.last) for record in state.trajectories.values()
+        )
+        stored = cast("list[bytes]", self.run(self.client.keys("{test}:finished:*")))
+        assert {key.decode().rpartition(":")[2] for key in stored} == set(map(str, lane.records))
+
+
+def replace_epoch(who: Incarnation) -> Incarnation:
+    return Incarnation(who.role, who.worker, who.epoch + 1)
+
+
+def comparable(answer):
+    """Arrays do not compare as wholes, texts do; dictionaries of counts have no order."""
+    return answer if isinstance(answer, Audit | Totals) else repr(answer)
+
+
+reached: Counter[str] = Counter()
+"""How often a story came to what matters most; a suite that never gets there would agree about nothing."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("unit", Unit)
+def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_step(redis_server, unit):
+    reached.clear()
+    run_state_machine_as_test(
+        cast("type[BothLedgers]", lambda: BothLedgers(redis_server, unit)),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
+            print_blob=True,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if SHRINK else [])],
+            database=None,
+        ),
+    )
+    assert reached["claimed"] >= EXAMPLES // 4
+    if EXAMPLES < ENOUGH:
+        return
+    assert reached["settled"] >= EXAMPLES // 10
+    assert reached["learned"] >= EXAMPLES // 10
+    assert reached["retried"] >= EXAMPLES // 10
+    assert min(reached["repeated"], reached["copied"]) >= EXAMPLES // 2
