@@ -27,9 +27,9 @@ from rich.console import Console
 from xxhash import xxh3_64_intdigest
 
 from pipeline.cli.peek import show
+from pipeline.cli.score.command import show_report
+from pipeline.cli.score.offline import score_file
 from pipeline.config.learning import RewardSection
-from pipeline.rewards.cli import show_report
-from pipeline.rewards.offline import score_file
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.weights.store import WeightsStore

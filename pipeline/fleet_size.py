@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.algorithms.catalogue import declaration
-from pipeline.config.schema import RunConfig
+from pipeline.config.schema import RunConfig, declaration
 from pipeline.machine import Machine
 from protocol.errors import ConfigError
 from protocol.ids import Role

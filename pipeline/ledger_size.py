@@ -22,8 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipeline.algorithms.catalogue import declaration
-from pipeline.config.schema import RunConfig
+from pipeline.config.schema import RunConfig, declaration
 from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
 

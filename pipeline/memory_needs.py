@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.batching import tokens_at_once
+from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
 from pipeline.machine import Machine
 from protocol.errors import ConfigError

@@ -13,10 +13,11 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.algorithms.catalogue import declaration
 from pipeline.config.learning import RewardModelSection
-from pipeline.config.schema import RunConfig
+from pipeline.config.ledger_spec import ledger_spec
+from pipeline.config.schema import RunConfig, declaration
 from pipeline.config.unread import in_words
+from pipeline.data.conversation import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.engine_check import check_engines
@@ -25,7 +26,6 @@ from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.server.promises import judge_terms, read_terms
-from pipeline.ledger.spec import ledger_spec
 from pipeline.ledger.url import hide_password
 from pipeline.ledger_size import check_ledger_size
 from pipeline.lora_check import check_lora
@@ -34,7 +34,6 @@ from pipeline.memory_needs import is_cpu, judge, needs, read_shape, room_here
 from pipeline.model_folder import read_model_config
 from pipeline.ranks_check import check_ranks
 from pipeline.reward_model import check_reward_model, longest_input
-from pipeline.rewards.conversation import conversation_tokens
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.value_model import value_source

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.charts import draw_critic, draw_updates
-from pipeline.config.resolved import RESOLVED_NAME
+from pipeline.config import RESOLVED_NAME
 from pipeline.history import (
     HISTORY_NAME,
     VALUE_HISTORY_NAME,

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from pipeline.config.resolved import RESOLVED_NAME
+from pipeline.config import RESOLVED_NAME
 from pipeline.process.exit_codes import Interrupted
 from protocol.errors import ConfigError
 

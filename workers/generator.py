@@ -26,11 +26,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.catalogue import declaration
+from pipeline.config.ledger_spec import ledger_spec
+from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import ChunkWrite, Lease, Refusal, WriteStatus
-from pipeline.ledger.spec import ledger_spec
 from pipeline.model_folder import loading
 from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST

@@ -27,14 +27,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.catalogue import declaration
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.checkpoints import CHECKPOINTS, CheckpointFolder
+from pipeline.config.ledger_spec import ledger_spec
+from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
-from pipeline.ledger.spec import ledger_spec
 from pipeline.ledger.version_history import Lineage
 from pipeline.model_folder import loading
 from pipeline.process.exit_codes import ExitCode

@@ -30,9 +30,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 from workers.engines.policy_gradient import ForwardSettings
 from workers.engines.torch_training import OptimizerSettings, TorchTraining
 

@@ -20,8 +20,8 @@ from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

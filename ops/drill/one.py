@@ -23,8 +23,8 @@ from ops.drill.relay import Relays
 from ops.drill.schedule import WIRE, FaultKind, Plan
 from ops.drill.truth import Naming
 from ops.drill.witness import Witness
+from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import load_config, read_resolved
-from pipeline.config.resolved import RESOLVED_NAME
 
 PATIENCE_S = 60.0
 """Without an update for so long, a run is stuck; on a machine with two cores of its own one comes every 0.2 s."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.ledger.contract import ClaimedUnit, Unit
 from protocol.errors import HeadraceError
 from protocol.trajectory import Field

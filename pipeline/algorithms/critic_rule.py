@@ -22,10 +22,10 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.gae import adaptive_lambda, egae, whiten_windows, window_deltas, window_policy_mask
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import ClaimedUnit, Unit
 from protocol.trajectory import Field, RewardScore

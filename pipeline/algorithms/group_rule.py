@@ -17,9 +17,9 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import ClaimedUnit, Unit
 from protocol.errors import LedgerError

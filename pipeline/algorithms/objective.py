@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Float, Real
 
 from pipeline.algorithms.aggregation import Aggregation, row_weights
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig

@@ -29,7 +29,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "requeue": ("pipeline.cli.requeue", "Put work back: open leases for others, make unscored chunks due."),
     "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer failed on for good."),
     "replay": ("pipeline.cli.replay", "Make a run's updates again from its log, and compare the weights bit by bit."),
-    "score": ("pipeline.rewards.cli", "Score a file of responses offline, to check a verifier before training."),
+    "score": ("pipeline.cli.score.command", "Score a file of responses offline, to check a verifier before training."),
     "samples": ("pipeline.cli.samples", "Show prompts with responses, rewards and verdicts, while a run goes on."),
     "report": ("pipeline.cli.look", "Write the page of a run again, from its history and its ledger."),
     "config": ("pipeline.cli.config", "Check or show the configuration that files and --set make."),

@@ -76,7 +76,7 @@ def run_among(name: str) -> Callable[[Command], Command]:
 
 
 def _names_run(word: str) -> bool:
-    from pipeline.config.resolved import RESOLVED_NAME
+    from pipeline.config import RESOLVED_NAME
 
     return "/" in word or (Path(word) / RESOLVED_NAME).is_file()
 
@@ -107,7 +107,7 @@ class Attached:
 
 def find_run(run: Path | None) -> Path:
     """Return the run's folder: the given one, or the one changed last under ./runs. Raises ConfigError."""
-    from pipeline.config.resolved import RESOLVED_NAME
+    from pipeline.config import RESOLVED_NAME
 
     if run is not None:
         if not (run / RESOLVED_NAME).is_file():

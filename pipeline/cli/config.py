@@ -56,8 +56,8 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
     """Print every setting with its value, default, unit and meaning, as TOML that `headrace up` takes."""
-    from pipeline.config.describe import explained
-    from pipeline.config.load import load_config, public_settings, to_toml
+    from pipeline.config.describe import explained, public_settings
+    from pipeline.config.load import load_config, to_toml
 
     loaded = load_config(files, overrides)
     if as_json:

@@ -80,7 +80,7 @@ def pretraining_config(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: The algorithm has no critic, or there is nothing to wait for.
     """
-    from pipeline.algorithms.catalogue import declaration
+    from pipeline.config.schema import declaration
 
     if not declaration(config).has_critic:
         raise ConfigError(

@@ -66,8 +66,8 @@ def up(
     as_json: bool,
 ) -> int:
     """Start a run and stay with it until it ends."""
+    from pipeline.config import RESOLVED_NAME
     from pipeline.config.load import load_config, resolve_paths
-    from pipeline.config.resolved import RESOLVED_NAME
     from pipeline.ledger.address import known_url
     from pipeline.run_dir import check_no_run, prepare_run_dir
 

@@ -94,7 +94,7 @@ def _look(run_dir: Path, is_supervised: bool) -> Snapshot:
 
 async def snapshot_of(at: Attached) -> Snapshot:
     """Return what is seen of an attached run now."""
-    from pipeline.algorithms.catalogue import declare
+    from pipeline.config.catalogue import declare
     from pipeline.fleet import worker_name
     from pipeline.ledger.redis.admin import RedisAdmin
     from pipeline.ledger.redis.ledger import RedisReplay

@@ -19,9 +19,10 @@ import tomli_w
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.algorithms.catalogue import PRESETS
+from pipeline.config.catalogue import PRESETS
 from pipeline.config.schema import RunConfig
 from pipeline.config.units import unit_of
+from pipeline.ledger.url import hide_password
 
 WIDTH: Final = 79
 _KINDS: Final[dict[Any, str]] = {
@@ -109,10 +110,16 @@ def settings() -> Iterator[Setting]:
                 yield _setting(f"{section}.{name}", info)
 
 
+def public_settings(config: RunConfig) -> dict[str, Any]:
+    """Return every setting as plain values, the ledger's password hidden."""
+    settings = config.model_dump(mode="json")
+    if config.ledger.url is not None:
+        settings["ledger"]["url"] = hide_password(config.ledger.url)
+    return settings
+
+
 def explained(config: RunConfig) -> str:
     """Return a configuration as TOML in which every setting is explained; it reads back as the same configuration."""
-    from pipeline.config.load import public_settings
-
     values = public_settings(config)
     by_section: dict[str, list[Setting]] = {}
     for setting in settings():

@@ -11,8 +11,8 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from pipeline.algorithms.catalogue import PRESETS
 from pipeline.config.base import Fraction, Positive, Section
+from pipeline.config.catalogue import PRESETS
 
 
 class ModelSection(Section):
@@ -56,7 +56,7 @@ class DataSection(Section):
 
 class AlgorithmSection(Section):
     """The objective. Formulas: pipeline/algorithms/README.md. A name brings its source's settings as defaults:
-    pipeline/algorithms/catalogue.py."""
+    pipeline/config/catalogue.py."""
 
     name: Literal[
         "dapo",

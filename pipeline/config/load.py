@@ -19,9 +19,9 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
-from pipeline.config.describe import in_toml, section_model, settings
+from pipeline.config import RESOLVED_NAME
+from pipeline.config.describe import in_toml, public_settings, section_model, settings
 from pipeline.config.other_names import meant_by
-from pipeline.config.resolved import RESOLVED_NAME
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.ledger.url import hide_password
@@ -92,14 +92,6 @@ def write_resolved(config: RunConfig, run_dir: Path) -> Path:
 def to_toml(config: RunConfig) -> str:
     """Render every set value as TOML; settings that are absent (None) are left out, since TOML has no null."""
     return tomli_w.dumps(_without_none(public_settings(config)))
-
-
-def public_settings(config: RunConfig) -> Tree:
-    """Return every setting as plain values, the ledger's password hidden."""
-    settings = config.model_dump(mode="json")
-    if config.ledger.url is not None:
-        settings["ledger"]["url"] = hide_password(config.ledger.url)
-    return settings
 
 
 def resolve_paths(config: RunConfig) -> RunConfig:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-RESOLVED_NAME = "config.toml"
-"""The resolved configuration, in the run's folder."""
+from pipeline.config import RESOLVED_NAME
 
 
 class RunGlance(msgspec.Struct, frozen=True):
@@ -65,6 +64,7 @@ def glance(run_dir: Path) -> Glance:
     try:
         return msgspec.convert(tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8")), Glance)
     except (OSError, ValueError):  # a setting is not there, or the file is not TOML; the schema says which
-        from pipeline.config.load import public_settings, read_resolved
+        from pipeline.config.describe import public_settings
+        from pipeline.config.load import read_resolved
 
         return msgspec.convert(public_settings(read_resolved(run_dir)), Glance)

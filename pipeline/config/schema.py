@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from pipeline.algorithms.catalogue import Declaration, declare
 from pipeline.config.base import Section
+from pipeline.config.catalogue import Declaration, declare
 from pipeline.config.learning import (
     AlgorithmSection,
     DataSection,
@@ -225,3 +225,8 @@ class RunConfig(Section):
                     f"{name}.deepspeed has {', '.join(ours)} among its further settings, which Headrace sets itself from "
                     f"[{name}]; remove it"
                 )
+
+
+def declaration(config: RunConfig) -> Declaration:
+    """Return what a run's algorithm is made of. Raises ConfigError when no algorithm has its name."""
+    return declare(config.algorithm.name, dynamic_sampling=config.algorithm.dynamic_sampling)

@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 
 from pipeline.config.schema import RunConfig
+from pipeline.data.conversation import MESSAGES
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, Unusable, parse_line
 from pipeline.data.permutation import permuted
 from pipeline.data.report import DataReport, SkipReason
 from pipeline.data.tokenizer import PromptTokenizer
-from pipeline.rewards.conversation import MESSAGES
 from pipeline.rewards.registry import resolve, resolve_named
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt

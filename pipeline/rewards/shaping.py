@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.algorithms.overlong import soft_overlong_penalty
+from pipeline.rewards.overlong import soft_overlong_penalty
 from pipeline.rewards.verifier import Verdict
 from protocol.trajectory import FinishReason, RewardScore
 

@@ -22,7 +22,7 @@ from structlog.typing import FilteringBoundLogger
 import pipeline.checkpoints
 import workers.learner
 import workers.publishing
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 from pipeline.rewards.verifier import Outcome, Response
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment

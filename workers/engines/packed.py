@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.batching import PackedBatch
+from pipeline.algorithms.batching import PackedBatch
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION, PackedLayout
 from workers.engines.layers import count_layers, count_part

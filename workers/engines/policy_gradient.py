@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pipeline.algorithms.batching import PackedBatch, TrainingSample, pack
 from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.batching import PackedBatch, TrainingSample, pack
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.packed import Entropy, PackedTokens, TokenScores, score_packed

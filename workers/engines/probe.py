@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from pipeline.model_folder import read_model_config
 from workers.engines.training import TrainingBackend

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from pipeline.batching import plan_padded_batches
+from pipeline.algorithms.batching import plan_padded_batches
+from pipeline.data.conversation import conversation_tokens
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.process import work
 from pipeline.reward_model import check_reward_model, longest_input
-from pipeline.rewards.conversation import conversation_tokens
 from protocol.errors import EngineError
 from protocol.trajectory import Prompt
 from workers.engines.models import load_reward_model, resolve_device, resolve_dtype

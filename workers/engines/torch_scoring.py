@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from pipeline.batching import plan_micro_batches
+from pipeline.algorithms.batching import plan_micro_batches
 from pipeline.process import work
 from protocol.errors import ConfigError
 from workers.engines.attention import PACKED_ATTENTION

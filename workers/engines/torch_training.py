@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from pipeline.batching import TrainingSample, plan_micro_batches, tokens_at_once
+from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
 from pipeline.lora_check import check_lora
 from pipeline.process import work
 from protocol.errors import EngineError

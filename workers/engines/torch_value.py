@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline.batching import plan_micro_batches, tokens_at_once
+from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective

@@ -20,10 +20,10 @@ import torch
 
 from pipeline.algorithms import build
 from pipeline.algorithms.base import Algorithm
+from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.algorithms.filters import has_signal
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.value_targets import lambda_targets
-from pipeline.batching import TrainingSample, split_minibatches
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import ClaimedUnit, ScoredChunk, Unit
 from pipeline.rewards.shaping import shape

@@ -18,8 +18,8 @@ import torch
 from ops.bench.gpu.form import Form
 from ops.bench.gpu.models import Shape, write_model
 from ops.bench.gpu.settings import run_config
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 from workers.engines.build import build_training_backend
 from workers.engines.models import resolve_dtype
 

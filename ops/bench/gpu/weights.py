@@ -21,7 +21,7 @@ import torch
 from ops.bench.gpu.form import Form
 from ops.bench.gpu.models import write_model
 from ops.bench.gpu.settings import run_config
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from protocol.ids import TrajectoryId
 from workers.engines.build import build_generation_engine, build_training_backend
 from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest

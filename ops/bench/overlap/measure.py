@@ -19,8 +19,8 @@ from ops.bench.fleet_run import last_counters, train
 from ops.bench.overlap.ideal import Costs, ideal_update_s, windows
 from ops.bench.overlap.scenarios import CONFIG, Scenario
 from ops.demo_task import Split, write_file
-from pipeline.algorithms.catalogue import declaration
 from pipeline.config.load import load_config, resolve_paths
+from pipeline.config.schema import declaration
 from pipeline.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.ledger.types import Unit
 from protocol.ids import TrajectoryId

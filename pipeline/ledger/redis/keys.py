@@ -58,8 +58,6 @@ worker has trained on it, or until it is dropped for a reason after which no cri
 
 from __future__ import annotations
 
-from typing import Final
-
 
 def prefix(run: str) -> str:
     """Return what every key of a run begins with. Raises ValueError for a name that would break the hash tag."""

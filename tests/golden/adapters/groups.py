@@ -9,8 +9,8 @@ import numpy as np
 
 from pipeline.algorithms import advantage, filters
 from pipeline.algorithms import segments as provenance
-from pipeline.algorithms.overlong import soft_overlong_penalty
 from pipeline.rewards.dapo_math import score
+from pipeline.rewards.overlong import soft_overlong_penalty
 from protocol.trajectory import Segment
 
 Case = Mapping[str, Any]

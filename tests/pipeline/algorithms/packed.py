@@ -9,9 +9,9 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 
 few = settings(max_examples=8, deadline=None)
 """For claims that run a whole loss: each example costs some milliseconds under shape checks."""

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.ppo import Ppo
 from pipeline.algorithms.tppo import Tppo
 from pipeline.algorithms.vapo import Vapo
-from pipeline.batching import TrainingSample
 from pipeline.ledger.contract import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore, Score, ValueScore

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.algorithms import build
 from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.cispo import Cispo
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import GroupRule
@@ -19,7 +20,6 @@ from pipeline.algorithms.gspo import Gspo
 from pipeline.algorithms.objective import Objective, Surrogate
 from pipeline.algorithms.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from pipeline.algorithms.rloo import Rloo
-from pipeline.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.schema import RunConfig
 from tests.pipeline.algorithms.packed import few

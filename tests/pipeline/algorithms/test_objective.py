@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Proximal, Surrogate
-from pipeline.batching import TrainingSample, plan_micro_batches
 from tests.pipeline.algorithms.packed import Policy, few, random_samples, token_losses, train, without_loss
 
 SEEDS = st.integers(0, 2**32 - 1)

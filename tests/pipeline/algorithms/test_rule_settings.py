@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pipeline.algorithms import build
 from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.algorithms.group_rule import GroupRule
+from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
-from pipeline.ledger.spec import ledger_spec
 from protocol.trajectory import Field
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.config.resolved import RESOLVED_NAME
+from pipeline.config import RESOLVED_NAME
 from protocol.errors import ConfigError
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.algorithms.catalogue import DECLARATIONS, PRESETS, declaration
+from pipeline.config.catalogue import DECLARATIONS, PRESETS
 from pipeline.config.load import load_config
+from pipeline.config.schema import declaration
 from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
 

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import load_config, read_resolved, write_resolved
-from pipeline.config.resolved import RESOLVED_NAME, Glance, glance
+from pipeline.config.resolved import Glance, glance
 from protocol.errors import ConfigError
 
 SETTINGS = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.algorithms import build
-from pipeline.algorithms.catalogue import DECLARATIONS
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.config.catalogue import DECLARATIONS
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys, in_words, unread

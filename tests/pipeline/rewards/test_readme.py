@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import pipeline.rewards
-from pipeline.rewards.cli import score
+from pipeline.cli.score.command import score
 
 
 def test_the_example_in_the_readme_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

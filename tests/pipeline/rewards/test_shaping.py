@@ -63,7 +63,7 @@ def test_the_parts_sum_to_the_reward(accuracy: float, parts: dict[str, float], n
 
 def test_scoring_imports_no_torch_and_no_sympy() -> None:
     code = (
-        "import sys, pipeline.rewards.pool, pipeline.rewards.shaping, pipeline.rewards.offline, pipeline.data.source;"
+        "import sys, pipeline.rewards.pool, pipeline.rewards.shaping, pipeline.cli.score.offline, pipeline.data.source;"
         "print([name for name in ('torch', 'transformers', 'sympy', 'pyarrow', 'rich') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

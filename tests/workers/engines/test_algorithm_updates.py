@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pipeline.algorithms import Algorithm, build
-from pipeline.algorithms.catalogue import DECLARATIONS
 from pipeline.algorithms.rules import RULES
+from pipeline.config.catalogue import DECLARATIONS
 from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig

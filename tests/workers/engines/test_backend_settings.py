@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection, LearnerSection, ModelSection, ReferenceSection, ValueSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig

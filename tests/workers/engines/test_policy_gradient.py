@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Importance, KLEstimator, Objective
-from pipeline.batching import TrainingSample
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.optimizer import OptimizerSettings
 from workers.engines.packed import prepare_packed

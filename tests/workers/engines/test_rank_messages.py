@@ -7,8 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import KLEstimator, Objective
-from pipeline.batching import TrainingSample
 from tests.workers.engines.tiny import make_samples
 from workers.engines.ranks.messages import Command, Evaluate, Gather, Idle, Put, Step, Stop, ValueStep, decode, encode
 from workers.engines.scoring import ScoringRequest

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.batching import TrainingSample, plan_micro_batches
 from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, DataError, EngineError
 from tests.workers.engines.subjects import (

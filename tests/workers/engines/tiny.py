@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 
 VOCABULARY = 64
 ARCHITECTURES: dict[str, tuple[type, type[PreTrainedModel]]] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from protocol.errors import EngineError
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.state import LearnedState

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.batching import TrainingSample, plan_ranks
+from pipeline.algorithms.batching import TrainingSample, plan_ranks
 from workers.engines.ranks.group import Group
 from workers.engines.ranks.lead import Lead
 from workers.engines.ranks.messages import Command

@@ -14,8 +14,8 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
-from pipeline.batching import TrainingSample
 from workers.engines.scoring import ScoringRequest
 from workers.engines.value import ValueSample
 

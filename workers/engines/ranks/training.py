@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.process import work
 from workers.engines.optimizer import GRADIENT
 from workers.engines.policy_gradient import (

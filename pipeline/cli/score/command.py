@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from pipeline.cli.score.distribution import Quantiles, ScoreReport
     from pipeline.process.exit_codes import ExitCode
-    from pipeline.rewards.distribution import Quantiles, ScoreReport
 
 _EPILOG = """\b
 Examples:
@@ -65,10 +65,10 @@ def score(
 
     Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and further columns.
     """
+    from pipeline.cli.score.offline import score_file
     from pipeline.config.learning import RewardSection
     from pipeline.data.files import count_rows
     from pipeline.process.exit_codes import ExitCode
-    from pipeline.rewards.offline import score_file
 
     config = RewardSection(timeout_s=timeout_s, processes=processes or num_cores())
     total = count_rows(file)

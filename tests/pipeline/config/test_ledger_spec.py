@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import pytest
 
+from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Unit
-from pipeline.ledger.spec import ledger_spec
 from pipeline.ledger.staleness import check_spec
 from protocol.trajectory import Field
 

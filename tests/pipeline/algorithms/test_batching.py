@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.batching import (
+from pipeline.algorithms.batching import (
     TrainingSample,
     balance,
     pack,

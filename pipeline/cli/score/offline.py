@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from pipeline.cli.score.distribution import ScoreReport, Tally
 from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
-from pipeline.rewards.distribution import ScoreReport, Tally
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import resolve
 from pipeline.rewards.shaping import shape

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import main
+from pipeline.cli.score.command import Progress, num_cores, score
+from pipeline.cli.score.offline import score_file
 from pipeline.config.learning import RewardSection
-from pipeline.rewards.cli import Progress, num_cores, score
-from pipeline.rewards.offline import score_file
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response
 from protocol.errors import ConfigError, DataError
@@ -213,7 +213,7 @@ def test_all_cores_are_used_unless_a_number_is_said(tmp_path: Path, monkeypatch:
         used.append(options["config"].processes)
         return score_file(path, verifier, **options)
 
-    monkeypatch.setattr("pipeline.rewards.offline.score_file", kept)
+    monkeypatch.setattr("pipeline.cli.score.offline.score_file", kept)
     path = tmp_path / "responses.jsonl"
     path.write_text(json.dumps({"response": "4", "answer": "4"}))
     for options in ([], ["--processes", "3"]):

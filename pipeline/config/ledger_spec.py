@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pipeline.algorithms.catalogue import declaration
-from pipeline.config.schema import RunConfig
+from pipeline.config.schema import RunConfig, declaration
 from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
 from protocol.trajectory import Field
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +80,3 @@ def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:
     if name == "vapo" and dynamic_sampling:
         return Declaration(name, Unit.GROUP, has_critic=True, has_group_baseline=False)
     return found
-
-
-def declaration(config: RunConfig) -> Declaration:
-    """Return what a run's algorithm is made of. Raises ConfigError when no algorithm has its name."""
-    return declare(config.algorithm.name, dynamic_sampling=config.algorithm.dynamic_sampling)

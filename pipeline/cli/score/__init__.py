@@ -1,0 +1,1 @@
+"""``headrace score``: a file of responses, scored offline."""
