@@ -22,7 +22,7 @@ from protocol.ids import Role
 if TYPE_CHECKING:
     from pipeline.config.learning import ValueSection
     from pipeline.config.schema import RunConfig
-    from pipeline.runtime.registry import Heartbeat
+    from pipeline.runtime.registry.contract import Heartbeat
 
 GATE_OPEN = "gate_open"
 """Counters of the value worker's heartbeat: 1 or 0, steps done, and the moving mean."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.config.schema import RunConfig, declaration
-from pipeline.machine import Machine
+from pipeline.runtime.machine import Machine
 from protocol.errors import ConfigError
 from protocol.ids import Role
 

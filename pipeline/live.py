@@ -27,7 +27,7 @@ from rich.text import Text
 
 from pipeline.history import HISTORY_NAME, HistoryTail
 from pipeline.progress import Progress, course, sparkline
-from pipeline.runtime.registry import RunState
+from pipeline.runtime.registry.contract import RunState
 from pipeline.runtime.status import bottleneck, in_minutes, worker_rows
 from pipeline.tables import fleet_table, groups_line, tokens_line
 from protocol.printable import printable_line

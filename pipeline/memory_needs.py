@@ -28,7 +28,7 @@ from typing import Any
 
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
-from pipeline.machine import Machine
+from pipeline.runtime.machine import Machine
 from protocol.errors import ConfigError
 from protocol.ids import Role
 

@@ -29,13 +29,13 @@ from pipeline.ledger.server.promises import judge_terms, read_terms
 from pipeline.ledger.url import hide_password
 from pipeline.ledger_size import check_ledger_size
 from pipeline.lora_check import check_lora
-from pipeline.machine import this_machine
 from pipeline.memory_needs import is_cpu, judge, needs, read_shape, room_here
 from pipeline.model_folder import read_model_config
 from pipeline.ranks_check import check_ranks
 from pipeline.reward_model import check_reward_model, longest_input
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
+from pipeline.runtime.machine import this_machine
 from pipeline.value_model import value_source
 from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint

@@ -40,14 +40,14 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, process_runs, read_ledger_url
-from pipeline.machine import this_machine
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.processes import Command, Exit, Processes, worker_command
 from pipeline.report import write_report
 from pipeline.run_dir import server_lock
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry import Fleet, Heartbeat, Registry, RunState, RunStatus
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.machine import this_machine
+from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus
+from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
 from pipeline.surroundings import Picture, Surroundings
 from pipeline.takeover import take_over

@@ -22,7 +22,7 @@ from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
-from pipeline.runtime.registry import Heartbeat, Registry, RunStatus
+from pipeline.runtime.registry.contract import Heartbeat, Registry, RunStatus
 from protocol.errors import LedgerDiskFailed, LedgerUnavailable
 from protocol.ids import Role
 

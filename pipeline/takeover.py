@@ -17,7 +17,7 @@ import structlog
 
 from pipeline.fleet import FleetPlan
 from pipeline.processes import Processes
-from pipeline.runtime.registry import Registry
+from pipeline.runtime.registry.contract import Registry
 from protocol.ids import Role
 
 _OURS = re.compile(rf"{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")

@@ -31,7 +31,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.process.work import LEAST_S, piece_limit_s
-from pipeline.runtime.registry import MAY_HOLD, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
 from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}

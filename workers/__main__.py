@@ -15,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-from pipeline.runtime.actor import run_actor
+from pipeline.runtime.worker_process import run_actor
 from protocol.ids import Role
 
 _CLASSES = {

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints import CheckpointFolder
-from pipeline.machine import this_machine
 from pipeline.memory_needs import room_here
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.pulse import resident_bytes
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.machine import this_machine
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.worker_state import resident_bytes
 from protocol.errors import StorageFailed
 
 _LOOK_S = 1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.history import EvaluationRow
 from pipeline.ledger.contract import EvaluationRequest, EvaluationState
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 
 _POLL_S = 0.1
 

@@ -36,9 +36,9 @@ from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
 from pipeline.rework import Tally
 from pipeline.runtime.actor import Actor, ActorContext
-from pipeline.runtime.outbox import Outbox
-from pipeline.runtime.registry import WaitingFor, unreached_workers
+from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from pipeline.runtime.retry import ride_out
+from pipeline.runtime.role_sender import Outbox
 from protocol.codec import Encoded, encode_once
 from protocol.errors import EngineDied, ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import ChunkId, Role, TrajectoryId

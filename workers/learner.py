@@ -39,7 +39,7 @@ from pipeline.ledger.version_history import Lineage
 from pipeline.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor
-from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
 from pipeline.samples import Samples
 from protocol.errors import LedgerError
 from protocol.ids import Role

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.registry import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
 from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint

@@ -16,7 +16,7 @@ from typing import ClassVar, TypeVar
 from pipeline.ledger.contract import WriteStatus
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import ride_out
 from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint

@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.outbox import SAID_AFTER_S, unreached_words
-from pipeline.runtime.registry import LinkReport, Topic, WeightsAnnouncement
+from pipeline.runtime.registry.contract import LinkReport, Topic, WeightsAnnouncement
+from pipeline.runtime.role_sender import SAID_AFTER_S, unreached_words
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.segments import MappedFile, SegmentReader, UnnamedFile
 from pipeline.weights.store import fetched_folder, write_publication

@@ -36,7 +36,7 @@ from ops.drill.schedule import ASKED, WIRE, FaultKind, PlannedFault
 from ops.drill.truth import Asking, Naming, Struck, ask_until_named
 from ops.drill.witness import servers_of
 from pipeline.ledger.redis import keys
-from pipeline.runtime.registry import Heartbeat
+from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Role
 
 _STATE_S = 3.0

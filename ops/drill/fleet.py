@@ -28,7 +28,7 @@ from ops.drill.verifier import NAME as VERIFIER
 from pipeline.history import HISTORY_NAME, HistoryTail, UpdateRow
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys
-from pipeline.runtime.registry import Heartbeat
+from pipeline.runtime.registry.contract import Heartbeat
 from protocol.errors import ConfigError
 from protocol.ids import Role
 

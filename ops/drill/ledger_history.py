@@ -30,7 +30,7 @@ from ops.drill.events import (
 )
 from pipeline.ledger.contract import Restart
 from pipeline.ledger.version_history import Lineage
-from pipeline.runtime.registry import Heartbeat, WeightsAnnouncement
+from pipeline.runtime.registry.contract import Heartbeat, WeightsAnnouncement
 from protocol.codec import from_blob
 from protocol.trajectory import TrajectoryChunk
 

@@ -25,7 +25,7 @@ from protocol.errors import ConfigError, DeadlineExceeded
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.runtime.registry import Fleet, Heartbeat
+    from pipeline.runtime.registry.contract import Fleet, Heartbeat
     from protocol.ids import Role
 
 _ELASTIC = ("generator", "reward", "reference")
@@ -46,9 +46,9 @@ _HEARD_S = 2.0
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers of a role a run has, while it runs."""
     from pipeline.fleet_size import check_fleet_size
-    from pipeline.machine import this_machine
     from pipeline.run_dir import supervisor_pid
-    from pipeline.runtime.registry import Fleet, RunState
+    from pipeline.runtime.machine import this_machine
+    from pipeline.runtime.registry.contract import Fleet, RunState
 
     if not counts:
         raise click.UsageError("say how many workers of which role: headrace scale generator=4")
@@ -149,7 +149,7 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
 
 
 async def _ask(run_dir: Path) -> None:
-    from pipeline.runtime.registry import RunState, RunStatus
+    from pipeline.runtime.registry.contract import RunState, RunStatus
 
     async with attach(run_dir) as attached:
         await attached.registry.set_run_status(
@@ -233,7 +233,7 @@ async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool,
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import server_runs
     from pipeline.processes import Processes
-    from pipeline.runtime.registry import RunState, RunStatus
+    from pipeline.runtime.registry.contract import RunState, RunStatus
 
     processes = Processes(run_dir)
     address = read_address(run_dir)

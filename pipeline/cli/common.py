@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.contract import ReplayBuffer
-    from pipeline.runtime.registry import Registry
+    from pipeline.runtime.registry.contract import Registry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 _RUN_OPTION = click.option(
@@ -147,7 +147,7 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
 async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator[Attached]:
     from pipeline.ledger.redis.client import connect
     from pipeline.ledger.redis.ledger import RedisReplay
-    from pipeline.runtime.registry_redis import RedisRegistry
+    from pipeline.runtime.registry.redis import RedisRegistry
 
     client = connect(url, patience_s=_ANSWER_S)
     replay = RedisReplay(client, settings.run.name)

@@ -91,7 +91,7 @@ def audit(run: Path | None, as_json: bool) -> int:
     Also says how many tokens are generated again because a generator died.
     """
     from pipeline.rework import in_words, read_rework, rework_rows
-    from pipeline.runtime.registry_memory import SILENT_AFTER_S
+    from pipeline.runtime.registry.memory import SILENT_AFTER_S
 
     async def look() -> int:
         async with look_at(run) as at:

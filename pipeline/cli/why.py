@@ -134,7 +134,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
 
 
 def _without_ledger(run_dir: Path, error: str, is_supervised: bool) -> Snapshot:
-    from pipeline.runtime.registry import RunState
+    from pipeline.runtime.registry.contract import RunState
     from pipeline.why.terms import Snapshot
 
     return Snapshot(str(run_dir), RunState.RUNNING, "", is_supervised, ledger_error=error)

@@ -1,4 +1,4 @@
-"""The actor: what every worker subclasses, and what runs it as a process.
+"""The actor: what every worker subclasses.
 
 One process, one mailbox, one event loop with one TaskGroup; blocking work runs on one thread that the actor owns. *Consumes*
 its mailbox and the ledger. *Produces* writes, messages and heartbeats. *Waits for* what it says in ``ctx.waiting_for``, so
@@ -22,14 +22,12 @@ Example of a whole worker::
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 from pipeline.runtime.context import ActorContext
 from protocol.ids import Role
 
-__all__ = ["Actor", "ActorContext", "run_actor"]
+__all__ = ["Actor", "ActorContext"]
 
 
 class Actor(abc.ABC):
@@ -56,16 +54,3 @@ class Actor(abc.ABC):
 
     async def teardown(self) -> None:  # noqa: B027 -- optional
         """Release what ``setup`` took. Called whenever ``setup`` had completed, after errors too."""
-
-
-def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> int:
-    """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
-
-    Args:
-        load: Returns the actor's class. Called after the process has limited its threads, so that it may import anything.
-        run_dir: The run's folder, with its resolved configuration and the address of its ledger.
-        worker: Name in the fleet, unique in the run. An older process of this name is fenced from now on.
-    """
-    from pipeline.runtime.host import host_process  # deferred: it imports Actor
-
-    return host_process(load, run_dir, worker)

@@ -21,9 +21,8 @@ from pipeline.ledger.contract import ReplayBuffer
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.news import News
-from pipeline.runtime.pulse import Pulse
-from pipeline.runtime.registry import (
+from pipeline.runtime.notifications import News
+from pipeline.runtime.registry.contract import (
     MAX_NAMED_LINKS,
     OTHER_LINKS,
     LinkReport,
@@ -31,6 +30,7 @@ from pipeline.runtime.registry import (
     WaitingFor,
     link_name,
 )
+from pipeline.runtime.worker_state import Pulse
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.runtime.registry import Heartbeat, HeartbeatWriter
+from pipeline.runtime.registry.contract import Heartbeat, HeartbeatWriter
 from protocol.errors import LedgerFull, LedgerRefused, LedgerUnavailable
 
 

@@ -25,7 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.registry import Heartbeat
+from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.status import SILENT_AFTER_S
 from protocol.errors import ConfigError
 

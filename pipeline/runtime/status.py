@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pipeline.process.work import WorkReport, piece_limit_s
-from pipeline.runtime.registry import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
+from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
 from protocol.ids import Role
 from protocol.printable import printable_line
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.process import work
-from pipeline.runtime.registry import WeightsAnnouncement
+from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import encode
 from pipeline.weights.digest import Digest, digest_buffer
 from pipeline.weights.segments import Segment, SegmentWriter

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from pipeline.runtime.registry import WeightsAnnouncement
+from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import apply
 from pipeline.weights.digest import Digest
 from pipeline.weights.segments import Segment, SegmentWriter

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pipeline.ledger.contract import Totals
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.status import WorkerRow
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot, count, worst
 from pipeline.why.workers import generators_chain, role_absent_chain, worker_chain

@@ -11,7 +11,7 @@ from pipeline.critic_gate import GATE_OPEN
 from pipeline.critic_gate import told as critic_words
 from pipeline.ledger.admin import Waits
 from pipeline.ledger.contract import LatePolicy, Totals, Unit
-from pipeline.runtime.registry import RunState, WaitingFor
+from pipeline.runtime.registry.contract import RunState, WaitingFor
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.admission import admission_chain
 from pipeline.why.silence import no_ledger_chain

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.ledger.admin import Lack
-from pipeline.runtime.registry import WaitingFor, unreached_workers
+from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.terms import Cause, Chain, Outlook, Snapshot, count, seconds, worst
 from protocol.ids import Role

@@ -15,7 +15,7 @@ import zmq
 
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.codec import encode
 from protocol.ids import Role
 from protocol.zeromq import CurveKeys

@@ -25,8 +25,8 @@ from ops.bench.overhead.parts import (
 )
 from pipeline.config.load import load_config
 from pipeline.ledger.address import LedgerAddress, write_address
-from pipeline.runtime.registry import Heartbeat, WaitingFor
-from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from protocol.ids import Role
 from tests.pipeline.runtime.fakes import small_config
 
@@ -38,9 +38,9 @@ from tests.pipeline.runtime.fakes import small_config
         ("generator", "main:protocol/codec.py", WIRE),
         ("generator", "thread ZMQbg/IO/0:", WIRE),
         ("reward", "heartbeat:", HEARTBEAT),
-        ("reward", "main:pipeline/runtime/registry_redis.py", HEARTBEAT),
+        ("reward", "main:pipeline/runtime/registry/redis.py", HEARTBEAT),
         ("learner", "main:workers/learner.py", ROLES),
-        ("learner", "main:pipeline/runtime/host.py", LOOP),
+        ("learner", "main:pipeline/runtime/worker_process.py", LOOP),
         ("learner", "main:", LOOP),
         ("generator", "compute:workers/engines/emulated/pace.py", None),
         ("generator", "compute:pipeline/rework.py", ROLES),

@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.actor import Actor, run_actor
-from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
+from pipeline.runtime.actor import Actor
+from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
+from pipeline.runtime.worker_process import run_actor
 from protocol.ids import Role
 
 

@@ -12,7 +12,7 @@ from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger
 from pipeline.preflight import preflight
 from pipeline.run_dir import prepare_run_dir
-from pipeline.runtime.registry import RunState, RunStatus
+from pipeline.runtime.registry.contract import RunState, RunStatus
 from tests.pipeline.op_config import op_config
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.config.learning import DataSection, ModelSection, ValueSection
 from pipeline.config.schema import RunConfig
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate, opens, view_critic
-from pipeline.runtime.registry import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from protocol.ids import Incarnation, Role
 
 SETTINGS = ValueSection(min_explained_variance=0.1, explained_variance_steps=3, pretrain_steps=50)

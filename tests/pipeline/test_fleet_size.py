@@ -11,10 +11,10 @@ import pytest
 from pipeline.fleet_size import check_fleet_size, most_workers
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
-from pipeline.machine import Machine, this_machine
 from pipeline.preflight import preflight
-from pipeline.runtime.registry import Fleet
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.machine import Machine, this_machine
+from pipeline.runtime.registry.contract import Fleet
+from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.surroundings import Picture
 from protocol.errors import ConfigError
 from protocol.ids import Role

@@ -12,7 +12,7 @@ from pipeline.history import HISTORY_NAME, History
 from pipeline.ledger.contract import Audit, Balance, Totals
 from pipeline.live import LiveView, Notices, PlainView
 from pipeline.progress import Progress, sparkline
-from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.status import QueueRow, worker_rows
 from pipeline.surroundings import Picture
 from pipeline.tables import audit_table, fleet_table, groups_line, queue_table, work_done

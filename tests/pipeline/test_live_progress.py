@@ -12,7 +12,7 @@ from rich.console import Console
 from pipeline.history import HISTORY_NAME, History, UpdateRow
 from pipeline.live import LiveView, PlainView, _bar
 from pipeline.progress import Progress
-from pipeline.runtime.registry import RunState, RunStatus
+from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.surroundings import Picture
 from tests.pipeline.op_config import op_config
 from tests.pipeline.rows import evaluation_row, update_row

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.config.schema import RunConfig
-from pipeline.machine import Machine
 from pipeline.memory_needs import Need, Room, Shape, activation_bytes, is_cpu, judge, needs, read_shape, room_here
+from pipeline.runtime.machine import Machine
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.runtime.fakes import small_config

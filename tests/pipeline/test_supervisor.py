@@ -25,9 +25,9 @@ from pipeline.preflight import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.run_dir import prepare_run_dir, run_lock, server_lock, supervisor_pid
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
-from pipeline.runtime.registry_memory import MemoryRegistry
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor import Outcome, Supervisor
 from pipeline.surroundings import Picture
 from protocol.errors import ConfigError, LedgerMismatch, LedgerRefused, LedgerUnavailable

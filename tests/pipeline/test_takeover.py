@@ -18,7 +18,7 @@ from pipeline.adopted import AdoptedProcess
 from pipeline.fleet import FleetPlan, Intensity, RestartPolicy
 from pipeline.process.records import Life, Started, identify, read_started, write_life, write_started
 from pipeline.processes import Processes
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.takeover import take_over
 from protocol.ids import Role
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.process.work import WorkReport
-from pipeline.runtime.registry import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.watchdog import Patience, Watchdog
 from protocol.ids import Incarnation, Role
 

@@ -31,7 +31,7 @@ from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication
 from protocol.ids import Role

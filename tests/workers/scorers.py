@@ -15,7 +15,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Incarnation, Role
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import memory_transport

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.checkpoints import CheckpointFolder
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.status import worker_rows
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import make_spec

@@ -14,7 +14,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.rework import Tally, in_words, read_rework
 from pipeline.runtime.clock import ManualClock
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.codec import from_blob
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Prompt, TrajectoryChunk

@@ -17,7 +17,7 @@ from pipeline.ledger.contract import EvaluationRequest
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import memory_transport, small_config

@@ -19,7 +19,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import EvaluationRequest
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.channel import Mailbox
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.memory import MemoryHub

@@ -14,8 +14,8 @@ from pipeline.ledger.contract import Unit
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import ManualClock
-from pipeline.runtime.pulse import Pulse
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.worker_state import Pulse
 from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment

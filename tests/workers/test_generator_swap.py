@@ -12,7 +12,7 @@ import pytest
 from pipeline.ledger.contract import Unit
 from pipeline.rework import Tally
 from pipeline.runtime.clock import ManualClock
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.store import WeightsStore
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, Prompt

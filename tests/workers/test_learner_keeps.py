@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from pipeline.config.running import CheckpointSection
 from pipeline.runtime.clock import ManualClock
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.learner import Learner

@@ -13,8 +13,8 @@ import pytest
 from pipeline.config.learning import ModelSection, RewardModelSection, RewardSection, ValueSection
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry import Heartbeat, WaitingFor
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.generator import Generator

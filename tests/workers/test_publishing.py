@@ -15,8 +15,8 @@ from pipeline.config.schema import RunConfig
 from pipeline.process.work import WorkReport
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry import Heartbeat, WaitingFor
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config

@@ -24,7 +24,7 @@ from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.complaints import LOG_EVERY_S, MAX_LOGGED
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.memory import MemoryHub

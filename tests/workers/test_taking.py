@@ -14,8 +14,8 @@ import pytest
 from pipeline.config.running import WeightsSection
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry import Heartbeat, WaitingFor
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.errors import DeadlineExceeded, ParityFailed, WeightsDamaged
 from protocol.ids import Role
 from protocol.memory import MemoryHub

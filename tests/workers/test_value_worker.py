@@ -24,7 +24,7 @@ from pipeline.ledger.contract import Unit, WriteStatus
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
 from protocol.memory import MemoryHub

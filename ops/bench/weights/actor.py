@@ -21,8 +21,8 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import read_ledger_url
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.host import open_transport
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.worker_process import open_transport
 from protocol.ids import Role
 
 _SILENT_AFTER_S = 3600.0

@@ -1,1 +1,1 @@
-"""The ledger in Redis: one Lua script a transition. With ``pipeline.runtime.registry`` the door to Redis."""
+"""The ledger in Redis: one Lua script a transition. With ``pipeline.runtime.registry.contract`` the door to Redis."""

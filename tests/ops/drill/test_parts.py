@@ -49,8 +49,8 @@ from ops.drill.verifier import judge
 from ops.drill.witness import Witness, servers_of
 from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.rewards.verifier import Response
-from pipeline.runtime.registry import RunState, RunStatus, WeightsAnnouncement
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.registry.contract import RunState, RunStatus, WeightsAnnouncement
+from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.weights.store import weights_folder
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import DataError

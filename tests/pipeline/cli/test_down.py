@@ -21,9 +21,9 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.run_dir import run_lock
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.pulse import Pulse
-from pipeline.runtime.registry import RunState, RunStatus, WaitingFor
-from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.worker_state import Pulse
 from protocol.errors import DeadlineExceeded
 from protocol.ids import Role
 from tests.pipeline.made_run import made_run

@@ -20,7 +20,7 @@ from pipeline.cli.peek import as_text, show
 from pipeline.ledger.contract import DeadLetter, QueueStat
 from pipeline.live import LiveView, Notices
 from pipeline.runtime.log import open_log
-from pipeline.runtime.registry import Heartbeat, LinkReport, RunState, RunStatus
+from pipeline.runtime.registry.contract import Heartbeat, LinkReport, RunState, RunStatus
 from pipeline.runtime.status import bottleneck, queue_rows, worker_rows
 from pipeline.samples import SAMPLES_NAME, Sample
 from pipeline.surroundings import Picture

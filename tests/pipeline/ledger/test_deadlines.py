@@ -19,10 +19,10 @@ from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.host import connect_worker
-from pipeline.runtime.pulse import Pulse
-from pipeline.runtime.registry import Fleet, Topic, WaitingFor
-from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.contract import Fleet, Topic, WaitingFor
+from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.worker_process import connect_worker
+from pipeline.runtime.worker_state import Pulse
 from protocol.errors import LedgerDiskFailed, LedgerRefused, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from tests.mute import Manner, mute_server

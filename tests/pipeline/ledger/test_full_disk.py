@@ -17,8 +17,8 @@ from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import ServerState
 from pipeline.ledger.server.watch import ServerWatch
-from pipeline.runtime.registry import RunState, RunStatus
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.registry.contract import RunState, RunStatus
+from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import LedgerDiskFailed, LedgerError
 
 

@@ -15,7 +15,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext, Transport
-from pipeline.runtime.registry import Registry
+from pipeline.runtime.registry.contract import Registry
 from protocol.ids import Role
 from protocol.memory import MemoryHub
 

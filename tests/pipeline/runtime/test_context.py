@@ -15,8 +15,8 @@ import pytest
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry import WaitingFor
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.threads import limit_threads, thread_environment
 from protocol.ids import Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config

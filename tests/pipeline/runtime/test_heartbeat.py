@@ -12,8 +12,8 @@ from structlog.typing import FilteringBoundLogger
 
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.pulse import Pulse
-from pipeline.runtime.registry import Heartbeat
+from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.worker_state import Pulse
 from protocol.errors import LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 

@@ -13,8 +13,7 @@ import zmq
 
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.outbox import Outbox
-from pipeline.runtime.registry import (
+from pipeline.runtime.registry.contract import (
     MAX_DETAIL_CHARS,
     MAX_NAMED_LINKS,
     OTHER_LINKS,
@@ -23,7 +22,8 @@ from pipeline.runtime.registry import (
     WaitingFor,
     link_name,
 )
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.role_sender import Outbox
 from pipeline.runtime.status import queue_rows
 from protocol.channel import LinkStats, Mailbox
 from protocol.codec import encode

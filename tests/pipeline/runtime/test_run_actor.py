@@ -19,8 +19,8 @@ from pipeline.config.load import write_resolved
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry import Heartbeat, RunState, RunStatus, WaitingFor
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import LedgerUnavailable
 from tests.pipeline.runtime.fakes import small_config
 

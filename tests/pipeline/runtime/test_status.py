@@ -10,7 +10,7 @@ from pipeline.ledger.contract import QueueStat
 from pipeline.process.work import WorkReport
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.metrics import MetricsServer
-from pipeline.runtime.registry import Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from pipeline.runtime.status import Health, bottleneck, queue_rows, role_rows, worker_rows
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role

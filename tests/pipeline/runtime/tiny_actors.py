@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.actor import Actor, run_actor
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.actor import Actor
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.worker_process import run_actor
 from protocol.errors import ConfigError
 from protocol.ids import Role
 

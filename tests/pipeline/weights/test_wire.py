@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.runtime.registry import WeightsAnnouncement
+from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.store import StoredWeights, WeightsStore, fetched_folder
 from pipeline.weights.wire import Base, FetchFolder, Received, WireFetch
 from protocol.channel import Requester

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.ledger.admin import Holder, Lack, Place, WaitedTrajectory, WaitedUnit, Waits
 from pipeline.ledger.contract import LatePolicy, QueueStat, Totals, Unit
-from pipeline.runtime.registry import RunState, WaitingFor
+from pipeline.runtime.registry.contract import RunState, WaitingFor
 from pipeline.runtime.status import Health, WorkerRow
 from pipeline.why.terms import CriticNeeds, Snapshot
 from protocol.ids import Role

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.ledger.admin import Holder, Place
 from pipeline.ledger.contract import LatePolicy, Unit
-from pipeline.runtime.registry import RunState, WaitingFor
+from pipeline.runtime.registry.contract import RunState, WaitingFor
 from pipeline.runtime.status import Health
 from pipeline.why.explain import explain
 from pipeline.why.terms import Cause, Ended, Outlook, Snapshot, seconds

@@ -19,10 +19,10 @@ from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.redis.sentinel import parse_sentinel_url
 from pipeline.ledger.server.binary import find_server
 from pipeline.runtime.clock import ManualClock, RealClock
-from pipeline.runtime.news import News
-from pipeline.runtime.pulse import Pulse
-from pipeline.runtime.registry import RunState, RunStatus, Topic
-from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.notifications import News
+from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
+from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.worker_state import Pulse
 from protocol.errors import ConfigError, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, make_chunk, make_spec, reward

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.runtime.clock import Clock, RealClock
-from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
+from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 

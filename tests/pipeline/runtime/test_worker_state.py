@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.runtime.clock import ManualClock
-from pipeline.runtime.pulse import Pulse, resident_bytes
-from pipeline.runtime.registry import WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.worker_state import Pulse, resident_bytes
 from protocol.ids import Incarnation, Role
 
 WHO = Incarnation(role=Role.REWARD, worker="reward-0", epoch=3)

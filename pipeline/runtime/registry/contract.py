@@ -4,7 +4,7 @@ Everything here is small, is about processes rather than about work, and lives b
 Two implementations: ``MemoryRegistry`` (in this process) and ``RedisRegistry``; one contract suite.
 
 *Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* nothing, but for news as long as
-the caller says (``pipeline.runtime.news`` is who asks).
+the caller says (``pipeline.runtime.notifications`` is who asks).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.ledger.redis.client import connect
-from pipeline.runtime.registry import (
+from pipeline.runtime.registry.contract import (
     Fleet,
     Heartbeat,
     HeartbeatWriter,
@@ -26,8 +26,8 @@ from pipeline.runtime.registry import (
     WaitingFor,
     WeightsAnnouncement,
 )
-from pipeline.runtime.registry_memory import MemoryRegistry
-from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from protocol.errors import Fenced, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from protocol.messages import BASE_VERSION

@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline.process.records import worker_pid
 from pipeline.process.work import Meter
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.registry import MAX_DETAIL_CHARS, MAY_HOLD, Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, MAY_HOLD, Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Incarnation
 
 _STATM = Path("/proc/self/statm")

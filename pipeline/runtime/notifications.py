@@ -15,7 +15,7 @@ import asyncio
 from typing import Final
 
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.registry import Registry, Topic
+from pipeline.runtime.registry.contract import Registry, Topic
 from protocol.errors import LedgerError
 
 LOOK_ANYWAY_S: Final = 2.0

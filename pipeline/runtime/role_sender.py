@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.news import LOOK_ANYWAY_S
-from pipeline.runtime.registry import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Topic, WaitingFor, link_name
+from pipeline.runtime.notifications import LOOK_ANYWAY_S
+from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Topic, WaitingFor, link_name
 from protocol.channel import Sender
 from protocol.codec import Encoded
 from protocol.errors import ChannelClosed, LedgerFull, LedgerUnavailable

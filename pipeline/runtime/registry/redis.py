@@ -26,8 +26,8 @@ from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import Link
 from pipeline.ledger.redis.errors import ledger_faults
-from pipeline.runtime.registry import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
-from pipeline.runtime.registry_memory import SILENT_AFTER_S, check_grows, check_newest
+from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
+from pipeline.runtime.registry.memory import SILENT_AFTER_S, check_grows, check_newest
 from protocol.ids import Incarnation, Role
 
 _SCRIPTS: Final = Path(__file__).parent / "scripts"

@@ -42,9 +42,9 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.log import WorkerLog, open_log
-from pipeline.runtime.news import LOOK_ANYWAY_S
-from pipeline.runtime.registry import Registry, RunState, Topic, WaitingFor
-from pipeline.runtime.registry_redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.notifications import LOOK_ANYWAY_S
+from pipeline.runtime.registry.contract import Registry, RunState, Topic, WaitingFor
+from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads
 from protocol.errors import ConfigError, Fenced, LedgerError
@@ -67,8 +67,14 @@ _IMMEDIATE_S = 0.5
 _ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
 
 
-def host_process(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> int:
-    """Run one worker in this process; see ``pipeline.runtime.actor.run_actor``."""
+def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> int:
+    """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
+
+    Args:
+        load: Returns the actor's class. Called after the process has limited its threads, so that it may import anything.
+        run_dir: The run's folder, with its resolved configuration and the address of its ledger.
+        worker: Name in the fleet, unique in the run. An older process of this name is fenced from now on.
+    """
     run_dir = run_dir.absolute()
     keep_private()
     limit_threads(1)  # before anything below loads a numeric library

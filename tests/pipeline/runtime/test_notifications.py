@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.ledger.redis.client import connect
 from pipeline.runtime.clock import ManualClock, RealClock, settle
-from pipeline.runtime.news import News
-from pipeline.runtime.registry import RunState, RunStatus, Topic
-from pipeline.runtime.registry_memory import MemoryRegistry
-from pipeline.runtime.registry_redis import RedisRegistry
+from pipeline.runtime.notifications import News
+from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 

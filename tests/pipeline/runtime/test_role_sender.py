@@ -12,9 +12,9 @@ import pytest
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext, Transport
-from pipeline.runtime.outbox import SAID_AFTER_S, UNREACHED_AFTER_S, Outbox
-from pipeline.runtime.registry import WaitingFor
-from pipeline.runtime.registry_memory import MemoryRegistry
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.role_sender import SAID_AFTER_S, UNREACHED_AFTER_S, Outbox
 from protocol.channel import Mailbox
 from protocol.ids import Role
 from protocol.messages import WeightsPart

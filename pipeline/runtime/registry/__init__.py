@@ -1,0 +1,1 @@
+"""The registry: incarnations, endpoints, heartbeats, the desired fleet, published weights. One contract kept twice."""
