@@ -7,8 +7,8 @@ A commit once deleted a whole hardening beside work of its own: 35 files lost wh
 takes away the work of others has to be said, in the message's last lines, a line a path or pattern:
 
     Removes: ops/old_bench.py
-    Reverts: pipeline/live.py
-    Reverts: tests/pipeline/why/*
+    Reverts: pipeline/observability/live_view.py
+    Reverts: tests/pipeline/observability/why/*
 
 A later commit can say it for an earlier one, an empty commit too. A path that is moved is not removed. ``git revert`` says it
 by its own sentence. A merge undoes what it leaves out of a parent's changes.

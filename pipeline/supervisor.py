@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pipeline import remains
-from pipeline.checkpoints import CHECKPOINTS, newest_name
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
@@ -40,24 +39,26 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, process_runs, read_ledger_url
+from pipeline.observability.report import write_report
+from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.processes import Command, Exit, Processes, worker_command
-from pipeline.report import write_report
 from pipeline.run_dir import server_lock
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
-from pipeline.surroundings import Picture, Surroundings
+from pipeline.surroundings import Surroundings
 from pipeline.takeover import take_over
+from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.value_model import VALUE_CHECKPOINTS
 from pipeline.watchdog import Patience, Watchdog
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 
 if TYPE_CHECKING:
-    from pipeline.runtime.metrics import MetricsServer
+    from pipeline.observability.metrics import MetricsServer
 
 _TICK_S = 0.2
 _LOOK_EVERY_S = 0.5
@@ -124,7 +125,7 @@ class Supervisor:
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
 
-    async def run(self, watch: Callable[[Picture], None] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
+    async def run(self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
         """Start the ledger and the fleet, keep them, and return once the run has ended and every process is gone.
 
         Raises:
@@ -179,7 +180,7 @@ class Supervisor:
         if port is None:
             yield None
             return
-        from pipeline.runtime.metrics import MetricsServer
+        from pipeline.observability.metrics import MetricsServer
 
         with MetricsServer(port, RealClock()) as metrics:
             yield metrics

@@ -10,24 +10,23 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from pipeline.fleet import FleetPlan
-from pipeline.ledger.contract import Totals
 from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
+from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunStatus
 from protocol.errors import LedgerDiskFailed, LedgerUnavailable
 from protocol.ids import Role
 
 if TYPE_CHECKING:
-    from pipeline.runtime.metrics import MetricsServer
+    from pipeline.observability.metrics import MetricsServer
 
 _SERVER_CHECK_S = 1.0
 _NO_ROOM_CHECK_S = 5.0
@@ -39,17 +38,6 @@ _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """What the supervisor shows whoever watches."""
-
-    status: RunStatus
-    heartbeats: Sequence[Heartbeat]
-    totals: Totals
-    absent: tuple[str, ...] = ()
-    """Workers that are wanted and are being started again."""
-
-
 class Surroundings:
     """What the supervisor's loop reads and writes beside processes."""
 
@@ -59,7 +47,7 @@ class Surroundings:
         replay: RedisReplay,
         server: EmbeddedServer | None,
         metrics: MetricsServer | None,
-        watch: Callable[[Picture], None] | None,
+        watch: Callable[[RunSnapshot], None] | None,
         watch_every_s: float,
         scoring_deadline_s: float,
         server_patience_s: float,
@@ -151,4 +139,4 @@ class Surroundings:
             return
         self._next_watch_s = now + self._watch_every_s
         with suppress(OSError):  # a terminal that takes nothing now misses a picture; one that has hung up, all of them
-            self._watch(Picture(status, beats, await self._replay.totals(), tuple(plan.absent)))
+            self._watch(RunSnapshot(status, beats, await self._replay.totals(), tuple(plan.absent)))

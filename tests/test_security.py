@@ -21,13 +21,13 @@ import redis.asyncio
 
 from pipeline.config.load import load_config, read_resolved, to_toml, write_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.history import HISTORY_NAME
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.url import hide_password
 from pipeline.model_folder import read_model_config
+from pipeline.observability.history import HISTORY_NAME
+from pipeline.observability.report import write_report
 from pipeline.preflight import preflight
-from pipeline.report import write_report
 from pipeline.run_dir import prepare_run_dir
 from protocol.errors import ConfigError, DataError
 from tests.byte_tokenizer import write_byte_tokenizer

@@ -24,12 +24,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints import CheckpointFolder
 from pipeline.memory_needs import room_here
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.worker_state import resident_bytes
+from pipeline.training.checkpoints import CheckpointFolder
 from protocol.errors import StorageFailed
 
 _LOOK_S = 1.0

@@ -6,9 +6,9 @@ second, and room for new work. *Waits for* nothing but answers.
 
 from __future__ import annotations
 
-from pipeline.critic_gate import CriticView, opens, view_critic
 from pipeline.ledger.contract import ClaimRefused, DropReason
 from pipeline.runtime.actor import ActorContext
+from pipeline.training.critic_gate import CriticView, opens, view_critic
 
 _LOOK_EVERY_S = 0.5
 

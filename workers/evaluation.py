@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.history import EvaluationRow
 from pipeline.ledger.contract import EvaluationRequest, EvaluationState
+from pipeline.observability.history import EvaluationRow
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
 

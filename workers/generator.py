@@ -32,9 +32,9 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import ChunkWrite, Lease, Refusal, WriteStatus
 from pipeline.model_folder import loading
+from pipeline.observability.regenerated_tokens import Tally
 from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
-from pipeline.rework import Tally
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from pipeline.runtime.retry import ride_out

@@ -28,19 +28,19 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.checkpoints import CHECKPOINTS, CheckpointFolder
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.ledger.version_history import Lineage
 from pipeline.model_folder import loading
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
+from pipeline.observability.samples import Samples
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
-from pipeline.samples import Samples
+from pipeline.training.checkpoints import CHECKPOINTS, CheckpointFolder
 from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint import CheckpointWriter

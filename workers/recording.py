@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline.checkpoints import list_checkpoints
 from pipeline.config.load import to_toml
 from pipeline.ledger.contract import Claim, ClaimedUnit
+from pipeline.training.checkpoints import list_checkpoints
 from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
 from pipeline.update_log.records import Batch, Origin, Outcome, Start, pack_units
 from protocol.ids import Incarnation

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pipeline.checkpoints import list_checkpoints, read_checkpoint
 from pipeline.config.load import parse_config
 from pipeline.process.exit_codes import ExitCode, exit_code_of
+from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
 from pipeline.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
 from pipeline.update_log.plan import Leg, Plan, Source, Stretch, make_plan, stretches, version_of
 from pipeline.update_log.records import Digests

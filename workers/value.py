@@ -7,7 +7,7 @@ checkpoints. *Waits for* its mailbox (generators fill it) and for finished traje
 Serving comes first: a step is taken when the mailbox has been emptied, or after so many full batches in a row that training
 would starve. The model learns at its own pace, whatever the policy does: each response once, whole, by its Monte-Carlo
 return. A batch is settled only together with the checkpoint that holds its effect; until then it is leased to this
-incarnation, and comes back when this process dies. The policy waits until the gate is open (``pipeline.critic_gate``).
+incarnation, and comes back when this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
 
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``; ``value_version``,
 ``value_steps``, ``value_loss``, ``explained_variance`` (moving mean), ``gate_open`` (1 or 0), ``trained`` (responses),
@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.checkpoints import CheckpointFolder
-from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
-from pipeline.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
 from pipeline.ledger.contract import FinishedTrajectory
 from pipeline.model_folder import loading
+from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
+from pipeline.training.checkpoints import CheckpointFolder
+from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
 from pipeline.value_model import VALUE_CHECKPOINTS
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Role

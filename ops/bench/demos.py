@@ -21,7 +21,7 @@ from ops import demo_task
 from ops.bench.fleet_run import train
 from ops.bench.table import provenance
 from pipeline.config.load import read_resolved
-from pipeline.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
 
 BARS: Final = {"demo": 0.90, "tppo": 0.85, "vapo": 0.85, "ppo": 0.85}
 """Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the start model has 0.40."""

@@ -25,9 +25,9 @@ from redis.retry import Retry
 
 from ops.demo_task import Split, generate
 from ops.drill.verifier import NAME as VERIFIER
-from pipeline.history import HISTORY_NAME, HistoryTail, UpdateRow
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys
+from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.errors import ConfigError
 from protocol.ids import Role

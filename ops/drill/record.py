@@ -17,9 +17,9 @@ from ops.drill.append_only import read_transactions
 from ops.drill.events import Checkpointed, Crashed, Event, Sampled, ServerLogged, Updated
 from ops.drill.fleet import RUN, DrillFleet
 from ops.drill.ledger_history import LedgerHistory
-from pipeline.checkpoints import read_checkpoint
 from pipeline.config.load import read_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
 from protocol.trajectory import TrajectoryChunk
 from workers.engines.emulated.build import length_law

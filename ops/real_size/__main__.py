@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints import CHECKPOINTS, list_checkpoints
-from pipeline.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.training.checkpoints import CHECKPOINTS, list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 MATERIAL = Path("runs/real-size-material")

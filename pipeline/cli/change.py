@@ -181,7 +181,7 @@ async def _what_drains(run_dir: Path) -> str:
 
 
 def _in_words(beats: Sequence[Heartbeat]) -> str:
-    from pipeline.runtime.status import doing, worker_rows
+    from pipeline.observability.status import doing, worker_rows
 
     rows = worker_rows(beats, now_s=time.time(), stuck_after_s=None)
     return ", ".join(f"{row.worker} ({doing(row)})" for row in rows)

@@ -20,8 +20,8 @@ from protocol.printable import printable_line
 @json_option
 def status(run: Path | None, as_json: bool) -> None:
     """Show workers, progress and what each waits for."""
+    from pipeline.observability.status import bottleneck, role_rows, worker_rows
     from pipeline.run_dir import supervisor_pid
-    from pipeline.runtime.status import bottleneck, role_rows, worker_rows
 
     async def look() -> None:
         async with look_at(run) as at:
@@ -38,9 +38,9 @@ def status(run: Path | None, as_json: bool) -> None:
                 return
             from rich.console import Console
 
-            from pipeline.history import HISTORY_NAME, HistoryTail
-            from pipeline.progress import Progress
-            from pipeline.tables import durability_line, fleet_table, groups_line, tokens_line
+            from pipeline.observability.history import HISTORY_NAME, HistoryTail
+            from pipeline.observability.progress import Progress
+            from pipeline.observability.tables import durability_line, fleet_table, groups_line, tokens_line
 
             console = Console()
             alive = f"supervisor {pid}" if pid is not None else "no supervisor"
@@ -63,7 +63,7 @@ def status(run: Path | None, as_json: bool) -> None:
 @json_option
 def queues(run: Path | None, as_json: bool) -> None:
     """Show every link and ledger queue: depth, limit, oldest age, and who empties it."""
-    from pipeline.runtime.status import queue_rows
+    from pipeline.observability.status import queue_rows
 
     async def look() -> None:
         async with look_at(run) as at:
@@ -73,7 +73,7 @@ def queues(run: Path | None, as_json: bool) -> None:
                 return
             from rich.console import Console
 
-            from pipeline.tables import queue_table
+            from pipeline.observability.tables import queue_table
 
             Console().print(queue_table(rows))
 
@@ -90,7 +90,7 @@ def audit(run: Path | None, as_json: bool) -> int:
 
     Also says how many tokens are generated again because a generator died.
     """
-    from pipeline.rework import in_words, read_rework, rework_rows
+    from pipeline.observability.regenerated_tokens import in_words, read_rework, rework_rows
     from pipeline.runtime.registry.memory import SILENT_AFTER_S
 
     async def look() -> int:
@@ -118,7 +118,7 @@ def audit(run: Path | None, as_json: bool) -> int:
             else:
                 from rich.console import Console
 
-                from pipeline.tables import audit_table, durability_line
+                from pipeline.observability.tables import audit_table, durability_line
 
                 console = Console()
                 console.print(audit_table(found))
@@ -137,7 +137,7 @@ def audit(run: Path | None, as_json: bool) -> int:
 @json_option
 def report(run: Path | None, as_json: bool) -> None:
     """Write report.html and report.json of a run again, from its history and its ledger."""
-    from pipeline.report import summarize, write_report
+    from pipeline.observability.report import summarize, write_report
 
     async def look() -> None:
         async with look_at(run) as at:

@@ -103,7 +103,7 @@ async def _stored(at: Attached, limit: int) -> list[StoredChunk]:
 
 def rows(stored: Sequence[StoredChunk]) -> list[str]:
     """Return the list as lines, names whole."""
-    from pipeline.why.terms import seconds
+    from pipeline.observability.why.types import seconds
 
     if not stored:
         return ["the ledger holds no chunk of a training response; `headrace why` tells what the run waits for"]

@@ -227,7 +227,7 @@ async def _read(run: Path | None, limit: int) -> list[DeadLetter]:
 
 
 def _age(letter: DeadLetter) -> str:
-    from pipeline.why.terms import seconds
+    from pipeline.observability.why.types import seconds
 
     return seconds(time.time() - letter.at_s)
 

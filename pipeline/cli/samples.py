@@ -15,7 +15,7 @@ from pipeline.cli.common import echo_json, find_run, json_option, run_argument
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
-    from pipeline.samples import Sample
+    from pipeline.observability.samples import Sample
 
 _MARGIN = 11
 
@@ -36,7 +36,7 @@ The learner keeps samples.per_update responses of an update, and of older update
 @json_option
 def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> None:
     """Show responses that updates were made of: prompt, response, reward, verdict. Works while the run goes on."""
-    from pipeline.samples import SAMPLES_NAME, read_samples
+    from pipeline.observability.samples import SAMPLES_NAME, read_samples
 
     run_dir = find_run(run)
     kept = [s for s in read_samples(run_dir / SAMPLES_NAME) if update is None or s.update <= update]

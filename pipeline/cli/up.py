@@ -21,8 +21,8 @@ from protocol.printable import printable
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
-    from pipeline.live import View
-    from pipeline.report import Summary
+    from pipeline.observability.live_view import View
+    from pipeline.observability.report import Summary
     from pipeline.supervisor import Outcome
 
 _EPILOG = """\b
@@ -89,7 +89,7 @@ def up(
 
     def choose(run_dir: Path) -> None:
         if from_version is not None:
-            from pipeline.checkpoints import choose_checkpoint
+            from pipeline.training.checkpoints import choose_checkpoint
 
             chosen = choose_checkpoint(run_dir / "checkpoints", from_version)
             click.echo(f"going on from {chosen}; later checkpoints are set aside", err=True)
@@ -110,7 +110,7 @@ def carry_out(
         begin: Called with the run's folder once it is locked, before anything is started.
         is_live: Show the live view instead of a line now and then.
     """
-    from pipeline.live import LiveView, PlainView
+    from pipeline.observability.live_view import LiveView, PlainView
     from pipeline.preflight import preflight
     from pipeline.run_dir import run_lock
     from pipeline.runtime.log import log_to_stderr, open_log
@@ -149,7 +149,7 @@ def _at(config: RunConfig, run_dir: Path) -> RunConfig:
 
 
 def _tell(run_dir: Path, outcome: Outcome, *, as_json: bool) -> int:
-    from pipeline.report import summarize
+    from pipeline.observability.report import summarize
 
     summary = summarize(run_dir)
     failure = outcome.failure

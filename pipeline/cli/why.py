@@ -1,7 +1,8 @@
 """``headrace why``: what the run waits for, as a chain from the learner to the root.
 
 *Consumes* heartbeats, the ledger's views, and the supervisor's log for how a worker that is not there ended. *Produces* the
-answer of ``pipeline.why``, as text or JSON. *Waits for* the ledger's answer; one that does not come is an answer, too.
+answer of ``pipeline.observability.why``, as text or JSON. *Waits for* the ledger's answer; one that does not come is an
+answer, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.cli.common import Attached
-    from pipeline.why.terms import Explanation, Snapshot
+    from pipeline.observability.why.types import Explanation, Snapshot
 
 _LOOK_S = 4.0
 """For all that is asked of the ledger: one that answers now and then is no better than one that never does."""
@@ -41,15 +42,15 @@ _VERDICTS = {
 @json_option
 def why(run: Path | None, as_json: bool) -> int:
     """Name what the run waits for, from the learner to the root, and what to do."""
+    from pipeline.observability.why.silence import no_ledger_chain, silence
+    from pipeline.observability.why.types import Explanation
     from pipeline.run_dir import supervisor_pid
-    from pipeline.why.silence import no_ledger_chain, silence
-    from pipeline.why.terms import Explanation
 
     run_dir = find_run(run)
     is_supervised = supervisor_pid(run_dir) is not None
     error = silence(run_dir, is_supervised=is_supervised)
     if error is None:
-        from pipeline.why.explain import explain
+        from pipeline.observability.why.explain import explain
 
         snapshot = _look(run_dir, is_supervised)
         found = explain(snapshot)
@@ -87,7 +88,7 @@ def _look(run_dir: Path, is_supervised: bool) -> Snapshot:
     try:
         return asyncio.run(look())
     except (LedgerUnavailable, LedgerRefused) as unavailable:
-        from pipeline.why.silence import whereabouts
+        from pipeline.observability.why.silence import whereabouts
 
         return _without_ledger(run_dir, f"{unavailable}{whereabouts(run_dir)}", is_supervised)
 
@@ -98,10 +99,10 @@ async def snapshot_of(at: Attached) -> Snapshot:
     from pipeline.fleet import worker_name
     from pipeline.ledger.redis.admin import RedisAdmin
     from pipeline.ledger.redis.ledger import RedisReplay
+    from pipeline.observability.status import worker_rows
+    from pipeline.observability.why.exits import read_exits
+    from pipeline.observability.why.types import CriticNeeds, Snapshot
     from pipeline.run_dir import supervisor_pid
-    from pipeline.runtime.status import worker_rows
-    from pipeline.why.exits import read_exits
-    from pipeline.why.terms import CriticNeeds, Snapshot
 
     assert isinstance(at.replay, RedisReplay)
     settings, value, algorithm = at.settings.supervisor, at.settings.value, at.settings.algorithm
@@ -134,8 +135,8 @@ async def snapshot_of(at: Attached) -> Snapshot:
 
 
 def _without_ledger(run_dir: Path, error: str, is_supervised: bool) -> Snapshot:
+    from pipeline.observability.why.types import Snapshot
     from pipeline.runtime.registry.contract import RunState
-    from pipeline.why.terms import Snapshot
 
     return Snapshot(str(run_dir), RunState.RUNNING, "", is_supervised, ledger_error=error)
 

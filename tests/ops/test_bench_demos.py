@@ -8,7 +8,7 @@ import pytest
 
 from ops.bench.demos import BARS, as_markdown, is_finished, tell
 from pipeline.config.load import load_config, resolve_paths, write_resolved
-from pipeline.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 
 ROOT = Path(__file__).parents[2]
 

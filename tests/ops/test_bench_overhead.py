@@ -43,7 +43,7 @@ from tests.pipeline.runtime.fakes import small_config
         ("learner", "main:pipeline/runtime/worker_process.py", LOOP),
         ("learner", "main:", LOOP),
         ("generator", "compute:workers/engines/emulated/pace.py", None),
-        ("generator", "compute:pipeline/rework.py", ROLES),
+        ("generator", "compute:pipeline/observability/regenerated_tokens.py", ROLES),
         ("supervisor", "main:pipeline/ledger/redis/ledger.py", SUPERVISOR),
         ("supervisor", "Thread:", METRICS),
         ("", "main:pipeline/rewards/process.py", None),

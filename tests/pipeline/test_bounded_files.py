@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.files import MAX_BYTES, cut
-from pipeline.surroundings import Picture
+from pipeline.observability.run_snapshot import RunSnapshot
 from tests.pipeline.test_supervisor import Run
 
 
@@ -61,7 +61,7 @@ def test_what_workers_print_and_the_servers_log_are_bounded_while_a_run_goes_on(
     long = [run.run_dir / "logs" / "generator-0.out", run.run_dir / "ledger" / "server.log"]
     num_looks = 0
 
-    def react(picture: Picture) -> None:
+    def react(snapshot: RunSnapshot) -> None:
         nonlocal num_looks
         if not num_looks:
             for path in long:
@@ -70,7 +70,7 @@ def test_what_workers_print_and_the_servers_log_are_bounded_while_a_run_goes_on(
         num_looks += 1
         if num_looks == 6:
             assert all(path.stat().st_size < MAX_BYTES / 4 for path in long)
-            run.interrupt(picture)
+            run.interrupt(snapshot)
 
     run.when_live(lambda _: setattr(run, "react", react))
     assert run.until_end().exit_code == 0

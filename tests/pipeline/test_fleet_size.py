@@ -11,11 +11,11 @@ import pytest
 from pipeline.fleet_size import check_fleet_size, most_workers
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
+from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.preflight import preflight
 from pipeline.runtime.machine import Machine, this_machine
 from pipeline.runtime.registry.contract import Fleet
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.surroundings import Picture
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
@@ -100,14 +100,14 @@ def test_a_supervisor_keeps_its_fleet_when_the_registry_asks_for_too_many(tmp_pa
         with ThreadPoolExecutor(1) as beside:  # the supervisor's loop runs in this thread
             beside.submit(asyncio.run, write()).result(10)
 
-    def react(picture: Picture) -> None:
-        sizes.append(len(picture.heartbeats) + len(picture.absent))
+    def react(snapshot: RunSnapshot) -> None:
+        sizes.append(len(snapshot.heartbeats) + len(snapshot.absent))
         if len(sizes) == 1:
             ask(20)
         elif len(sizes) == 4:
             ask(2)
         elif len(sizes) > 4 and sizes[-1] == 4:
-            run.interrupt(picture)
+            run.interrupt(snapshot)
 
     run.when_live(lambda _: setattr(run, "react", react))
     assert run.until_end().exit_code == 0

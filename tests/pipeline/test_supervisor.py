@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer, process_runs
+from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.preflight import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.run_dir import prepare_run_dir, run_lock, server_lock, supervisor_pid
@@ -29,7 +30,6 @@ from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, W
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor import Outcome, Supervisor
-from pipeline.surroundings import Picture
 from protocol.errors import ConfigError, LedgerMismatch, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.mute import Manner, mute_server
@@ -46,8 +46,8 @@ class Run:
         self.config = op_config(folder, *overrides)
         self.run_dir = prepare_run_dir(self.config, resume=resume)
         self.scripts = scripts
-        self.pictures: list[Picture] = []
-        self.react: Callable[[Picture], None] = lambda _: None
+        self.snapshots: list[RunSnapshot] = []
+        self.react: Callable[[RunSnapshot], None] = lambda _: None
         self.supervisor = Supervisor(self.config, self.run_dir, preflight(self.config).spec, command=self._command)
 
     def _command(self, role: Role, run_dir: Path, name: str) -> list[str]:
@@ -55,9 +55,9 @@ class Run:
         command = [sys.executable, "-m", "tests.pipeline.fake_worker", str(role)]
         return [*command, "--run-dir", str(run_dir), "--name", name, "--script", script]
 
-    def _watch(self, picture: Picture) -> None:
-        self.pictures.append(picture)
-        self.react(picture)
+    def _watch(self, snapshot: RunSnapshot) -> None:
+        self.snapshots.append(snapshot)
+        self.react(snapshot)
 
     def until_end(self) -> Outcome:
         async def bounded() -> Outcome:
@@ -66,19 +66,19 @@ class Run:
 
         return asyncio.run(bounded())
 
-    def interrupt(self, _: Picture) -> None:
+    def interrupt(self, _: RunSnapshot) -> None:
         """Ctrl-C, once."""
         self.react = lambda _: None
         os.kill(os.getpid(), signal.SIGINT)
 
-    def when_live(self, act: Callable[[Picture], None], num_workers: int = 3) -> None:
+    def when_live(self, act: Callable[[RunSnapshot], None], num_workers: int = 3) -> None:
         """Act once, when so many workers have heartbeats."""
         done: list[bool] = []
 
-        def react(picture: Picture) -> None:
-            if len(picture.heartbeats) >= num_workers and not done:
+        def react(snapshot: RunSnapshot) -> None:
+            if len(snapshot.heartbeats) >= num_workers and not done:
                 done.append(True)
-                act(picture)
+                act(snapshot)
 
         self.react = react
 
@@ -90,7 +90,7 @@ def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> N
     assert outcome.exit_code == ExitCode.OK
     assert outcome.status.state is RunState.STOPPING
     assert "--resume" in outcome.status.detail
-    assert not any(process_runs(beat.pid) for picture in run.pictures for beat in picture.heartbeats)
+    assert not any(process_runs(beat.pid) for snapshot in run.snapshots for beat in snapshot.heartbeats)
     address = read_address(run.run_dir)
     assert address is not None
     assert not process_runs(address.pid)
@@ -103,9 +103,9 @@ def test_a_report_that_cannot_be_written_changes_nothing_of_how_the_run_ended(
 ) -> None:
     run = Run(tmp_path)
 
-    def in_the_way(picture: Picture) -> None:
+    def in_the_way(snapshot: RunSnapshot) -> None:
         (run.run_dir / "report.html").mkdir()
-        run.interrupt(picture)
+        run.interrupt(snapshot)
 
     run.when_live(in_the_way)
     assert run.until_end().exit_code == ExitCode.OK
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_even_the_deaf_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path, "supervisor.drain_timeout_s=60", generator="deaf")
     signalled: list[float] = []
 
-    def twice(_: Picture) -> None:
+    def twice(_: RunSnapshot) -> None:
         signalled.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
@@ -181,21 +181,21 @@ def test_killed_workers_and_a_killed_ledger_come_back(tmp_path: Path) -> None:
     run = Run(tmp_path)
     killed: dict[str, int] = {}
 
-    def kill(picture: Picture) -> None:
-        killed.update({beat.who.worker: beat.pid for beat in picture.heartbeats})
+    def kill(snapshot: RunSnapshot) -> None:
+        killed.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
         address = read_address(run.run_dir)
         assert address is not None
         os.kill(killed["generator-0"], signal.SIGKILL)
         os.kill(address.pid, signal.SIGKILL)
 
-    def react(picture: Picture) -> None:
-        pids = {beat.who.worker: beat.pid for beat in picture.heartbeats}
+    def react(snapshot: RunSnapshot) -> None:
+        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
         if not killed:
             if len(pids) >= 3:
-                kill(picture)
+                kill(snapshot)
         elif pids.get("generator-0", killed["generator-0"]) != killed["generator-0"]:
             assert pids["reward-0"] == killed["reward-0"], "the ledger's absence killed nobody"
-            run.interrupt(picture)
+            run.interrupt(snapshot)
 
     run.react = react
     assert run.until_end().exit_code == ExitCode.OK
@@ -205,13 +205,13 @@ def test_a_worker_that_a_person_ended_is_started_again_while_the_run_goes_on(tmp
     run = Run(tmp_path)
     first: dict[str, int] = {}
 
-    def react(picture: Picture) -> None:
-        pids = {beat.who.worker: beat.pid for beat in picture.heartbeats}
+    def react(snapshot: RunSnapshot) -> None:
+        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
         if not first and len(pids) >= 3:
             first.update(pids)
             os.kill(pids["reward-0"], signal.SIGTERM)
         elif first and pids.get("reward-0", first["reward-0"]) != first["reward-0"]:
-            run.interrupt(picture)
+            run.interrupt(snapshot)
 
     run.react = react
     assert run.until_end().exit_code == ExitCode.OK
@@ -222,10 +222,10 @@ def test_metrics_are_served_on_the_configured_port(tmp_path: Path) -> None:
     run = Run(tmp_path, f"supervisor.metrics_port={port}")
     pages: list[str] = []
 
-    def scrape(picture: Picture) -> None:
+    def scrape(snapshot: RunSnapshot) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             pages.append(answer.read().decode())
-        run.interrupt(picture)
+        run.interrupt(snapshot)
 
     run.when_live(scrape)
     assert run.until_end().exit_code == ExitCode.OK
@@ -236,13 +236,13 @@ def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_pa
     run = Run(tmp_path, "supervisor.stuck_after_s=1", reward="still")
     first: dict[str, int] = {}
 
-    def react(picture: Picture) -> None:
-        pids = {beat.who.worker: beat.pid for beat in picture.heartbeats}
+    def react(snapshot: RunSnapshot) -> None:
+        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
         if not first and len(pids) >= 3:
             first.update(pids)
         elif first and pids.get("reward-0", first["reward-0"]) != first["reward-0"]:
             assert pids["generator-0"] == first["generator-0"], "one that turns idle is left alone"
-            run.interrupt(picture)
+            run.interrupt(snapshot)
 
     run.react = react
     assert run.until_end().exit_code == ExitCode.OK
@@ -298,8 +298,8 @@ def test_a_successor_of_a_killed_supervisor_adopts_the_workers_and_cares_for_the
         successor = Run(tmp_path, resume=True)
         seen: list[dict[str, Heartbeat]] = []
 
-        def react(picture: Picture) -> None:
-            seen.append({beat.who.worker: beat for beat in picture.heartbeats})
+        def react(snapshot: RunSnapshot) -> None:
+            seen.append({beat.who.worker: beat for beat in snapshot.heartbeats})
             now = seen[-1]
             if len(seen) == 5:
                 assert {name: (b.pid, b.who.epoch) for name, b in now.items()} == {
@@ -308,7 +308,7 @@ def test_a_successor_of_a_killed_supervisor_adopts_the_workers_and_cares_for_the
                 os.kill(left["generator-0"].pid, signal.SIGKILL)
             elif len(seen) > 5 and "generator-0" in now and now["generator-0"].pid != left["generator-0"].pid:
                 assert now["learner"].pid == left["learner"].pid
-                successor.interrupt(picture)
+                successor.interrupt(snapshot)
 
         successor.react = react
         assert successor.until_end().exit_code == ExitCode.OK
@@ -328,11 +328,11 @@ def test_workers_of_other_settings_are_drained_first_and_started_with_the_new_on
     with killed_supervisor(tmp_path) as (_, left):
         successor = Run(tmp_path, "generation.temperature=0.5", resume=True)
 
-        def react(picture: Picture) -> None:
-            fresh = [beat for beat in picture.heartbeats if beat.pid != left[beat.who.worker].pid]
+        def react(snapshot: RunSnapshot) -> None:
+            fresh = [beat for beat in snapshot.heartbeats if beat.pid != left[beat.who.worker].pid]
             if len(fresh) >= 3:
                 assert not any(process_runs(beat.pid) for beat in left.values())
-                successor.interrupt(picture)
+                successor.interrupt(snapshot)
 
         successor.react = react
         assert successor.until_end().exit_code == ExitCode.OK
@@ -352,7 +352,7 @@ def test_a_successor_that_cannot_begin_leaves_everything_as_it_was(tmp_path: Pat
 def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path) -> None:
     run = Run(tmp_path)
 
-    def empty(_: Picture) -> None:
+    def empty(_: RunSnapshot) -> None:
         with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
             client.flushall()
 
@@ -397,7 +397,7 @@ def test_a_password_that_is_refused_during_a_run_ends_it_with_that_sentence(tmp_
     run = Run(tmp_path)
     write_address(run.run_dir, LedgerAddress(url=locked.url))
 
-    def change_it(_: Picture) -> None:
+    def change_it(_: RunSnapshot) -> None:
         with redis.Redis.from_url(locked.url) as client:
             client.config_set("requirepass", "another")
             client.client_kill_filter(_type="normal", skipme=True)
@@ -435,9 +435,9 @@ def test_a_start_at_a_frozen_server_of_its_own_ends_it_and_starts_it_again(tmp_p
     os.kill(pid, signal.SIGSTOP)
     began: list[float] = [time.monotonic()]
 
-    def note(picture: Picture) -> None:
+    def note(snapshot: RunSnapshot) -> None:
         began.append(time.monotonic())
-        run.interrupt(picture)
+        run.interrupt(snapshot)
 
     run.when_live(note)
     assert run.until_end().exit_code == ExitCode.OK
@@ -475,7 +475,7 @@ def test_a_signal_is_heard_while_up_waits_for_a_server_or_another_command(
             run.until_end()
         assert time.monotonic() - began < 6.0
         signalling.join()
-    assert not run.pictures
+    assert not run.snapshots
 
 
 def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signal(tmp_path: Path) -> None:
@@ -511,12 +511,12 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
         ended.append(threading.Thread(target=act))
         ended[-1].start()
 
-    def react(picture: Picture) -> None:
-        if not first and len(picture.heartbeats) >= 3:
-            first.update({beat.who.worker: beat.pid for beat in picture.heartbeats})
+    def react(snapshot: RunSnapshot) -> None:
+        if not first and len(snapshot.heartbeats) >= 3:
+            first.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
             in_a_thread(sleep_through)
         elif len(asleep_s) == 1 and len(ended) == 1:
-            assert {beat.who.worker: beat.pid for beat in picture.heartbeats} == first
+            assert {beat.who.worker: beat.pid for beat in snapshot.heartbeats} == first
             in_a_thread(end_meanwhile)
 
     run.react = react

@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 from structlog.typing import FilteringBoundLogger
 
-import pipeline.checkpoints
+import pipeline.training.checkpoints
 import workers.learner
 import workers.publishing
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
-from pipeline.history import UpdateRow, read_history
 from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.observability.history import UpdateRow, read_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -266,7 +266,7 @@ class World:
         """Die once, then be started again until the run is done; return the weights of the last checkpoint."""
         while not await self.live(reaper):
             reaper = Reaper(None)
-        newest = pipeline.checkpoints.latest_checkpoint(self.root)
+        newest = pipeline.training.checkpoints.latest_checkpoint(self.root)
         assert newest is not None
         return json.loads((newest.path / "weights.json").read_text())
 
@@ -282,15 +282,15 @@ def _publication(config: RunConfig, tensors: Any, *, probe: Any = None) -> Publi
 
 def mortal_disk(reaper: Reaper) -> Callable[[], None]:
     """Put points around every step of a checkpoint's way to the disk."""
-    real = (pipeline.checkpoints._flush, Path.rename, pipeline.checkpoints.shutil.rmtree)
-    pipeline.checkpoints._flush = reaper.around("flush", real[0])
+    real = (pipeline.training.checkpoints._flush, Path.rename, pipeline.training.checkpoints.shutil.rmtree)
+    pipeline.training.checkpoints._flush = reaper.around("flush", real[0])
     cast("Any", Path).rename = reaper.around("rename", real[1])
-    cast("Any", pipeline.checkpoints.shutil).rmtree = reaper.around("remove", real[2])
+    cast("Any", pipeline.training.checkpoints.shutil).rmtree = reaper.around("remove", real[2])
 
     def restore() -> None:
-        pipeline.checkpoints._flush = real[0]
+        pipeline.training.checkpoints._flush = real[0]
         cast("Any", Path).rename = real[1]
-        cast("Any", pipeline.checkpoints.shutil).rmtree = real[2]
+        cast("Any", pipeline.training.checkpoints.shutil).rmtree = real[2]
 
     return restore
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.checkpoints import CheckpointFolder
+from pipeline.observability.status import worker_rows
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.status import worker_rows
+from pipeline.training.checkpoints import CheckpointFolder
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from pipeline.config.learning import ModelSection
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.memory.ledger import MemoryReplay
-from pipeline.rework import Tally, in_words, read_rework
+from pipeline.observability.regenerated_tokens import Tally, in_words, read_rework
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.codec import from_blob

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.ledger.contract import Unit
-from pipeline.rework import Tally
+from pipeline.observability.regenerated_tokens import Tally
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.store import WeightsStore

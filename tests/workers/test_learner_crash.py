@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.checkpoints import CheckpointFolder
-from pipeline.samples import SAMPLES_NAME, read_samples
+from pipeline.observability.samples import SAMPLES_NAME, read_samples
+from pipeline.training.checkpoints import CheckpointFolder
 from protocol.errors import StorageFailed
 from tests.workers.dying import BATCH, Reaper, World
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from pipeline.checkpoints import CheckpointFolder
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Claim, ClaimedUnit, Unit
+from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.update_log.folder import read_log
 from protocol.errors import ConfigError, DataError, Diverged
 from protocol.ids import Incarnation, Role

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 import workers.value
-from pipeline.checkpoints import latest_checkpoint
+from pipeline.training.checkpoints import latest_checkpoint
 from pipeline.value_model import VALUE_CHECKPOINTS
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, value

@@ -18,13 +18,13 @@ from structlog.typing import FilteringBoundLogger
 import workers.value
 from pipeline.config.learning import AlgorithmSection, ValueSection
 from pipeline.config.schema import RunConfig
-from pipeline.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
-from pipeline.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.ledger.contract import Unit, WriteStatus
 from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
 from protocol.memory import MemoryHub

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ops.bench.fleet_run import last_counters, train
 from pipeline.config.load import load_config, resolve_paths
-from pipeline.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.errors import DataError
 
 if TYPE_CHECKING:

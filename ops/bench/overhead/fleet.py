@@ -27,9 +27,9 @@ from ops.bench.fleet_run import train
 from ops.bench.overhead.parts import PARTS, SERVER, by_part, role_of
 from ops.bench.overlap.measure import prepare_data, prepare_model
 from pipeline.config.load import load_config, resolve_paths
-from pipeline.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.errors import DataError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ops.bench.overlap.scenarios import CONFIG, Scenario
 from ops.demo_task import Split, write_file
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.config.schema import declaration
-from pipeline.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.ledger.types import Unit
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.ids import TrajectoryId
 from workers.engines.emulated.build import length_law
 

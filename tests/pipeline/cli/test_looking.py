@@ -28,8 +28,8 @@ from pipeline.cli.common import Attached
 from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import copy as server_copy
 from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
+from pipeline.observability.why.silence import silence, whereabouts
 from pipeline.process.records import identify
-from pipeline.why.silence import silence, whereabouts
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
@@ -355,8 +355,8 @@ def test_why_tells_of_a_frozen_server_by_its_process_and_asks_the_ledger_nothing
 def test_why_tells_of_a_mute_server_that_it_is_there_and_says_nothing(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.why.silence.FIRST_S", 0.2)
-    monkeypatch.setattr("pipeline.why.silence.SECOND_S", 0.3)
+    monkeypatch.setattr("pipeline.observability.why.silence.FIRST_S", 0.2)
+    monkeypatch.setattr("pipeline.observability.why.silence.SECOND_S", 0.3)
     before, me = read_address(run_dir), identify(os.getpid())
     assert before is not None
     with mute_server(Manner.MUTE) as server:

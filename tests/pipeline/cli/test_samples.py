@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.samples import SAMPLES_NAME, Sample
+from pipeline.observability.samples import SAMPLES_NAME, Sample
 
 
 @pytest.fixture

@@ -18,21 +18,21 @@ from rich.console import Console
 from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
 from pipeline.ledger.contract import DeadLetter, QueueStat
-from pipeline.live import LiveView, Notices
+from pipeline.observability.live_view import LiveView, Notices
+from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.samples import SAMPLES_NAME, Sample
+from pipeline.observability.status import bottleneck, queue_rows, worker_rows
+from pipeline.observability.tables import fleet_table, queue_table
+from pipeline.observability.why.explain import explain
+from pipeline.observability.why.types import Cause, Chain, Explanation, Outlook, Snapshot
 from pipeline.runtime.log import open_log
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, RunState, RunStatus
-from pipeline.runtime.status import bottleneck, queue_rows, worker_rows
-from pipeline.samples import SAMPLES_NAME, Sample
-from pipeline.surroundings import Picture
-from pipeline.tables import fleet_table, queue_table
-from pipeline.why.explain import explain
-from pipeline.why.terms import Cause, Chain, Explanation, Outlook, Snapshot
 from protocol.errors import DataError
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.peek import peek
 from tests.pipeline.ledger.builders import make_chunk, reward
+from tests.pipeline.observability.test_live_view import TOTALS, _beat
 from tests.pipeline.op_config import op_config
-from tests.pipeline.test_live import TOTALS, _beat
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egniht\r\x08[/nothing] [red]"
 ACTS = set("\x1b\x07\x9b\u202e\r\x08")
@@ -149,7 +149,7 @@ def of_the_live_view(folder: Path, _: pytest.MonkeyPatch) -> str:
     notices.write(f"warning {HOSTILE}")
     view = LiveView(op_config(folder), folder, console=Console(file=io.StringIO(), width=160))
     view._notices = notices  # pyright: ignore[reportPrivateUsage]
-    return page(view.render(Picture(RunStatus(RunState.RUNNING, HOSTILE), beats(), TOTALS)))
+    return page(view.render(RunSnapshot(RunStatus(RunState.RUNNING, HOSTILE), beats(), TOTALS)))
 
 
 OUTPUTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {

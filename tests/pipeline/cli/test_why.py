@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.cli.common import Attached
 from pipeline.cli.why import render
-from pipeline.why.exits import read_exits
-from pipeline.why.explain import explain
+from pipeline.observability.why.exits import read_exits
+from pipeline.observability.why.explain import explain
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.made_run import stopped_run
-from tests.pipeline.why.scenes import scene, silent, trajectory, unit, waits
+from tests.pipeline.observability.why.scenes import scene, silent, trajectory, unit, waits
 
 pytestmark = pytest.mark.timeout(90)
 TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no boxed answer"

@@ -11,6 +11,7 @@ import pytest
 import structlog
 import zmq
 
+from pipeline.observability.status import queue_rows
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import (
@@ -24,7 +25,6 @@ from pipeline.runtime.registry.contract import (
 )
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.role_sender import Outbox
-from pipeline.runtime.status import queue_rows
 from protocol.channel import LinkStats, Mailbox
 from protocol.codec import encode
 from protocol.ids import Incarnation, Role

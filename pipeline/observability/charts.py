@@ -1,0 +1,212 @@
+"""The charts of a run's page, drawn from its history as inline SVG.
+
+*Consumes* rows of updates, evaluations and value steps. *Produces* SVG elements by heading; a figure that no row has makes no
+chart. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#0b6e99", "#d9730d", "#8a63c7", "#1a7f5a")
+_INK, _SOFT = "#1c2b33", "#5c6f7a"
+
+Draw = Callable[["Axes"], None]
+
+
+def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) -> dict[str, list[str]]:
+    """Return the charts of the policy's updates, by heading; none without an update."""
+    if not updates:
+        return {}
+    numbers = [row.update for row in updates]
+    only = numbers[0] if len(numbers) == 1 else None
+
+    def metrics(*names: str) -> dict[str, list[float]]:
+        return {_WORDS[n]: [r.metrics.get(n, float("nan")) for r in updates] for n in names if n in updates[-1].metrics}
+
+    def lines(found: Mapping[str, Sequence[float]], *, from_zero: bool = False) -> Draw | None:
+        return (lambda axes: _lines(axes, numbers, found, from_zero=from_zero)) if found else None
+
+    def accuracy(axes: Axes) -> None:
+        _lines(axes, numbers, {"batch": [100 * row.accuracy for row in updates]})
+        first_update = {row.policy_version: row.update for row in updates}
+        at = [first_update.get(row.policy_version, 0) for row in evaluations]
+        if evaluations:
+            axes.plot(at, [100 * r.accuracy for r in evaluations], "o-", color=_COLOURS[1], label="held-out")
+        axes.set_ylim(0, 104)
+
+    def length(axes: Axes) -> None:
+        _lines(axes, numbers, {"batch": [row.response_length for row in updates]}, from_zero=True)
+        if evaluations:
+            first_update = {row.policy_version: row.update for row in updates}
+            at = [first_update.get(row.policy_version, 0) for row in evaluations]
+            axes.plot(at, [row.response_length for row in evaluations], "o-", color=_COLOURS[1], label="held-out")
+            axes.set_ylim(0, 1.25 * max(r.response_length for r in (*updates, *evaluations)) + 1e-9)
+
+    def staleness(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        marker = _marker(numbers)
+        oldest = [row.staleness_max for row in updates]
+        axes.plot(numbers, oldest, marker=marker, color=_COLOURS[1], drawstyle="steps-mid", label="oldest token")
+        axes.plot(numbers, [r.staleness_mean for r in updates], marker=marker, color=_COLOURS[0], label="mean")
+        axes.set_ylim(0, 1.25 * max(1, *oldest, 1))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+    charts: dict[str, dict[str, Draw | None]] = {
+        "Learning": {
+            "Accuracy, %": accuracy,
+            "Reward, mean of the batch": lines({"reward": [row.reward for row in updates]}),
+            "Loss": lines({"loss": [row.loss for row in updates]}),
+            "KL, nats per token": lines(metrics("reference_kl", "behavior_kl", "approx_kl")),
+            "Entropy, nats per token": lines(metrics("entropy"), from_zero=True),
+            "Gradient norm, before clipping": lines({"norm": [row.grad_norm for row in updates]}, from_zero=True),
+            "Clipped tokens, %": lines(
+                {
+                    name: [100 * value for value in values]
+                    for name, values in metrics(
+                        "clip_fraction", "dual_clip_fraction", "importance_cut_fraction"
+                    ).items()
+                },
+                from_zero=True,
+            ),
+            "Learning rate": lines({"rate": [row.learning_rate for row in updates]}, from_zero=True),
+        },
+        "Sampling": {
+            "Length of a response, tokens": length,
+            "Staleness, versions": staleness,
+            "Policy versions in one response, mean": lines({"versions": [row.num_segments_mean for row in updates]}),
+        },
+        "Time": {
+            "Time of an update, seconds": lambda axes: _times(axes, updates),
+            "Trained tokens a second": lines({"tokens": [_token_rate(row) for row in updates]}, from_zero=True),
+        },
+    }
+    return {
+        heading: [_svg(title, draw, only=only) for title, draw in drawn.items() if draw is not None]
+        for heading, drawn in charts.items()
+    }
+
+
+_WORDS = {
+    "reference_kl": "to the reference",
+    "behavior_kl": "sampling to learner",
+    "approx_kl": "within the update",
+    "entropy": "entropy",
+    "clip_fraction": "ratio",
+    "dual_clip_fraction": "dual clip",
+    "importance_cut_fraction": "importance weight",
+}
+
+
+def draw_critic(rows: Sequence[ValueRow]) -> dict[str, list[str]]:
+    """Return the charts of the value model's steps, when the run has one."""
+    if not rows:
+        return {}
+    steps = [row.step for row in rows]
+    marker = _marker(steps)
+    opened = next((row.step for row in rows if row.gate_open), None)
+
+    def explained(axes: Axes) -> None:
+        each, mean = [r.explained_variance for r in rows], [r.mean_explained_variance for r in rows]
+        axes.plot(steps, each, marker=marker, color=_COLOURS[0], lw=0.8, alpha=0.5, label="each step")
+        axes.plot(steps, mean, marker=marker, color=_COLOURS[0], label="moving mean")
+        if opened is not None:
+            axes.axvline(opened, color=_COLOURS[1], ls=":", label="the policy may start")
+        axes.set_ylim(max(-1.0, min(0.0, *each, *mean)) - 0.04, 1.04)
+
+    def lines(found: Mapping[str, Sequence[float]], *, from_zero: bool = False) -> Draw:
+        return lambda axes: _lines(axes, steps, found, from_zero=from_zero)
+
+    charts = {
+        "Critic: explained variance of returns": explained,
+        "Critic: loss": lines({"loss": [row.loss for row in rows]}, from_zero=True),
+        "Critic: values and their targets, means": lines(
+            {"values": [row.value_mean for row in rows], "targets": [row.target_mean for row in rows]}
+        ),
+        "Critic: gradient norm, before clipping": lines({"norm": [row.grad_norm for row in rows]}, from_zero=True),
+    }
+    return {"The critic": [_svg(title, draw, x_label="value step") for title, draw in charts.items()]}
+
+
+def _lines(axes: Axes, at: Sequence[int], found: Mapping[str, Sequence[float]], *, from_zero: bool = False) -> None:
+    """Draw one line a name; ``from_zero`` where zero means none."""
+    for (name, values), colour in zip(found.items(), _COLOURS, strict=False):
+        axes.plot(at, values, marker=_marker(at), color=colour, lw=1.2, label=name)
+    if from_zero:
+        largest = max((value for values in found.values() for value in values if value == value), default=0.0)
+        axes.set_ylim(0, 1.25 * largest or 1.0)
+
+
+def _marker(at: Sequence[int]) -> str | None:
+    return "o" if len(at) == 1 else None  # a line of one point is not seen
+
+
+def _token_rate(row: UpdateRow) -> float:
+    return row.num_trained_tokens / max(1e-9, row.wait_s + row.logprob_s + row.step_s + row.publish_s)
+
+
+def _times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
+    numbers = [row.update for row in updates]
+    parts = {
+        "waiting for units": [r.wait_s for r in updates],
+        "log-probs": [r.logprob_s for r in updates],
+        "steps and publishing": [r.step_s + r.publish_s for r in updates],
+    }
+    sums = [sum(column) for column in zip(*parts.values(), strict=True)]
+    if len(updates) == 1:
+        for place, (name, value) in enumerate(parts.items()):
+            below = sum(v[0] for v in list(parts.values())[:place])
+            axes.bar(numbers, value, 0.3, bottom=below, label=name, color=_COLOURS[place])
+        ceiling = sums[0]
+    else:
+        axes.stackplot(numbers, *parts.values(), labels=list(parts), colors=_COLOURS)
+        ceiling = statistics.quantiles(sums, n=50)[-1]  # one stall must not flatten all the rest
+    axes.set_ylim(0, 1.35 * ceiling + 1e-9)
+
+
+def _svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = None) -> str:
+    """Render one chart as an inline SVG element, with text as text; ``only`` is the update when there is just one."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": title,  # the same run gives the same page, and ids of two charts on it differ
+        "font.size": 10,
+        "font.family": "sans-serif",
+        "axes.axisbelow": True,
+        "axes.edgecolor": _SOFT,
+        "xtick.color": _SOFT,
+        "ytick.color": _SOFT,
+    }
+    with rc_context(settings):
+        figure = Figure(figsize=(6, 3.2), layout="constrained", facecolor="none")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        axes.set_facecolor("none")
+        draw(axes)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
+        axes.set_xlabel(x_label, color=_SOFT)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e6ecef")
+        axes.margins(x=0.02)
+        if only is not None:
+            axes.set_xlim(only - 1, only + 1)
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            figure.legend(loc="outside upper right", frameon=False, fontsize=9, ncols=3, labelcolor=_INK)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

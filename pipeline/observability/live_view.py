@@ -1,0 +1,217 @@
+"""What a person sees of a run while ``headrace up`` runs it: a picture, or one line now and then where there is no terminal.
+
+*Consumes* run snapshots, the run's history, and warnings. *Produces* a screen, or lines. *Waits for* nothing: while
+the ledger is being started again the last picture stays.
+"""
+
+from __future__ import annotations
+
+import abc
+import io
+import re
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from rich.box import ROUNDED
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.observability.history import HISTORY_NAME, HistoryTail
+from pipeline.observability.progress import Progress, course, sparkline
+from pipeline.observability.status import bottleneck, in_minutes, worker_rows
+from pipeline.observability.tables import fleet_table, groups_line, tokens_line
+from pipeline.runtime.registry.contract import RunState
+from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+    from pipeline.observability.run_snapshot import RunSnapshot
+
+_TREND_UPDATES = 32
+_NUM_NOTICES = 3
+_STATE_STYLE = {
+    RunState.STARTING: "yellow",
+    RunState.RUNNING: "cyan",
+    RunState.STOPPING: "yellow",
+    RunState.FINISHED: "green",
+    RunState.FAILED: "red",
+}
+_LINES_AROUND_FLEET = 15
+_ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d{4}-\S+)(?= |$)")
+"""What the supervisor's log says on every line; the picture says it already."""
+
+
+class View(abc.ABC):
+    """What both views share: the run's progress and the time since the start."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._config = config
+        self._tail = HistoryTail(run_dir / HISTORY_NAME)
+        self._started_s = time.monotonic()
+
+    @property
+    def log_terminal(self) -> TextIO | None:
+        """Where the supervisor's log may write for people; None: to standard error."""
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    @abc.abstractmethod
+    def show(self, snapshot: RunSnapshot) -> None:
+        """Show the newest picture."""
+
+    def _progress(self) -> Progress:
+        return Progress.of(self._tail.read(), self._config.run.num_updates)
+
+    def _elapsed(self) -> str:
+        return in_minutes(time.monotonic() - self._started_s)
+
+
+class PlainView(View):
+    """One line every few seconds and at every change of state, for logs and pipes."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, every_s: float = 5.0) -> None:
+        super().__init__(config, run_dir)
+        self._every_s = every_s
+        self._next_s = 0.0
+        self._state: RunState | None = None
+
+    def show(self, snapshot: RunSnapshot) -> None:
+        """Print the state, if it is time."""
+        if time.monotonic() < self._next_s and snapshot.status.state is self._state:
+            return
+        self._next_s, self._state = time.monotonic() + self._every_s, snapshot.status.state
+        workers = worker_rows(
+            snapshot.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
+        )
+        sys.stderr.write(
+            f"{time.strftime('%H:%M:%S')} {snapshot.status.state} {self._elapsed()}: {self._progress().in_words(time.time())}; "
+            f"{groups_line(snapshot.totals)}; {tokens_line(snapshot.totals)}; {bottleneck(workers)}\n"
+        )
+        sys.stderr.flush()
+
+
+class Notices(io.StringIO):
+    """A terminal for the log that keeps the last lines, so that a view can show them without being torn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=_NUM_NOTICES)
+
+    def write(self, text: str, /) -> int:
+        """Keep whole lines."""
+        self.lines.extend(" ".join(_ON_EVERY_LINE.sub("", line).split()) for line in text.splitlines() if line.strip())
+        return len(text)
+
+
+class LiveView(View):
+    """A picture that is redrawn once a second; the last one stays when the run has ended."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, console: Console | None = None) -> None:
+        super().__init__(config, run_dir)
+        self._console = console or Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False, vertical_overflow="crop")
+        self._notices = Notices()
+        self._last: RunSnapshot | None = None
+
+    @property
+    def log_terminal(self) -> TextIO:
+        """Warnings appear under the picture."""
+        return self._notices
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        waiting = Text("starting the ledger and the workers", style="dim")
+        self._live.update(Panel(waiting, title=self._title(), title_align="left", box=ROUNDED), refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._last is not None:
+            self._live.update(self.render(self._last, is_last=True))
+        with suppress(OSError):  # the terminal has hung up
+            self._live.__exit__(kind, error, trace)
+
+    def show(self, snapshot: RunSnapshot) -> None:
+        """Redraw."""
+        self._last = snapshot
+        self._live.update(self.render(snapshot), refresh=True)
+
+    def render(self, snapshot: RunSnapshot, *, is_last: bool = False) -> RenderableType:
+        """Return the picture; the last one leaves out workers, which have ended."""
+        progress = self._progress()
+        parts: list[RenderableType] = [_bar(progress), _facts(progress, snapshot)]
+        if not is_last and (snapshot.heartbeats or snapshot.absent):
+            workers = worker_rows(
+                snapshot.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
+            )
+            max_rows = max(4, self._console.height - _LINES_AROUND_FLEET)
+            parts += [Text(), fleet_table(workers, absent=snapshot.absent, max_rows=max_rows)]
+            parts += [Text(), Text(bottleneck(workers), style="dim italic")]
+        parts += [
+            Text(printable_line(line), style="yellow", overflow="ellipsis", no_wrap=True)
+            for line in self._notices.lines
+        ]
+        return Panel(
+            Group(*parts),
+            title=self._title(),
+            title_align="left",
+            subtitle=Text(f" {snapshot.status.state} · {self._elapsed()} "),
+            subtitle_align="right",
+            border_style=_STATE_STYLE[snapshot.status.state],
+            box=ROUNDED,
+            padding=(0, 1),
+        )
+
+    def _title(self) -> Text:
+        return Text.assemble(" headrace ", (self._config.run.name, "bold"), " ")
+
+
+def _bar(progress: Progress) -> Table:
+    row = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True)
+    bar = ProgressBar(total=progress.num_wanted, completed=progress.num_updates, complete_style="green")
+    row.add_row(bar, Text(progress.of_updates, style="bold"))
+    return row
+
+
+def _facts(progress: Progress, snapshot: RunSnapshot) -> Table:
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    accuracy = Text("no update yet")
+    if progress.accuracies:
+        accuracy = Text.assemble(
+            (f"{100 * progress.accuracies[-1]:.0f} %", "bold"),
+            " in the batch  ",
+            (sparkline(progress.accuracies[-_TREND_UPDATES:]), "green"),
+        )
+    if progress.held_out:
+        accuracy.append("  held-out ").append(course(progress.held_out), style="bold")
+    facts.add_row("accuracy", accuracy)
+    if learning := progress.learning():
+        facts.add_row("learning", ", ".join(learning))
+    if pace := progress.pace(time.time()):
+        facts.add_row("pace", ", ".join(pace))
+    facts.add_row("ledger", groups_line(snapshot.totals))
+    facts.add_row("tokens", tokens_line(snapshot.totals))
+    if snapshot.status.detail:
+        facts.add_row("state", Text(printable_line(snapshot.status.detail)))
+    return facts

@@ -1,0 +1,123 @@
+"""Heartbeats as Prometheus metrics, on this host alone.
+
+*Consumes* the heartbeats of the whole fleet, which the supervisor reads anyway. *Produces* an HTTP endpoint on 127.0.0.1.
+*Waits for* nobody: a scrape reads the last heartbeats that were given. No worker serves HTTP; one port tells of them all.
+
+    headrace_up{role,worker}                      1 while its heartbeat is fresh
+    headrace_progress_total{role,worker}          turns of the main loop
+    headrace_seconds_since_progress{role,worker}
+    headrace_policy_version{role,worker}
+    headrace_resident_bytes{role,worker}
+    headrace_waiting{role,worker,for}             1 for what it waits for now
+    headrace_link_messages_total{link,event}      event = sent | received | refused | gaps
+    headrace_counter{role,worker,name}            the role's own counters, documented in each role's module
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.liveness import SILENT_AFTER_S
+from pipeline.runtime.registry.contract import Heartbeat
+from protocol.errors import ConfigError
+
+_WORKER = ["role", "worker"]
+
+
+class HeartbeatCollector(Collector):
+    """Turns the last heartbeats into metrics whenever it is asked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heartbeats: tuple[Heartbeat, ...] = ()
+
+    def update(self, heartbeats: Iterable[Heartbeat]) -> None:
+        """Take the newest heartbeats of the fleet."""
+        self._heartbeats = tuple(heartbeats)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every metric at this moment."""
+        now = self._clock.time()
+        up = GaugeMetricFamily("headrace_up", "1 while the heartbeat is fresh", labels=_WORKER)
+        progress = CounterMetricFamily("headrace_progress", "Turns of the main loop", labels=_WORKER)
+        still = GaugeMetricFamily("headrace_seconds_since_progress", "Since the loop last moved", labels=_WORKER)
+        version = GaugeMetricFamily("headrace_policy_version", "Served or published", labels=_WORKER)
+        resident = GaugeMetricFamily("headrace_resident_bytes", "Resident memory", labels=_WORKER)
+        waiting = GaugeMetricFamily("headrace_waiting", "1 for what it waits for", labels=[*_WORKER, "for"])
+        counters = GaugeMetricFamily("headrace_counter", "The role's own counters", labels=[*_WORKER, "name"])
+        for beat in self._heartbeats:
+            labels = [str(beat.who.role), beat.who.worker]
+            up.add_metric(labels, float(now - beat.at_s <= SILENT_AFTER_S))
+            progress.add_metric(labels, beat.progress)
+            still.add_metric(labels, max(0.0, now - beat.progress_at_s))
+            version.add_metric(labels, beat.policy_version)
+            resident.add_metric(labels, beat.rss_bytes)
+            waiting.add_metric([*labels, str(beat.waiting_for)], 1.0)
+            for name, value in sorted(beat.counters.items()):
+                counters.add_metric([*labels, name], value)
+        return [up, progress, still, version, resident, waiting, counters, _links(self._heartbeats)]
+
+
+class MetricsServer:
+    """The endpoint. Use as a context manager, or ``close`` it."""
+
+    def __init__(self, port: int, clock: Clock) -> None:
+        """Listen on 127.0.0.1:``port``; 0 takes a free one.
+
+        Raises:
+            ConfigError: the port is in use.
+        """
+        registry = CollectorRegistry(auto_describe=False)
+        self._collector = HeartbeatCollector(clock)
+        registry.register(self._collector)
+        try:
+            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            raise ConfigError(
+                f"supervisor.metrics_port is {port}: {error.strerror}; choose a free port, or leave it out"
+            ) from error
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._server.server_port)
+
+    def update(self, heartbeats: Iterable[Heartbeat]) -> None:
+        """Take the newest heartbeats of the fleet."""
+        self._collector.update(heartbeats)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        thread: threading.Thread = self._thread
+        thread.join(5.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _links(heartbeats: Sequence[Heartbeat]) -> Metric:
+    family = CounterMetricFamily("headrace_link_messages", "Messages of a link", labels=["link", "event"])
+    sums: dict[tuple[str, str], int] = {}
+    for beat in heartbeats:
+        for link in beat.links:
+            counted = {"sent": link.sent, "received": link.received, "refused": link.refused, "gaps": link.gaps}
+            for event, value in counted.items():
+                sums[link.name, event] = sums.get((link.name, event), 0) + value
+    for (name, event), value in sorted(sums.items()):
+        family.add_metric([name, event], value)
+    return family

@@ -1,0 +1,107 @@
+"""How far a run is, how well it goes, and when it will end: in one line, or in parts.
+
+*Consumes* rows of a run's history, and the time where an end is estimated. *Produces* words. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+from pipeline.observability.history import EvaluationRow, Row, UpdateRow
+from pipeline.observability.status import in_minutes
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_PACE_UPDATES = 20
+_KL = {"reference_kl": "to the reference", "behavior_kl": "sampling to learner"}
+"""Metrics that are shown as the KL, the first that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    num_updates: int
+    num_wanted: int
+    accuracies: tuple[float, ...]
+    """Mean raw accuracy of each update's batch, oldest first."""
+    held_out: tuple[float, ...]
+    """Held-out accuracy, oldest first."""
+    last: UpdateRow | None = None
+    """The newest update."""
+    update_s: float | None = None
+    """From one update to the next, the median of the last ones; None before the second."""
+    tokens_per_update: float = 0.0
+    """That carried loss, the mean of the same updates."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], num_wanted: int) -> Self:
+        """Read the progress from a run's history."""
+        updates = [row for row in rows if isinstance(row, UpdateRow)]
+        held_out = tuple(row.accuracy for row in rows if isinstance(row, EvaluationRow))
+        recent = updates[-_PACE_UPDATES - 1 :]
+        gaps = [later.at_s - earlier.at_s for earlier, later in pairwise(recent)]
+        return cls(
+            num_updates=updates[-1].update if updates else 0,
+            num_wanted=num_wanted,
+            accuracies=tuple(row.accuracy for row in updates),
+            held_out=held_out,
+            last=updates[-1] if updates else None,
+            update_s=statistics.median(gaps) if gaps else None,  # a resume's gap is one of many
+            tokens_per_update=statistics.fmean(row.num_trained_tokens for row in recent) if recent else 0.0,
+        )
+
+    @property
+    def of_updates(self) -> str:
+        """How many updates there are; without any wanted, what the run is for.
+
+        After a resume from an older checkpoint the policy version is ahead of the updates, and is told beside them.
+        """
+        if not self.num_wanted:
+            return "no update, only the critic"
+        text = f"update {self.num_updates} of {self.num_wanted}"
+        is_apart = self.last is not None and self.last.policy_version != self.num_updates
+        return f"{text} (policy version {self.last.policy_version})" if self.last is not None and is_apart else text
+
+    def learning(self) -> list[str]:
+        """Return reward, loss and KL of the newest update; nothing before the first."""
+        if self.last is None:
+            return []
+        words = [f"reward {self.last.reward:+.2f}", f"loss {self.last.loss:.3g}"]
+        name = next((name for name in _KL if name in self.last.metrics), None)
+        return words + ([f"KL {self.last.metrics[name]:.2g} {_KL[name]}"] if name else [])
+
+    def pace(self, now_s: float) -> list[str]:
+        """Return tokens a second, the time of an update and the time that is left; nothing before the second update."""
+        if not self.update_s or self.last is None or self.update_s <= 0.0:
+            return []
+        words = [f"{self.tokens_per_update / self.update_s:,.0f} trained tokens/s", f"{self.update_s:.1f} s an update"]
+        num_left = self.num_wanted - self.num_updates
+        if num_left > 0:
+            left_s = max(0.0, num_left * self.update_s - max(0.0, now_s - self.last.at_s))
+            words.append(f"about {in_minutes(left_s)} left")
+        return words
+
+    def in_words(self, now_s: float) -> str:
+        """Return a line of a log."""
+        words = [self.of_updates, *self.learning()]
+        if self.accuracies:
+            words.append(f"batch accuracy {100 * self.accuracies[-1]:.0f} %")
+        if self.held_out:
+            words.append(f"held-out {course(self.held_out)}")
+        return ", ".join(words + self.pace(now_s))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return values between 0 and 1 as a row of blocks."""
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[max(0, min(top, round(value * top)))] for value in values)
+
+
+def course(accuracies: Sequence[float]) -> str:
+    """Return the first and the last of some accuracies."""
+    first, last = (f"{100 * value:.1f} %" for value in (accuracies[0], accuracies[-1]))
+    return f"{first} → {last}" if len(accuracies) > 1 else first

@@ -1,0 +1,20 @@
+"""A run at one moment, as the supervisor shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.ledger.contract import Totals
+from pipeline.runtime.registry.contract import Heartbeat, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """What the supervisor shows whoever watches."""
+
+    status: RunStatus
+    heartbeats: Sequence[Heartbeat]
+    totals: Totals
+    absent: tuple[str, ...] = ()
+    """Workers that are wanted and are being started again."""

@@ -1,0 +1,285 @@
+"""What the fleet is doing, as a view: for ``headrace status``, ``headrace queues`` and the live view.
+
+*Consumes* heartbeats, the ledger's queues, the desired fleet and the time. *Produces* rows, and one sentence that names what
+everything waits for. *Waits for* nothing: pure functions, so that what a person is shown can be tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pipeline.process.work import WorkReport, piece_limit_s
+from pipeline.runtime.liveness import SILENT_AFTER_S
+from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
+from protocol.ids import Role
+from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.ledger.contract import QueueStat
+
+_A_MOMENT_S = 2.0
+_LEAST_SHARE = 0.02
+"""Before so much is done, nothing is said of how long the rest takes."""
+ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
+
+_ENDS = {
+    WaitingFor.COMPUTE,
+    WaitingFor.COMPILE,
+    WaitingFor.DISK,
+    WaitingFor.QUARANTINE,
+    WaitingFor.STARTING,
+    WaitingFor.DRAINING,
+    WaitingFor.STOPPED,
+}
+_PATIENT = _ENDS - {WaitingFor.COMPUTE}
+"""What has a time limit of its own (``pipeline.watchdog``)."""
+
+
+class Health(StrEnum):
+    """How a worker looks from outside."""
+
+    LIVE = "live"
+    SILENT = "silent"
+    """No heartbeat for a while: dead, frozen, or its host is away."""
+    STUCK = "stuck"
+    """Its heartbeat thread beats, but its main loop has not turned, or computes or holds work without progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker, as shown."""
+
+    worker: str
+    role: Role
+    epoch: int
+    pid: int
+    host: str
+    health: Health
+    waiting_for: WaitingFor
+    detail: str
+    policy_version: int
+    progress: int
+    since_progress_s: float
+    """Since work last moved, or began."""
+    since_heartbeat_s: float
+    uptime_s: float
+    rss_bytes: int
+    counters: Mapping[str, float]
+    work: WorkRow | None = None
+    """What it is in the middle of, when that takes longer than a moment."""
+    storing: WorkRow | None = None
+    """What it writes to the disk beside that."""
+    unreached: str = ""
+    """Mailboxes that it cannot reach, in words."""
+    refused: str = ""
+    """What its disk refuses it, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRow:
+    """How far something is that takes long."""
+
+    kind: str
+    share: float
+    """From 0 to 1."""
+    elapsed_s: float
+    remaining_s: float | None
+    """At the rate so far; None before there is one."""
+    per_s: float | None
+    """Units a second."""
+    unit: str
+
+    def in_words(self) -> str:
+        """Return a phrase, as ``update 40 %, 85 tokens/s, 2:10 left``."""
+        parts = [f"{self.kind} {100 * self.share:.0f} %"]
+        if self.per_s is not None:
+            parts.append(f"{self.per_s:,.{1 if self.per_s < 10 else 0}f} {self.unit}/s")
+        if self.remaining_s is not None:
+            parts.append(f"{in_minutes(self.remaining_s)} left")
+        return ", ".join(parts)
+
+
+def in_minutes(seconds: float) -> str:
+    """Return a length of time as ``2:10``, or ``1:02:10``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRow:
+    """How many workers of a role there are, of how many are wanted."""
+
+    role: Role
+    num_live: int
+    num_wanted: int | None
+    """None when no fleet was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue of the ledger, or one link between two workers."""
+
+    name: str
+    kind: str
+    """``ledger`` or ``link``."""
+    depth: int
+    limit: int | None
+    oldest_age_s: float | None
+    waiting_for: str
+    """Who empties it."""
+    num_refused: int = 0
+    num_gaps: int = 0
+
+
+def worker_rows(heartbeats: Iterable[Heartbeat], *, now_s: float, stuck_after_s: float | None) -> list[WorkerRow]:
+    """Return one row a worker: by role along the pipeline's order of interest, then by name.
+
+    ``stuck_after_s``: as configured; see ``pipeline.watchdog``.
+    """
+    rows = [_worker_row(beat, now_s, stuck_after_s) for beat in heartbeats]
+    return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
+
+
+def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> WorkerRow:
+    # clocks of two hosts may differ: what would be negative is shown as now
+    since_heartbeat_s = max(0.0, now_s - beat.at_s)
+    since_progress_s = max(0.0, beat.at_s - max(beat.progress_at_s, beat.moved_at_s))
+    health = Health.LIVE
+    if since_heartbeat_s > SILENT_AFTER_S:
+        health = Health.SILENT
+    elif beat.waiting_for not in _PATIENT:
+        has_work = beat.waiting_for is WaitingFor.COMPUTE
+        limit_s = piece_limit_s(beat.work.slowest_s, stuck_after_s)
+        is_still = beat.turns > 0 and beat.at_s - max(beat.turned_at_s, beat.moved_at_s) > limit_s
+        if is_still or (has_work and since_progress_s > limit_s):
+            health = Health.STUCK
+    return WorkerRow(
+        worker=printable_line(beat.who.worker),
+        role=beat.who.role,
+        epoch=beat.who.epoch,
+        pid=beat.pid,
+        host=printable_line(beat.host),
+        health=health,
+        waiting_for=beat.waiting_for,
+        detail=printable_line(beat.detail),
+        policy_version=beat.policy_version,
+        progress=beat.progress,
+        since_progress_s=since_progress_s,
+        since_heartbeat_s=since_heartbeat_s,
+        uptime_s=max(0.0, now_s - beat.started_s),
+        rss_bytes=beat.rss_bytes,
+        counters=beat.counters,
+        work=work_row(beat.work),
+        storing=work_row(beat.storing),
+        unreached=printable_line(beat.unreached),
+        refused=printable_line(beat.refused),
+    )
+
+
+def work_row(report: WorkReport) -> WorkRow | None:
+    """Return what a heartbeat says of work that takes longer than a moment; None when there is none."""
+    if not report.kind or report.elapsed_s < _A_MOMENT_S:
+        return None
+    remaining_s = report.remaining_s if report.share >= _LEAST_SHARE else None
+    return WorkRow(report.kind, report.share, report.elapsed_s, remaining_s, report.per_s, report.unit)
+
+
+def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -> list[RoleRow]:
+    """Return, for every role that is wanted or there, how many live workers it has."""
+    live = [row.role for row in workers if row.health is not Health.SILENT]
+    roles = [role for role in ROLE_ORDER if role in live or (wanted and role in wanted)]
+    return [RoleRow(role, live.count(role), None if wanted is None else wanted.get(role, 0)) for role in roles]
+
+
+def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
+    """Return the ledger's queues, then the links, each with what is on its way (sent and not yet received).
+
+    A worker with many peers names some and sums the others. What a sender sums, its receivers name: then the sender's row says
+    how much it sent, and nothing is known to be on its way.
+    """
+    ledger = [
+        QueueRow(stat.name, "ledger", stat.depth, stat.limit, stat.oldest_age_s, stat.waiting_for) for stat in queues
+    ]
+    beats = list(heartbeats)
+    received = {link.name for beat in beats for link in beat.links if not _is_sender(beat, link)}
+    sums: dict[str, list[int]] = {}
+    for beat in beats:
+        for link in beat.links:
+            others = link_name(OTHER_LINKS, link.name.partition(">")[2])
+            # a receiver of many names only some: what others sent it belongs to its sum of the others
+            name = others if link.name not in received and others in received else link.name
+            totals = sums.setdefault(name, [0, 0, 0, 0])
+            for index, value in enumerate((link.sent, link.received, link.refused, link.gaps)):
+                totals[index] += value
+    links = [
+        # either end may have begun anew since, with its counters at 0: then nothing is known to be on its way
+        QueueRow(name, "link", _on_its_way(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
+        for name, (sent, got, refused, gaps) in sorted(sums.items())
+    ]
+    return ledger + links
+
+
+def _on_its_way(name: str, sent: int, received: int) -> int:
+    return 0 if name.endswith(link_name("", OTHER_LINKS)) else max(0, sent - received)
+
+
+def _is_sender(beat: Heartbeat, link: LinkReport) -> bool:
+    return link.name.startswith(link_name(beat.who.worker, ""))
+
+
+def bottleneck(workers: Sequence[WorkerRow]) -> str:
+    """Return one sentence that names the edge at which everything waits, and the worker at its far end.
+
+    Follows what the workers say: learners wait for input from generators, generators for room at scorers or for credit from
+    the learner, scorers for input from generators. The end of that chain is a worker that waits for nobody.
+    """
+    unwell = [row for row in workers if row.health is not Health.LIVE]
+    if unwell:
+        row = unwell[0]
+        age = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
+        return f"{row.worker} is {row.health} for {age:.0f} s ({row.waiting_for})"
+    if not workers:
+        return "no worker has a heartbeat"
+    row, seen = workers[0], [workers[0].worker]
+    while row.waiting_for not in _ENDS:
+        following = _waited_for(row, workers)
+        if following is None or following.worker in seen:
+            break
+        row = following
+        seen.append(row.worker)
+    what = doing(row)
+    return f"{' waits for '.join(seen)}, which is at {what}" if len(seen) > 1 else f"{row.worker} is at {what}"
+
+
+def doing(row: WorkerRow) -> str:
+    """Return what a worker does or waits for, and how far it is with what takes long."""
+    parts = [row.detail, row.work.in_words() if row.work else "", row.storing.in_words() if row.storing else ""]
+    told = "; ".join(part for part in parts if part)
+    return f"{row.waiting_for}{f': {told}' if told else ''}"
+
+
+def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | None:
+    """Return the worker that could end this one's wait: of several, the one that is busiest, else the one longest still."""
+    match row.waiting_for:
+        case WaitingFor.INPUT:
+            roles = (
+                {Role.REWARD, Role.REFERENCE, Role.VALUE, Role.GENERATOR}
+                if row.role is Role.LEARNER
+                else {Role.GENERATOR}
+            )
+        case WaitingFor.ROOM:
+            roles = {Role.REWARD, Role.REFERENCE, Role.VALUE}
+        case WaitingFor.CREDIT:
+            roles = {Role.LEARNER}
+        case WaitingFor.WEIGHTS:
+            roles = {Role.GENERATOR} if row.role is Role.LEARNER else {Role.LEARNER}
+        case _:
+            return None
+    candidates = [other for other in workers if other.role in roles]
+    if not candidates:
+        return None
+    return max(candidates, key=lambda other: (other.waiting_for is WaitingFor.COMPUTE, other.since_progress_s))

@@ -1,0 +1,156 @@
+"""The state of a run as tables and lines for people: for the commands and for the live view.
+
+*Consumes* rows of ``pipeline.observability.status`` and the ledger's counters. *Produces* things that rich can print.
+*Waits for* nothing. Tables wrap rather than cut: a narrow terminal shows more lines, not less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.ledger.contract import Audit, Totals
+from pipeline.observability.status import Health, QueueRow, WorkerRow, doing
+from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
+from protocol.ids import Role
+from protocol.printable import printable_line
+
+_HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
+
+
+def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max_rows: int | None = None) -> Table:
+    """Return one row a worker: health, version, memory, what it waits for, and its own counters.
+
+    ``absent`` are workers that are wanted and not there. With more than ``max_rows`` the unwell and the first are shown.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("worker", no_wrap=True)
+    table.add_column("version", justify="right", no_wrap=True)
+    table.add_column("MB", justify="right", no_wrap=True)
+    table.add_column("waits for", ratio=1)
+    table.add_column("done", ratio=1)
+    shown = _most_telling(workers, max_rows)
+    for row in workers:
+        if row.worker not in shown:
+            continue
+        what = doing(row)
+        unwell_s = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
+        table.add_row(
+            Text(row.worker, style=_HEALTH_STYLE[row.health]),
+            str(row.policy_version) if row.policy_version >= 0 else "–",
+            f"{row.rss_bytes / 2**20:.0f}",
+            Text(what) if row.health is Health.LIVE else Text(f"{row.health} for {unwell_s:.0f} s", style="bold red"),
+            Text(work_done(row)),
+        )
+    for name in absent:
+        if name not in {row.worker for row in workers}:
+            table.add_row(Text(name, style="yellow"), "–", "–", Text("being started", style="yellow"), "")
+    if hidden := len(workers) - len(shown):
+        table.add_row(Text(f"and {hidden} more", style="dim"), "", "", Text("headrace status", style="dim"), "")
+    return table
+
+
+def _most_telling(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]:
+    if max_rows is None or len(workers) <= max_rows:
+        return {row.worker for row in workers}
+    ordered = sorted(workers, key=lambda row: row.health is Health.LIVE)  # stable: otherwise in the given order
+    return {row.worker for row in ordered[: max(1, max_rows - 1)]}
+
+
+def work_done(row: WorkerRow) -> str:
+    """Return what a worker has done, in the words of its role."""
+    counters = row.counters
+    if row.role is Role.GENERATOR:
+        sampled = counters.get("sampled_tokens", 0)
+        rate = sampled / max(row.uptime_s, 1e-9)
+        swaps = counters.get("weight_swaps", 0)
+        pause = f", paused {1e3 * counters.get('weights_pause_s', 0.0) / swaps:.1f} ms a version" if swaps else ""
+        return f"{sampled:,.0f} tokens, {rate:,.0f}/s, {counters.get('live', 0):.0f} live{pause}"
+    if row.role is Role.LEARNER:
+        refused = counters.get("refused_steps", 0)
+        tail = f", {refused:.0f} steps refused" if refused else ""
+        return f"{counters.get('updates', 0):.0f} updates, {counters.get('trained_tokens', 0):,.0f} tokens{tail}"
+    if row.role is Role.VALUE:
+        gate = "open" if counters.get(GATE_OPEN, 0) else "closed"
+        return (
+            f"{counters.get('scored', 0):,.0f} scored, {counters.get(VALUE_STEPS, 0):.0f} steps, "
+            f"explained {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}, gate {gate}"
+        )
+    told = (("overdue", "overdue"), ("not_judged", "not judged in time"))
+    further = [f", {counters[name]:,.0f} {words}" for name, words in told if counters.get(name)]
+    return f"{counters.get('scored', 0):,.0f} scored{''.join(further)}"
+
+
+def queue_table(rows: Sequence[QueueRow]) -> Table:
+    """Return one row a queue or link; how deep, how old, and who empties it."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("queue", overflow="fold")
+    for name in ("depth", "limit", "oldest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("waits for", overflow="fold")
+    for name in ("refused", "gaps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            Text(printable_line(row.name)),  # a link's name is what its peer says of itself
+            _amount(row.name, row.depth),
+            _amount(row.name, row.limit) if row.limit is not None else "–",
+            f"{row.oldest_age_s:.1f} s" if row.oldest_age_s is not None else "–",
+            Text(printable_line(row.waiting_for)),
+            str(row.num_refused),
+            str(row.num_gaps),
+        )
+    return table
+
+
+def _amount(queue: str, number: int) -> str:
+    return f"{number / 2**20:,.1f} MB" if queue == "bytes" else f"{number:,}"
+
+
+def audit_table(audit: Audit) -> Table:
+    """Return the conservation law as a sum: one column a currency, one row a term."""
+    columns = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
+    if audit.finished.admitted:  # a run with a critic
+        columns["for the critic"] = audit.finished
+    balances = tuple(columns.values())
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("admitted", *(f"{balance.admitted:,}" for balance in balances))
+    table.add_row("– trained", *(f"{balance.trained:,}" for balance in balances))
+    for reason in sorted({reason for balance in balances for reason in balance.dropped}):
+        table.add_row(f"– dropped: {reason}", *(f"{balance.dropped.get(reason, 0):,}" for balance in balances))
+    for state in sorted({state for balance in balances for state in balance.in_flight}):
+        table.add_row(f"– in flight: {state}", *(f"{balance.in_flight.get(state, 0):,}" for balance in balances))
+    style = "green" if audit.balances else "bold red"
+    table.add_row(Text("= difference", style), *(Text(f"{balance.difference:,}", style) for balance in balances))
+    return table
+
+
+def durability_line(num_unflushed: int) -> str | None:
+    """Return what it means that so many checkpoints in a row went without the server's word; None when the last had it."""
+    if not num_unflushed:
+        return None
+    return (
+        f"the ledger's server could not say for the last {num_unflushed:,} checkpoints that its file is on its disk (no "
+        "append-only file, older than Redis 7.2, or WAITAOF not permitted): its death may let what they hold be trained twice"
+    )
+
+
+def groups_line(totals: Totals) -> str:
+    """Return what became of the groups, and the credit, in one line."""
+    dropped = {str(reason).replace("_", " "): number for reason, number in totals.num_groups_dropped.items() if number}
+    by_reason = ", ".join(f"{number:,} {reason}" for reason, number in sorted(dropped.items()))
+    gone = f"{sum(dropped.values()):,} dropped ({by_reason})" if dropped else "none dropped"
+    return (
+        f"{totals.num_groups_admitted:,} groups admitted, {gone}; {totals.num_ready_units:,} units ready, "
+        f"{totals.num_running:,} running; credit {totals.credit_used:,} of {totals.credit_limit:,}"
+    )
+
+
+def tokens_line(totals: Totals) -> str:
+    """Return the tokens in one line; trained ones count once a checkpoint holds their effect."""
+    return f"{totals.num_tokens_generated:,} generated, {totals.num_tokens_trained:,} trained and checkpointed"

@@ -1,0 +1,274 @@
+"""From a snapshot to an explanation: where the chains begin, and which is told first.
+
+*Consumes* a snapshot. *Produces* an explanation. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeline.ledger.admin import Waits
+from pipeline.ledger.contract import LatePolicy, Totals, Unit
+from pipeline.observability.status import Health, WorkerRow
+from pipeline.observability.why.admission import admission_chain
+from pipeline.observability.why.silence import no_ledger_chain
+from pipeline.observability.why.types import (
+    Cause,
+    Chain,
+    CriticNeeds,
+    Ended,
+    Explanation,
+    Outlook,
+    Snapshot,
+    count,
+    gravity,
+    worst,
+)
+from pipeline.observability.why.work import evaluation_chain, unit_chain
+from pipeline.observability.why.workers import (
+    absent_chain,
+    how_far,
+    role_absent_chain,
+    unreachable_chain,
+    unwell,
+    worker_chain,
+)
+from pipeline.runtime.registry.contract import RunState, WaitingFor
+from pipeline.training.critic_gate import GATE_OPEN
+from pipeline.training.critic_gate import told as critic_words
+from protocol.ids import Role
+
+_OVER = (RunState.FINISHED, RunState.FAILED, RunState.STOPPING)
+_MAX_CHAINS = 4
+_MAX_WORKERS = 8
+
+
+def explain(s: Snapshot) -> Explanation:
+    """Return what the run waits for."""
+    chains = _chains(s)
+    if s.waits is not None and s.state not in _OVER:
+        chains[:0] = [_no_room(name, ended) for name, ended in s.exits.items() if ended.is_without_room]
+        chains[:0] = [_refused(row) for row in s.workers if row.refused and row.health is not Health.SILENT]
+    if _is_unsupervised(s):
+        chains.insert(int(chains[0].outlook is Outlook.YOU), _unsupervised(s))
+    return Explanation.of(chains[:_MAX_CHAINS], _also(s, chains[:_MAX_CHAINS]))
+
+
+def _chains(s: Snapshot) -> list[Chain]:
+    if s.waits is None or s.totals is None:
+        return [no_ledger_chain(s)]
+    if s.unwritten is not None and s.state not in _OVER:
+        return [_full_disk(s, s.unwritten)]
+    alive = [row for row in s.workers if row.health is not Health.SILENT]
+    if not s.has_supervisor and not alive:
+        return [_nobody(s)]
+    if s.state in _OVER:
+        return [_ending(s)]
+    learner = next(iter(s.rows(Role.LEARNER)), None)
+    if learner is None:
+        return [role_absent_chain(s, Role.LEARNER)]
+    if learner.health is not Health.LIVE or learner.waiting_for is not WaitingFor.INPUT:
+        return [_learner_busy(s, s.waits, learner)]
+    return _learner_waits(s, s.waits, s.totals)
+
+
+# -- before and after the work -------------------------------------------------------------------------------------------
+
+
+def _no_room(name: str, ended: Ended) -> Chain:
+    link = f"{name} finds no room on a disk: {ended}"
+    doing = "make room in the folder that it names; what it did since its last checkpoint is done again, and nothing is lost"
+    return Chain((link,), Cause.DISK, name, Outlook.YOU, doing)
+
+
+def _refused(row: WorkerRow) -> Chain:
+    doing = (
+        "make room or give rights there: the next checkpoint is tried again. Updates go on; what was learned since the last "
+        "checkpoint would be done again by another process, and nothing is lost"
+    )
+    return Chain((f"{row.worker} is refused by its disk: {row.refused}",), Cause.DISK, row.worker, Outlook.YOU, doing)
+
+
+def _full_disk(s: Snapshot, folder: str) -> Chain:
+    link = f"everything waits for room on the disk under the ledger: its server cannot write to {folder}, and takes no writes"
+    doing = (
+        f"make room there (`df {folder}`): the server tries again every second, and the run goes on by itself; workers wait "
+        "for it as long as ledger.disk_timeout_s"
+    )
+    return Chain((link,), Cause.DISK, "ledger", Outlook.YOU, doing)
+
+
+def _nobody(s: Snapshot) -> Chain:
+    how = f"{s.state}" + (f": {s.detail}" if s.detail else "")
+    if s.state is RunState.FINISHED:
+        return Chain(
+            (f"nothing: the run is {how}",), Cause.NOBODY, "", Outlook.ENDED, f"the report: `headrace report {s.run}`"
+        )
+    doing = f"`headrace up --resume {s.run}` goes on with it"
+    if s.state is RunState.FAILED:
+        doing = f"mend that first; then {doing}"
+    return Chain((f"no process of the run is there; it is {how}",), Cause.NOBODY, "", Outlook.YOU, doing)
+
+
+def _is_unsupervised(s: Snapshot) -> bool:
+    is_alive = any(row.health is not Health.SILENT for row in s.workers)
+    return not s.has_supervisor and s.waits is not None and is_alive and s.state not in _OVER
+
+
+def _unsupervised(s: Snapshot) -> Chain:
+    link = "no supervisor runs: workers go on without it, and one that dies is not started again"
+    doing = f"`headrace up --resume {s.run}` goes on with them, `headrace down {s.run}` ends them"
+    return Chain((link,), Cause.SUPERVISOR, "supervisor", Outlook.YOU, doing)
+
+
+def _ending(s: Snapshot) -> Chain:
+    link = f"the run is {s.state}" + (f", {s.detail}" if s.detail else "")
+    if s.state is RunState.FAILED:
+        doing = f"the run ends; mend that, then `headrace up --resume {s.run}`"
+        return Chain((link,), Cause.FAILED, "supervisor", Outlook.YOU, doing)
+    left = sorted(s.workers, key=lambda row: (row.health is Health.LIVE, row.role is not Role.LEARNER))
+    if not left:
+        return Chain((link,), Cause.DRAINING, "supervisor", Outlook.ENDED, "the supervisor writes the report and ends")
+    names = ", ".join(row.worker for row in left)
+    end = worker_chain(s, left[0])
+    doing = (
+        f"what does not drain is killed after supervisor.drain_timeout_s; `headrace down {s.run} --now` does not wait"
+    )
+    return Chain((link, f"{names} still to end", *end.links), Cause.DRAINING, left[0].worker, Outlook.ENDED, doing)
+
+
+# -- the learner ---------------------------------------------------------------------------------------------------------
+
+
+def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
+    """The learner waits for no units: it computes, publishes, starts, is frozen."""
+    if row.health is Health.LIVE and row.waiting_for is WaitingFor.WEIGHTS:
+        lag = [other for other in s.rows(Role.GENERATOR) if other.worker in row.detail]
+        link = f"learner waits for {row.detail}"
+        if lag:
+            return worst([worker_chain(s, other, seen=(row.worker,)) for other in lag]).after(link)
+        doing = "a generator that takes none for weights.ack_timeout_s is fenced and replaced"
+        return Chain((link,), Cause.WEIGHTS, "learner", Outlook.MOVES, doing)
+    chain = worker_chain(s, row)
+    if chain.cause is not Cause.WORKING:
+        return chain
+    if row.policy_version < 0:
+        return replace(chain, links=(f"learner is getting ready, {how_far(row)}",))
+    done, wanted = row.counters.get("updates", 0), row.counters.get("num_updates", 0)
+    of = f"update {done + 1:.0f} of {wanted:.0f}" if wanted else "the first update"
+    ready = f"{waits.num_ready} of {count(waits.num_needed, _noun(waits))} of the next update are ready"
+    link = f"learner is at {of}, {how_far(row)}; {ready}"
+    return replace(chain, links=(link,))
+
+
+def _learner_waits(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
+    gate = _gate_chain(s, waits, totals)
+    if gate is not None:
+        return [gate]
+    if totals.is_closed:
+        evaluation = evaluation_chain(s, waits)
+        if evaluation is not None:
+            return [evaluation.after("learner waits for the last evaluation")]
+    return _unit_chains(s, waits, totals)
+
+
+def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
+    missing = waits.num_needed - waits.num_ready
+    noun = _noun(waits)
+    if missing <= 0 and waits.late is LatePolicy.WAIT and waits.units:
+        link = (
+            f"learner has {count(waits.num_needed, noun)} ready, and waits for work that would become too stale if this update "
+            "went without it"
+        )
+        # every one of the oldest version is waited for
+        oldest = min((u.oldest_version for u in waits.units if u.oldest_version is not None), default=None)
+        late = [unit_chain(s, waits, unit) for unit in waits.units if unit.oldest_version == oldest]
+        return [chain.after(link) for chain in _grouped(late, enough=False)]
+    if missing <= 0:
+        link = f"learner has {waits.num_ready} of {count(waits.num_needed, noun)} ready"
+        return [Chain((link,), Cause.WORKING, "learner", Outlook.MOVES, "it claims them next")]
+    link = f"learner waits for {missing} of {count(waits.num_needed, noun)}"
+    chains = [unit_chain(s, waits, unit) for unit in waits.units]
+    num_moving = sum(chain.outlook is Outlook.MOVES for chain in chains)
+    # those that were not looked at are taken to be like those that were
+    num_moving = num_moving * waits.num_running // max(1, len(chains))
+    grouped = _grouped(chains, enough=num_moving >= missing)
+    if waits.num_running < missing:
+        lacking = admission_chain(s, totals)
+        lacking = (
+            lacking.after(f"{count(missing - waits.num_running, noun)} are not even admitted") if chains else lacking
+        )
+        grouped = sorted([*grouped, lacking], key=gravity, reverse=True)
+    return [chain.after(link) for chain in grouped]
+
+
+def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
+    """Return one chain a root, the gravest first; or last when ``enough`` is on the way that is in no trouble."""
+    by_root: dict[tuple[Cause, str], Chain] = {}
+    for chain in chains:
+        root = (chain.cause, chain.who)
+        first = by_root.get(root)
+        by_root[root] = chain if first is None else replace(first, num_units=first.num_units + 1)
+    return sorted(by_root.values(), key=gravity, reverse=not enough)
+
+
+def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
+    """Return the chain of a policy that may not start before its critic; None when it may, or there is no critic."""
+    needs = s.critic
+    if needs is None:
+        return None
+    row = next(iter(s.rows(Role.VALUE)), None)
+    learner = s.rows(Role.LEARNER)[0]
+    if row is None:
+        if learner.counters.get("updates", 0):  # it has started: then only chunks wait for the value worker
+            return None
+        names = s.absent(Role.VALUE)
+        end = absent_chain(s, names[0]) if names else role_absent_chain(s, Role.VALUE)
+        return end.after("learner waits for its critic")
+    if row.counters.get(GATE_OPEN, 0.0) >= 1.0 or (
+        GATE_OPEN not in row.counters and learner.counters.get("updates", 0)
+    ):
+        return None
+    link = f"learner waits for its critic: {_critic_words(row, needs)}"
+    if row.health is not Health.LIVE or row.waiting_for is not WaitingFor.INPUT:
+        return worker_chain(s, row).after(link)
+    there = s.depth("finished")
+    if there >= needs.batch_trajectories:
+        return worker_chain(s, row).after(link)
+    wanted = needs.batch_trajectories
+    link_of = f"{row.worker} waits for {wanted - there} of {count(wanted, 'finished response')}"
+    if not waits.units:
+        return admission_chain(s, totals).after(link, link_of)
+    chains = _grouped([unit_chain(s, waits, unit) for unit in waits.units], enough=True)
+    return chains[0].after(link, link_of)
+
+
+def _critic_words(row: WorkerRow, needs: CriticNeeds) -> str:
+    return critic_words(row.counters, needs.min_explained_variance, needs.pretrain_steps)
+
+
+def _noun(waits: Waits) -> str:
+    return {Unit.GROUP: "group", Unit.TRAJECTORY: "trajectory", Unit.CHUNK: "chunk"}[waits.unit]
+
+
+# -- besides -------------------------------------------------------------------------------------------------------------
+
+
+def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
+    told = {chain.who for chain in chains}
+    words = [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
+    if s.waits is not None and s.state not in _OVER and s.has_supervisor:
+        words += [absent_chain(s, name).links[0] for name in s.absent() if name not in told]
+    cut_off = {chain.who for chain in chains if chain.cause is Cause.UNREACHABLE}
+    words += [unreachable_chain(row).links[0] for row in s.workers if row.unreached and row.worker not in cut_off]
+    present = {row.worker for row in s.workers}
+    words += [
+        f"{name} is there again: {ended}"
+        for name, ended in s.exits.items()
+        if name in present and name not in told and ended.is_worth_a_word
+    ]
+    if len(words) > _MAX_WORKERS:
+        words[_MAX_WORKERS:] = [f"{len(words) - _MAX_WORKERS} more workers: `headrace status {s.run}`"]
+    if dead := s.depth("dead"):
+        words.append(f"{count(dead, 'dead letter')}: `headrace dead-letters list`")
+    return words

@@ -1,0 +1,97 @@
+"""What is known of an embedded ledger server that does not answer: from the run's folder and the process table alone.
+
+*Consumes* ``ledger.json``, the server's socket and lock, its process's state. *Produces* a sentence, or None.
+*Waits for* an answer of the server: a second, and two more when its process is not stopped.
+
+This comes before any other question is asked of the ledger: a client's calls, with their connections and retries, would find
+the same in many times the time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pipeline.ledger.address import LedgerAddress, read_address
+from pipeline.ledger.server.lock import holders, is_locked
+from pipeline.ledger.server.probe import ServerState, probe
+from pipeline.observability.why.types import Cause, Chain, Outlook, Snapshot
+from pipeline.process.records import identify
+
+FIRST_S = 1.0
+SECOND_S = 2.0
+"""For a server that is only slow."""
+
+
+def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
+    """Return why the run's embedded server does not answer, as a clause; None when it does, and when none is to be asked:
+    it is a server of one's own, or a run that has ended."""
+    address = read_address(run_dir)
+    if address is None or not address.is_embedded:
+        return None
+    socket, password = Path(address.socket), unquote(urlsplit(address.url).password or "")
+    pid, waited_s = _process(run_dir, address), FIRST_S
+    sight = probe(socket, password, timeout_s=FIRST_S)
+    if sight.state is ServerState.SILENT and pid and not _is_stopped(pid):
+        sight, waited_s = probe(socket, password, timeout_s=SECOND_S), FIRST_S + SECOND_S
+    match sight.state:
+        case ServerState.SERVES:
+            return None
+        case ServerState.LOADING:
+            return f"its server (process {sight.pid}) reads its file, {sight.loaded_bytes >> 20} MB so far"
+        case ServerState.STRANGE:
+            return f"what answers at {socket} is not its server: {sight.words}"
+        case _ if pid:
+            how = state_words(pid)
+            return f"its server (process {pid}) is there and gave no answer within {waited_s:g} s{how}"
+        case _ if is_locked(run_dir / "ledger"):
+            return f"its server is being started or is ending: {sight.words}"
+        case _:
+            return f"its server has ended ({sight.words})" if is_supervised else None
+
+
+def no_ledger_chain(s: Snapshot) -> Chain:
+    """Return the chain of a run whose ledger does not answer, which is all that can be said of it."""
+    link = "everything waits for the ledger: " + (s.ledger_error or "it does not answer")
+    if s.has_supervisor:
+        doing = (
+            "the supervisor starts an embedded server that has ended again within seconds, and replaces one that is mute for "
+            "long; one of your own is yours to start. Workers wait for it as long as ledger.outage_timeout_s"
+        )
+        return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
+    return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
+
+
+def whereabouts(run_dir: Path) -> str:
+    """Return what is known of the embedded server's process, as the end of a sentence; empty when nothing is. Asks nothing."""
+    address = read_address(run_dir)
+    if address is None or not address.is_embedded:
+        return ""
+    pid = _process(run_dir, address)
+    return f"; process {pid} is there{state_words(pid)}" if pid else ""
+
+
+def state_words(pid: int) -> str:
+    """Return what a process's state tells of its silence, as the end of a sentence; empty when it tells nothing."""
+    if _is_stopped(pid):
+        return f": it is stopped (SIGSTOP, or a debugger); `kill -CONT {pid}` lets it go on"
+    return ": it waits for its disk" if _state(pid) == "D" else ": it hangs, or is slow"
+
+
+def _process(run_dir: Path, address: LedgerAddress) -> int:
+    """Return the server's process; 0 when it has ended, or cannot be told from others."""
+    if address.process is not None and identify(address.pid) == address.process:
+        return address.pid
+    return next(iter(holders(run_dir / "ledger")), 0)
+
+
+def _is_stopped(pid: int) -> bool:
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return status.rpartition(")")[2].split()[0]  # the name before may hold anything

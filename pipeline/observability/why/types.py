@@ -1,0 +1,234 @@
+"""The words of an explanation: what is seen, and what is said.
+
+*Consumes* nothing. *Produces* values. *Waits for* nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pipeline.observability.status import Health, WorkerRow
+from protocol.ids import Role
+
+if TYPE_CHECKING:
+    from pipeline.ledger.admin import Waits
+    from pipeline.ledger.contract import QueueStat, Totals
+    from pipeline.runtime.registry.contract import RunState
+
+_NO_ROOM = "No space left on device"
+_MOMENT_S = 20.0
+"""A worker is started again within this."""
+
+
+class Outlook(StrEnum):
+    """What will become of a wait."""
+
+    MOVES = "moves"
+    """Ordinary work: nothing is wrong."""
+    MENDS = "mends"
+    """Something is wrong, and the run puts it right by itself."""
+    YOU = "you"
+    """It waits until a person does something."""
+    ENDED = "ended"
+    """The run is over, or about to be."""
+
+
+class Cause(StrEnum):
+    """The root of a chain."""
+
+    WORKING = "working"
+    ABSENT = "absent"
+    """A worker that is wanted and has no process, or not yet a heartbeat."""
+    SILENT = "silent"
+    STUCK = "stuck"
+    STARTING = "starting"
+    DRAINING = "draining"
+    LEASE = "lease"
+    """Held by an incarnation that is gone: others take it at their next lease call."""
+    REDELIVERY = "redelivery"
+    """The scorer is idle, so the message was lost: the chunk is handed out again at its deadline."""
+    LEDGER = "ledger"
+    """The ledger's server does not answer, or is full."""
+    DISK = "disk"
+    """No room, or no right to write, in a folder that the chain names."""
+    MEMORY = "memory"
+    """The ledger is over its watermark: admission has stopped."""
+    CREDIT = "credit"
+    WEIGHTS = "weights"
+    QUARANTINE = "quarantine"
+    """A generator could not make the published weights match their digest."""
+    UNREACHABLE = "unreachable"
+    """A worker's mailbox cannot be reached from another worker's host."""
+    EXHAUSTED = "exhausted"
+    CLOSED = "closed"
+    FAILED = "failed"
+    """A worker ended in a way that no restart mends, or too often."""
+    SUPERVISOR = "supervisor"
+    """Workers go on, and nothing starts them again when they die."""
+    NOBODY = "nobody"
+    """No process of the run is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriticNeeds:
+    """What the critic's gate asks for."""
+
+    min_explained_variance: float | None
+    pretrain_steps: int
+    batch_trajectories: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a worker's last process ended. ``str()`` says it."""
+
+    how: str
+    ago_s: float
+    num: int = 1
+    """Of its processes that ended lately, this one included."""
+    error: str = ""
+    """What ended it, if an error did."""
+    is_replaced: bool = False
+    """The supervisor killed it: it was frozen or stuck."""
+
+    @property
+    def is_without_room(self) -> bool:
+        """Whether a disk refused it, a moment ago: its next process may be at work already, and end in the same way."""
+        return _NO_ROOM in self.error and self.ago_s < _MOMENT_S
+
+    @property
+    def is_worth_a_word(self) -> bool:
+        """Whether a person should hear of it although the worker is there again."""
+        return bool(self.error) or self.num > 1
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        told = self.how + (f" by {self.error}" if self.error else "") + f", {seconds(self.ago_s)} ago"
+        return told if self.num == 1 else f"{told}, the {_ordinal(self.num)} time within 10 min"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is seen of a run at one moment."""
+
+    run: str
+    """Its folder, for commands."""
+    state: RunState
+    detail: str
+    has_supervisor: bool
+    workers: Sequence[WorkerRow] = ()
+    wanted: Mapping[str, Role] = field(default_factory=dict[str, Role])
+    """Workers that should be there, by name."""
+    waits: Waits | None = None
+    """None when the ledger does not answer."""
+    totals: Totals | None = None
+    queues: Mapping[str, QueueStat] = field(default_factory=dict)
+    critic: CriticNeeds | None = None
+    """None in a run without a critic."""
+    ledger_error: str = ""
+    unwritten: str | None = None
+    """Folder that the ledger's server cannot write to; None while it can."""
+    exits: Mapping[str, Ended] = field(default_factory=dict[str, "Ended"])
+    """How each worker's last process ended, of those whose process has."""
+    replaced_after_s: float = 10.0
+    """The supervisor's patience with a silent worker."""
+
+    def row(self, worker: str) -> WorkerRow | None:
+        """Return a worker's row; None when it has no heartbeat."""
+        return next((row for row in self.workers if row.worker == worker), None)
+
+    def rows(self, role: Role) -> list[WorkerRow]:
+        """Return the rows of a role."""
+        return [row for row in self.workers if row.role is role]
+
+    def healthy(self, role: Role) -> list[WorkerRow]:
+        """Return the workers of a role that beat and move."""
+        return [row for row in self.rows(role) if row.health is Health.LIVE]
+
+    def absent(self, role: Role | None = None) -> list[str]:
+        """Return the names of workers that are wanted and have no heartbeat."""
+        there = {row.worker for row in self.workers}
+        return [name for name, its in self.wanted.items() if name not in there and role in (None, its)]
+
+    def depth(self, queue: str) -> int:
+        """Return a queue's depth; 0 when the run has no such queue."""
+        stat = self.queues.get(queue)
+        return stat.depth if stat else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One chain of waits, from the learner to its root."""
+
+    links: tuple[str, ...]
+    """Each waits for the next; the last one is the root."""
+    cause: Cause
+    who: str
+    """The worker or the queue at the root; empty when it is neither."""
+    outlook: Outlook
+    next: str
+    """What happens next, or what to do."""
+    num_units: int = 1
+    """Units that wait for this root, of those that were looked at."""
+
+    def after(self, *links: str) -> Chain:
+        """Return the chain with links put before it."""
+        return Chain((*links, *self.links), self.cause, self.who, self.outlook, self.next, self.num_units)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer of ``headrace why``."""
+
+    headline: str
+    outlook: Outlook
+    chains: tuple[Chain, ...]
+    """The one that matters most first."""
+    also: tuple[str, ...] = ()
+    """What is worth a word besides."""
+
+    @classmethod
+    def of(cls, chains: Sequence[Chain], also: Sequence[str] = ()) -> Explanation:
+        """Explain by chains of which the first matters most."""
+        return cls("; ".join(chains[0].links), chains[0].outlook, tuple(chains), tuple(also))
+
+
+_WEIGHT = {Outlook.YOU: 3, Outlook.MENDS: 2, Outlook.ENDED: 1, Outlook.MOVES: 0}
+
+
+def worst(chains: Sequence[Chain]) -> Chain:
+    """Return the chain with the gravest outlook; of equals the first."""
+    return max(chains, key=lambda chain: _WEIGHT[chain.outlook])
+
+
+def gravity(chain: Chain) -> int:
+    """Return how grave a chain's outlook is, for sorting."""
+    return _WEIGHT[chain.outlook]
+
+
+def seconds(value: float) -> str:
+    """Return a duration for people: ``0.4 s``, ``12 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    if value < 0.95:
+        return f"{max(0.0, value):.1f} s"
+    whole = round(value)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 group``, ``3 groups``, ``2 trajectories``."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{number:,} {plural}"

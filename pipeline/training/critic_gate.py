@@ -1,0 +1,121 @@
+"""When the policy may start to learn from its critic: a pure function, and what the learner reads off the heartbeats.
+
+*Consumes* explained variances of value steps, and heartbeats. *Produces* a verdict and a sentence. *Waits for* nothing.
+
+An untrained critic gives truncated windows advantages that are noise around zero, and pulls whole responses towards its own
+bias (VC-PPO; T-PPO's port starts its policy after 10 critic steps, VAPO after 50). So until the gate opens the learner trains
+on nothing. It opens after ``value.pretrain_steps``, as in the papers. Where ``value.min_explained_variance`` is set, which is
+ours, it opens earlier: once the critic explains so much of the returns, averaged over ``value.explained_variance_steps``
+steps, each measured on responses that it had not been trained on. It never closes again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.runtime.liveness import SILENT_AFTER_S
+from protocol.ids import Role
+
+if TYPE_CHECKING:
+    from pipeline.config.learning import ValueSection
+    from pipeline.config.schema import RunConfig
+    from pipeline.runtime.registry.contract import Heartbeat
+
+GATE_OPEN = "gate_open"
+"""Counters of the value worker's heartbeat: 1 or 0, steps done, and the moving mean."""
+VALUE_STEPS = "value_steps"
+EXPLAINED_VARIANCE = "explained_variance"
+
+
+def opens(explained_variances: Sequence[float], *, num_steps: int, settings: ValueSection) -> bool:
+    """Return whether the critic is good enough, or has had its time.
+
+    Args:
+        explained_variances: Of the last value steps, oldest first.
+        num_steps: Value steps applied since the start of the run.
+        settings: The bounds.
+    """
+    if num_steps >= settings.pretrain_steps:
+        return True
+    wanted = settings.explained_variance_steps
+    last = explained_variances[-wanted:]
+    least = settings.min_explained_variance
+    return least is not None and len(last) == wanted and sum(last) / wanted >= least
+
+
+def told(counters: Mapping[str, float], min_explained_variance: float | None, pretrain_steps: int) -> str:
+    """Return in words how far the critic is, and what the gate asks of it."""
+    wanted = "" if min_explained_variance is None else f" of {min_explained_variance:g}"
+    return (
+        f"explained variance {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}{wanted}, "
+        f"step {counters.get(VALUE_STEPS, 0.0):.0f} of {pretrain_steps}"
+    )
+
+
+class CriticGate:
+    """The value worker's side: takes every step, and stays open once it is."""
+
+    def __init__(
+        self,
+        settings: ValueSection,
+        *,
+        is_open: bool = False,
+        explained_variances: Iterable[float] = (),
+        num_steps: int = 0,
+    ) -> None:
+        """Begin, or go on from what a checkpoint holds."""
+        self._settings = settings
+        self._last = deque(explained_variances, maxlen=settings.explained_variance_steps)
+        self._is_open = is_open or opens(tuple(self._last), num_steps=num_steps, settings=settings)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the policy may learn."""
+        return self._is_open
+
+    @property
+    def explained_variances(self) -> tuple[float, ...]:
+        """Of the last steps, oldest first, for a checkpoint."""
+        return tuple(self._last)
+
+    @property
+    def mean(self) -> float:
+        """The moving mean over what there is; 0 before the first step."""
+        return sum(self._last) / len(self._last) if self._last else 0.0
+
+    def take(self, explained_variance: float, *, num_steps: int) -> bool:
+        """Take the explained variance of step ``num_steps``; return whether this opened the gate."""
+        self._last.append(explained_variance)
+        was_open = self._is_open
+        self._is_open = was_open or opens(tuple(self._last), num_steps=num_steps, settings=self._settings)
+        return self._is_open and not was_open
+
+
+@dataclass(frozen=True, slots=True)
+class CriticView:
+    """What the learner knows of its critic."""
+
+    is_open: bool
+    is_live: bool
+    detail: str
+    """What is waited for, in words."""
+
+
+def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig, *, now_s: float) -> CriticView:
+    """Read the value worker's heartbeat. One that is silent or not there has an open gate only if it said so last."""
+    beat = next((beat for beat in heartbeats if beat.who.role is Role.VALUE), None)
+    if beat is None:
+        return CriticView(False, False, "the value worker: it has no heartbeat")
+    settings = config.value
+    counters = beat.counters
+    is_open = counters.get(GATE_OPEN, 0.0) >= 1.0
+    silent_s = now_s - beat.at_s
+    if silent_s > SILENT_AFTER_S:
+        return CriticView(is_open, False, f"the value worker: silent for {silent_s:.0f} s")
+    if GATE_OPEN not in counters:
+        return CriticView(False, True, "the value worker to start")
+    words = told(counters, settings.min_explained_variance, settings.pretrain_steps)
+    return CriticView(is_open, True, f"critic: {words}")

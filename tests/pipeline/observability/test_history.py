@@ -1,0 +1,79 @@
+"""Claims about the history of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.observability.history import History, HistoryTail, read_history
+from protocol.errors import DataError
+from tests.pipeline.observability.rows import evaluation_row, update_row
+
+
+def _written(path: Path, *rows: object) -> Path:
+    history = History(path)
+    for row in rows:
+        history.append(row)
+    history.sync()
+    history.close()
+    return path
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    rows = [evaluation_row(0, 0, 0.2), update_row(1), update_row(2, accuracy=0.75)]
+    assert list(read_history(_written(tmp_path / "h.jsonl", *rows))) == rows
+
+
+def test_no_file_is_an_empty_history(tmp_path: Path) -> None:
+    assert list(read_history(tmp_path / "none.jsonl")) == []
+
+
+def test_resuming_drops_the_rows_after_the_checkpoint(tmp_path: Path) -> None:
+    path = _written(tmp_path / "h.jsonl", *(update_row(n) for n in range(1, 6)), evaluation_row(1, 5, 0.5))
+    history = History.resume(path, last_version=3)
+    history.append(update_row(4, accuracy=0.9))
+    history.close()
+    assert [(row.update, row.accuracy) for row in read_history(path)] == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.9)]
+
+
+@pytest.mark.parametrize("cut", [1, 40, -2])
+def test_a_line_cut_short_by_a_crash_is_skipped_and_resuming_removes_it(tmp_path: Path, cut: int) -> None:
+    path = _written(tmp_path / "h.jsonl", update_row(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:cut])
+    assert list(read_history(path)) == [update_row(1)]
+    history = History.resume(path, last_version=9)
+    history.append(update_row(2))
+    history.close()
+    assert list(read_history(path)) == [update_row(1), update_row(2)]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = _written(tmp_path / "h.jsonl", update_row(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\x00\x00 not a row\n" + whole)
+    with pytest.raises(DataError, match=r"h\.jsonl:2: not a row"):
+        list(read_history(path))
+
+
+def test_rows_and_fields_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
+    path = _written(tmp_path / "h.jsonl", update_row(1))
+    later = json.loads(path.read_text()) | {"flux": 3.0, "update": 2}
+    path.write_text(path.read_text() + json.dumps(later) + "\n" + json.dumps({"kind": "tide"}) + "\n")
+    assert [row.update for row in read_history(path)] == [1, 2]
+
+
+def test_a_view_reads_only_what_is_new_and_begins_anew_when_the_file_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    tail = HistoryTail(path)
+    assert tail.read() == []
+    _written(path, update_row(1))
+    assert tail.read() == [update_row(1)]
+    with path.open("a") as file:
+        file.write('{"kind": "upd')  # being written
+    assert tail.read() == [update_row(1)]
+    History.resume(path, last_version=0).close()
+    _written(path, update_row(1, accuracy=0.9))
+    assert [row.accuracy for row in tail.read()] == [0.9]

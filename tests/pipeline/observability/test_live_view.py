@@ -1,0 +1,150 @@
+"""Claims about what a person sees."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.ledger.contract import Audit, Balance, Totals
+from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.live_view import LiveView, Notices, PlainView
+from pipeline.observability.progress import Progress, sparkline
+from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.status import QueueRow, worker_rows
+from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, work_done
+from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
+from protocol.ids import Incarnation, Role
+from tests.pipeline.observability.rows import evaluation_row, update_row
+from tests.pipeline.op_config import op_config
+
+TOTALS = Totals(3, 90, 100, 4, 12, 1234, {"no_signal": 80, "stale": 2}, 123456, 100000, False, False)
+
+
+def _beat(role: Role, name: str, *, at_s: float = 1000.0, **counters: float) -> Heartbeat:
+    who = Incarnation(role=role, worker=name, epoch=1)
+    return Heartbeat(
+        who=who,
+        pid=1,
+        host="h",
+        at_s=at_s,
+        started_s=0.0,
+        progress=1,
+        progress_at_s=at_s,
+        waiting_for=WaitingFor.INPUT,
+        detail="3 of 4 ready",
+        policy_version=3,
+        rss_bytes=400 << 20,
+        counters=counters,
+    )
+
+
+BEATS = [_beat(Role.LEARNER, "learner"), *(_beat(Role.GENERATOR, f"generator-{n}", live=7) for n in range(20))]
+
+
+def _text(renderable: object, width: int, height: int = 24) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def _view(tmp_path: Path, width: int, height: int = 24) -> LiveView:
+    history = History(tmp_path / HISTORY_NAME)
+    for row in (evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.0), update_row(2, accuracy=1.0)):
+        history.append(row)
+    history.append(evaluation_row(1, 2, 0.5))
+    history.close()
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
+    return LiveView(op_config(tmp_path), tmp_path, console=console)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_picture_tells_state_progress_accuracy_and_ledger_at_any_width(tmp_path: Path, width: int) -> None:
+    snapshot = RunSnapshot(RunStatus(RunState.RUNNING), BEATS[:2], TOTALS, ("reward-0",))
+    text = _text(_view(tmp_path, width).render(snapshot), width)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.replace("│", " ").split())
+    for wanted in ("update 2 of 4", "100 % in the batch", "▁█", "25.0 % → 50.0 %", "1,234 groups", "80 no signal"):
+        assert wanted in words
+    for wanted in ("generator-0", "being started", "headrace op", "running"):
+        assert wanted in words
+
+
+def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -> None:
+    beats = [*BEATS[:-1], _beat(Role.GENERATOR, "generator-19", at_s=900.0)]
+    rows = worker_rows(beats, now_s=1000.0, stuck_after_s=60.0)
+    text = _text(fleet_table(rows, max_rows=5), 100)
+    assert "generator-19" in text
+    assert "silent for 100 s" in text
+    assert "and 17 more" in text
+    assert len(text.splitlines()) <= 7
+
+
+def test_the_last_picture_leaves_workers_out_and_keeps_the_figures(tmp_path: Path) -> None:
+    snapshot = RunSnapshot(RunStatus(RunState.FINISHED, "4 updates done"), BEATS, TOTALS)
+    text = _text(_view(tmp_path, 100).render(snapshot, is_last=True), 100)
+    assert "generator-0" not in text
+    assert "4 updates done" in text
+    assert "finished" in text
+
+
+def test_warnings_are_shown_under_the_picture_without_what_it_says_already(tmp_path: Path) -> None:
+    view = _view(tmp_path, 100)
+    line = (
+        "2026-01-01 [warning  ] worker_exited   at=2026-01-01T00:00:00Z exit_code=-9 policy_version=-1 worker=reward-0"
+    )
+    print(line, file=view.log_terminal)
+    text = _text(view.render(RunSnapshot(RunStatus(RunState.RUNNING), BEATS[:1], TOTALS)), 100)
+    assert "worker_exited exit_code=-9 worker=reward-0" in text
+
+
+def test_only_the_last_warnings_are_kept() -> None:
+    notices = Notices()
+    for number in range(10):
+        notices.write(f"line {number}\n")
+    assert list(notices.lines) == ["line 7", "line 8", "line 9"]
+
+
+def test_without_a_terminal_there_is_a_line_at_every_change_of_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = PlainView(op_config(tmp_path), tmp_path, every_s=1000.0)
+    for state in (RunState.RUNNING, RunState.RUNNING, RunState.FINISHED):
+        view.show(RunSnapshot(RunStatus(state), BEATS[:1], TOTALS))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "running 0:00: update 0 of 4" in lines[0]
+    assert "finished" in lines[1]
+
+
+def test_progress_reads_the_history() -> None:
+    progress = Progress.of([evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.5)], 10)
+    assert progress.in_words(0.0) == "update 1 of 10, reward +0.00, loss 0.1, batch accuracy 50 %, held-out 25.0 %"
+    assert sparkline([0.0, 0.5, 1.0, 2.0, -1.0]) == "▁▅██▁"
+
+
+def test_tables_are_readable_on_a_narrow_terminal() -> None:
+    link = QueueRow("generator-0>reference-0", "link", 1_234, None, 12.5, "reference-0", 3, 4)
+    memory = QueueRow("bytes", "ledger", 669_703, 751_619_276, None, "learner")
+    text = _text(queue_table([link, memory]), 80)
+    assert "generator-0>reference-0" in text
+    assert "716.8 MB" in text
+    audit = Audit(*(Balance(10, 5, {"no_signal": 2, "stale": 1}, {"ready": 1}) for _ in range(3)))
+    text = _text(audit_table(audit), 60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "– dropped: no_signal" in text
+    assert "= difference" in text
+    assert "credit 90 of 100" in groups_line(TOTALS)
+
+
+def test_a_generator_tells_what_a_version_costs_it() -> None:
+    beat = _beat(Role.GENERATOR, "generator-0", sampled_tokens=10, weight_swaps=4, weights_pause_s=0.01)
+    [row] = worker_rows([beat], now_s=1000.0, stuck_after_s=60.0)
+    assert work_done(row).endswith("paused 2.5 ms a version")
+
+
+def test_a_reward_worker_tells_how_many_answers_were_not_judged_in_time() -> None:
+    [row] = worker_rows([_beat(Role.REWARD, "reward-0", scored=1200, not_judged=3)], now_s=1000.0, stuck_after_s=60.0)
+    assert work_done(row) == "1,200 scored, 3 not judged in time"

@@ -1,0 +1,210 @@
+"""Claims about the page that a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.ledger.contract import Audit, Balance
+from pipeline.observability.charts import draw_updates
+from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
+from pipeline.observability.report import summarize, write_report
+from pipeline.observability.samples import SAMPLES_NAME, Sample
+from tests.pipeline.observability.rows import evaluation_row, update_row, value_row
+
+AUDIT = Audit(
+    groups=Balance(10, 6, {"no_signal": 3}, {"ready": 1}),
+    trajectories=Balance(80, 48, {"no_signal": 24}, {"ready": 8}),
+    tokens=Balance(1234567, 1234567, {}, {}),
+)
+
+
+def _run(folder: Path, *rows: Row) -> Path:
+    history = History(folder / HISTORY_NAME)
+    for row in rows:
+        history.append(row)
+    history.close()
+    return folder
+
+
+def _page(folder: Path, audit: Audit | None = AUDIT, detail: str = "finished") -> str:
+    return write_report(folder, title="demo", detail=detail, audit=audit).read_text()
+
+
+def test_the_summary_says_what_people_ask_first(tmp_path: Path) -> None:
+    rows = [evaluation_row(0, 0, 0.25), *(update_row(n) for n in (1, 2, 3)), evaluation_row(1, 3, 0.875)]
+    summary = summarize(_run(tmp_path, *rows))
+    assert (summary.accuracy_before, summary.accuracy_after, summary.num_held_out) == (0.25, 0.875, 256)
+    assert (summary.num_updates, summary.num_trained_tokens, summary.train_s) == (3, 1800, 3.0)
+    assert (summary.max_staleness, summary.learner_wait_share) == (1, 0.25)
+    page = _page(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["accuracy_after"] == 0.875
+    assert "25.0 %" in page
+    assert "87.5 %" in page
+    assert page.count("<svg") == 11
+    assert "1,234,567" in page
+    assert "dropped: no signal" in page
+    assert "it balances" in page
+
+
+@pytest.mark.parametrize("num_updates", [0, 1, 2])
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_run_of_any_length_with_or_without_evaluation_has_a_page(
+    tmp_path: Path, num_updates: int, evaluated: bool
+) -> None:
+    rows = [evaluation_row(0, 0, 0.5)] if evaluated else []
+    page = _page(_run(tmp_path, *rows, *(update_row(n + 1) for n in range(num_updates))), audit=None)
+    assert page.count("<svg") == (11 if num_updates else 0)
+    assert ("nothing to draw" in page) == (num_updates == 0)
+    assert ("Evaluations on held-out prompts" in page) == evaluated
+
+
+FIGURES = {
+    "reference_kl": 0.01,
+    "behavior_kl": 0.02,
+    "approx_kl": 0.03,
+    "entropy": 0.4,
+    "clip_fraction": 0.05,
+    "dual_clip_fraction": 0.0,
+    "importance_cut_fraction": 0.06,
+}
+
+
+DRAWN: dict[str, tuple[str, ...]] = {
+    "Accuracy, %": ("batch", "held-out"),
+    "Loss": (),
+    "Reward, mean of the batch": (),
+    "KL, nats per token": ("to the reference", "sampling to learner", "within the update"),
+    "Entropy, nats per token": (),
+    "Gradient norm, before clipping": (),
+    "Clipped tokens, %": ("ratio", "dual clip", "importance weight"),
+    "Learning rate": (),
+    "Length of a response, tokens": ("batch", "held-out"),
+    "Staleness, versions": ("oldest token", "mean"),
+    "Policy versions in one response, mean": (),
+    "Time of an update, seconds": ("waiting for units", "log-probs", "steps and publishing"),
+    "Trained tokens a second": (),
+}
+"""The legends of every chart of the policy, by title."""
+CRITIC = ("explained variance of returns", "loss", "values and their targets, means", "gradient norm, before clipping")
+
+TITLES = {*DRAWN, *(f"Critic: {words}" for words in CRITIC)}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run that has everything."""
+    folder = tmp_path_factory.mktemp("run")
+    history = History(folder / VALUE_HISTORY_NAME)
+    for step in (1, 2):
+        history.append(value_row(step))
+    history.close()
+    _write_samples(folder, _sample(1, "it is 5", accuracy=0.0, reward=-1.0), _sample(9, "it is 4"))
+    rows = [replace(update_row(n), metrics=FIGURES) for n in (1, 2, 3)]
+    return _page(_run(folder, evaluation_row(0, 0, 0.25), *rows))
+
+
+@pytest.fixture(scope="module")
+def charts(page: str) -> dict[str, str]:
+    """Its charts by title."""
+    found = ["<svg" + part[: part.index("</svg>")] + "</svg>" for part in page.split("<svg")[1:]]
+    title = re.compile(r"<text [^>]*>([^<]*)</text>")
+    return {next(t for t in reversed(title.findall(chart)) if t in TITLES): chart for chart in found}
+
+
+def test_the_page_is_complete_in_itself(page: str) -> None:
+    assert "<script" not in page
+    assert 'src="' not in page
+    assert "@import" not in page
+
+
+@pytest.mark.parametrize(("title", "legend"), DRAWN.items())
+def test_what_the_history_has_is_drawn(charts: dict[str, str], title: str, legend: tuple[str, ...]) -> None:
+    for name in legend:
+        assert f">{name}<" in charts[title]
+
+
+@pytest.mark.parametrize("title", [f"Critic: {words}" for words in CRITIC])
+def test_a_critic_has_charts_of_its_own(charts: dict[str, str], title: str) -> None:
+    assert title in charts
+
+
+def test_every_chart_is_well_formed(charts: dict[str, str]) -> None:
+    for chart in charts.values():
+        ET.fromstring(chart)
+
+
+def test_the_drawn_points_are_those_of_the_history() -> None:
+    axes: list[str] = []
+    for loss in (1.0, 90.0):
+        drawn = draw_updates([replace(update_row(n), loss=loss * n) for n in (1, 2, 3)], [])
+        (chart,) = [chart for chart in drawn["Learning"] if ">Loss<" in chart]
+        axes.append(chart)
+    assert ">250<" in axes[1], "the axis goes as far as the loss"
+    assert ">250<" not in axes[0]
+
+
+def test_a_figure_that_no_row_has_makes_no_chart() -> None:
+    drawn = "".join(draw_updates([replace(update_row(n), metrics={}) for n in (1, 2)], [])["Learning"])
+    assert ">Entropy, nats per token<" not in drawn
+    assert ">KL, nats per token<" not in drawn
+    assert ">Loss<" in drawn
+
+
+def _sample(update: int, response: str, **fields: object) -> Sample:
+    given = {"prompt": "2+2=", "answer": "4", "verifier": "arithmetic", "accuracy": 1.0, "reward": 1.0} | fields
+    place = {"update": update, "policy_version": update, "trajectory": f"t.{update}.0", "versions": (0, 0)}
+    return Sample(**(place | given), response=response, num_tokens=3, finish_reason="stop")  # pyright: ignore
+
+
+def _write_samples(folder: Path, *samples: Sample) -> None:
+    (folder / SAMPLES_NAME).write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
+
+
+def test_the_page_shows_samples_with_reward_and_verdict(page: str) -> None:
+    for text in (
+        "it is 5",
+        "it is 4",
+        "2+2=",
+        ">wrong<",
+        ">right<",
+        "reward -1.00",
+        "Update 9",
+        "judged by arithmetic",
+    ):
+        assert text in page
+
+
+def test_of_many_samples_the_page_shows_a_few_from_all_over_the_run(tmp_path: Path) -> None:
+    _write_samples(tmp_path, *(_sample(update, f"response {update}.") for update in range(1, 101)))
+    page = _page(_run(tmp_path))
+    assert page.count('class="sample"') == 12
+    assert "response 1." in page
+    assert "response 100." in page
+
+
+def test_what_a_model_wrote_neither_acts_on_the_page_nor_turns_its_text(tmp_path: Path) -> None:
+    hostile = "</dd><script>alert(1)</script>\u202eevil\x1b[2J<img src=x onerror=y>"
+    _write_samples(tmp_path, _sample(1, hostile, prompt=hostile, answer=hostile, verifier=hostile))
+    page = _page(_run(tmp_path))
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    assert page.count("&lt;script&gt;") == 4
+
+
+def test_a_run_without_samples_has_no_such_section(tmp_path: Path) -> None:
+    assert "<h2>Samples</h2>" not in _page(_run(tmp_path))
+
+
+def test_text_from_a_run_is_escaped_and_an_imbalance_is_said(tmp_path: Path) -> None:
+    broken = Audit(groups=Balance(2, 1), trajectories=Balance(0, 0), tokens=Balance(0, 0))
+    page = _page(_run(tmp_path), audit=broken, detail="<b>failed</b>")
+    assert "&lt;b&gt;failed" in page
+    assert "it does not balance" in page

@@ -1,0 +1,165 @@
+"""Claims about the responses that are kept for people: few, short, private, spread over the run, and real."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.running import SamplesSection
+from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, read_samples, spread
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
+
+
+def _response(group: int, member: int, reward: float, text: str = "", prompt: str = "2+2=") -> tuple[ScoredChunk, ...]:
+    """Two windows, sampled by versions 3 and 4; the second one ends and is scored."""
+    name = TrajectoryId("t", group, member)
+    made: list[ScoredChunk] = []
+    for index in range(2):
+        chunk = TrajectoryChunk(
+            id=ChunkId(name, index),
+            prompt=Prompt(
+                prompt_id="p", tokens=np.array([1], np.int32), text=prompt, answer="4", verifier="arithmetic"
+            ),
+            context_tokens=np.zeros(3 * index, np.int32),
+            tokens=np.zeros(3, np.int32),
+            behavior_logprobs=np.zeros(3, np.float32),
+            segments=(Segment(3 + index, 3),),
+            finish_reason=FinishReason.STOP if index else FinishReason.WINDOW,
+            response_text=(text or f"response {group}.{member}") if index else None,
+        )
+        score = RewardScore(reward=reward, accuracy=float(reward > 0), parts={"correct": reward, "overlong": 0.0})
+        made.append(ScoredChunk(chunk, {Field.REWARD: score} if index else {}))
+    return tuple(made)
+
+
+def _group(number: int, *rewards: float) -> ClaimedUnit:
+    return ClaimedUnit(str(number), tuple(_response(number, m, reward) for m, reward in enumerate(rewards)))
+
+
+def _kept(folder: Path, **settings: int) -> Samples:
+    return Samples(SamplesSection(**settings), folder, 0)
+
+
+def _read(folder: Path) -> list[int]:
+    return [sample.update for sample in read_samples(folder / SAMPLES_NAME)]
+
+
+def test_the_worst_and_the_best_of_one_group_are_kept_with_prompt_reward_and_verdict(tmp_path: Path) -> None:
+    _kept(tmp_path).keep([_group(7, 0.5, -1.0, 1.0, 0.0)], 1, 1)
+    worst, best = read_samples(tmp_path / SAMPLES_NAME)
+    assert (worst.reward, worst.verdict, worst.response) == (-1.0, "wrong", "response 7.1")
+    assert (best.reward, best.verdict, best.response) == (1.0, "right", "response 7.2")
+    assert (best.prompt, best.answer, best.trajectory) == ("2+2=", "4", "t.7.2")
+    assert best.parts == {"correct": 1.0, "overlong": 0.0}
+    assert best.facts == (
+        "reward +1.00 (correct +1.00, overlong +0.00), 6 tokens, ended by itself, sampled by version 3 to 4"
+    )
+
+
+def test_the_group_is_another_from_update_to_update(tmp_path: Path) -> None:
+    samples = _kept(tmp_path)
+    for update in range(1, 9):
+        samples.keep([_group(number, 1.0, -1.0) for number in range(8)], update, update)
+    assert len({sample.trajectory.split(".")[1] for sample in read_samples(tmp_path / SAMPLES_NAME)}) > 4
+
+
+def test_responses_that_are_units_of_their_own_are_kept_too_and_unfinished_windows_are_not(tmp_path: Path) -> None:
+    alone = [ClaimedUnit(f"t.{n}.0", (_response(n, 0, float(n)),)) for n in range(4)]
+    window = ClaimedUnit("t.9.0.0", (_response(9, 0, 1.0)[:1],))
+    _kept(tmp_path, per_update=3).keep([window, *alone, window], 1, 1)
+    kept = list(read_samples(tmp_path / SAMPLES_NAME))
+    assert len(kept) == 3
+    assert all(sample.response for sample in kept)
+
+
+def test_none_are_kept_where_none_are_wanted(tmp_path: Path) -> None:
+    _kept(tmp_path, per_update=0).keep([_group(1, 1.0)], 1, 1)
+    assert not (tmp_path / SAMPLES_NAME).exists()
+
+
+def test_the_number_is_bounded_and_spread_over_the_whole_run_with_the_newest(tmp_path: Path) -> None:
+    samples = _kept(tmp_path, keep_updates=8)
+    for update in range(1, 401):
+        samples.keep([_group(1, 1.0)], update, update)
+        assert len(set(_read(tmp_path))) < 16
+    kept = _read(tmp_path)
+    assert kept == sorted(kept)
+    assert kept[0] == 1
+    assert kept[-4:] == [397, 398, 399, 400]
+    older = [update for update in kept if update < 380]
+    assert max(b - a for a, b in pairwise(older)) <= 128, "no long stretch is without a sample"
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 50])
+@pytest.mark.parametrize("last", [3, 100, 4097])
+def test_what_is_left_out_once_is_never_wanted_later(number: int, last: int) -> None:
+    now, later = kept_updates(range(1, last + 1), number), kept_updates(range(1, 3 * last), number)
+    assert {update for update in later if update <= last} <= now
+    assert len(now) <= 2 * number + 1
+
+
+def test_a_long_response_loses_its_middle_and_keeps_its_answer(tmp_path: Path) -> None:
+    text = "begin " + "x" * 10_000 + " The answer is 4."
+    unit = ClaimedUnit("1", (_response(1, 0, 1.0, text, prompt="p" * 5_000),))
+    _kept(tmp_path, max_chars=300).keep([unit], 1, 1)
+    (sample,) = read_samples(tmp_path / SAMPLES_NAME)
+    assert sample.response.startswith("begin x")
+    assert sample.response.endswith(" The answer is 4.")
+    assert "[... 9,723 characters ...]" in sample.response
+    assert len(sample.response) < 340
+    assert len(sample.prompt) < 340
+
+
+def test_the_file_is_its_owners_alone_and_plain_ascii(tmp_path: Path) -> None:
+    samples, path = _kept(tmp_path, keep_updates=1), tmp_path / SAMPLES_NAME
+    for update in range(1, 4):  # appended to, and written anew
+        samples.keep([ClaimedUnit("1", (_response(1, 0, 1.0, "\x1b[2J\x9b31m 四"),))], update, update)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_bytes().isascii()
+        assert b"\x1b" not in path.read_bytes()
+    assert list(read_samples(path))[-1].response == "\x1b[2J\x9b31m 四"
+
+
+def test_a_learner_that_resumes_drops_what_came_after_its_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    samples = _kept(tmp_path)
+    for update in range(1, 6):
+        samples.keep([_group(1, 1.0)], update, update)
+    again = Samples(SamplesSection(), tmp_path, 3)
+    assert _read(tmp_path) == [1, 2, 3]
+    again.keep([_group(1, 1.0)], 4, 6)
+    assert _read(tmp_path) == [1, 2, 3, 4]
+
+
+def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    samples = _kept(tmp_path)
+    samples.keep([_group(1, 1.0)], 1, 1)
+    path = tmp_path / SAMPLES_NAME
+    whole = path.read_text()
+    path.write_text(
+        '{"versions": [1, 2], "cat": 1}\n[]\n' + whole.replace('"update"', '"later_field": 3, "update"') + whole[:40]
+    )
+    assert _read(tmp_path) == [1]
+
+
+def test_a_disk_that_refuses_stops_nothing(tmp_path: Path) -> None:
+    samples = Samples(SamplesSection(), tmp_path / "gone", 0)
+    samples.keep([_group(1, 1.0)], 1, 1)
+    (tmp_path / "gone").mkdir()
+    samples.keep([_group(1, 1.0)], 2, 2)
+    assert _read(tmp_path / "gone") == [2]
+
+
+def test_a_few_updates_are_shown_of_many_the_first_and_the_last_among_them(tmp_path: Path) -> None:
+    samples = _kept(tmp_path)
+    samples.keep([_group(1, 1.0, 0.0)], 1, 1)
+    one = next(read_samples(tmp_path / SAMPLES_NAME))
+    many = [replace(one, update=update) for update in range(1, 41) for _ in range(2)]
+    assert [sample.update for sample in spread(many, 4)] == [1, 1, 14, 14, 27, 27, 40, 40]
+    assert spread(many[:4], 4) == many[:4]

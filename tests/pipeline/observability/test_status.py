@@ -1,0 +1,142 @@
+"""Views of the fleet, and its metrics."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+
+from pipeline.ledger.contract import QueueStat
+from pipeline.observability.metrics import MetricsServer
+from pipeline.observability.status import Health, bottleneck, queue_rows, role_rows, worker_rows
+from pipeline.process.work import WorkReport
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
+from protocol.errors import ConfigError
+from protocol.ids import Incarnation, Role
+
+NOW = 1_000.0
+
+
+def beat(worker: str, waiting_for: WaitingFor, *, at_s: float = NOW, still_s: float = 0.0, **more: object) -> Heartbeat:
+    who = Incarnation(role=Role(worker.rpartition("-")[0]), worker=worker, epoch=1)
+    fields = {"pid": 1, "host": "h", "started_s": 0.0, "progress": 5, "progress_at_s": at_s - still_s, **more}
+    return Heartbeat(who=who, at_s=at_s, waiting_for=waiting_for, **fields)  # type: ignore[arg-type]
+
+
+def rows(*beats: Heartbeat):
+    return worker_rows(beats, now_s=NOW, stuck_after_s=60.0)
+
+
+def test_workers_are_listed_by_role_then_in_the_order_people_count():
+    names = ["reward-0", "generator-10", "generator-2", "learner-0"]
+    listed = rows(*(beat(name, WaitingFor.INPUT) for name in names))
+    assert [row.worker for row in listed] == ["learner-0", "generator-2", "generator-10", "reward-0"]
+
+
+def test_a_beating_thread_does_not_hide_a_dead_loop():
+    (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=61.0))
+    assert row.health is Health.STUCK
+    assert bottleneck([row]) == "learner-0 is stuck for 61 s (compute)"
+
+
+def test_long_work_tells_its_share_its_rate_and_its_estimated_end():
+    work = WorkReport(steps=9, kind="update", share=0.25, amount=2400.0, unit="tokens", elapsed_s=100.0)
+    (row,) = rows(beat("learner-0", WaitingFor.COMPILE, work=work))
+    assert bottleneck([row]) == "learner-0 is at compile: update 25 %, 6.0 tokens/s, 5:00 left"
+    assert row.work is not None
+    assert (row.work.share, row.work.remaining_s, row.work.per_s) == (0.25, 300.0, 6.0)
+    (quick,) = rows(beat("learner-0", WaitingFor.COMPUTE, work=WorkReport(kind="update", share=0.25, elapsed_s=1.0)))
+    assert quick.work is None, "what takes a moment is not worth a word"
+    (begun,) = rows(beat("learner-0", WaitingFor.COMPUTE, work=WorkReport(kind="update", share=0.01, elapsed_s=9.0)))
+    assert begun.work is not None and begun.work.remaining_s is None, "too early to tell"
+
+
+def test_a_worker_whose_pieces_end_or_that_has_just_begun_is_shown_as_well():
+    (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=500.0, moved_at_s=NOW - 3.0))
+    assert (row.health, row.since_progress_s) == (Health.LIVE, 3.0)
+    slow = WorkReport(steps=2, slowest_s=50.0)
+    beats = [beat("learner-0", WaitingFor.COMPUTE, still_s=200.0, work=slow)]
+    assert worker_rows(beats, now_s=NOW, stuck_after_s=None)[0].health is Health.LIVE
+    assert worker_rows(beats, now_s=NOW, stuck_after_s=100.0)[0].health is Health.STUCK
+
+
+def test_waiting_long_is_not_being_stuck():
+    assert rows(beat("learner-0", WaitingFor.INPUT, still_s=3_600.0))[0].health is Health.LIVE
+
+
+def test_a_loop_that_does_not_turn_is_stuck_whatever_it_says_but_a_checkpoint_takes_its_time():
+    assert rows(beat("reward-0", WaitingFor.INPUT, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.STUCK
+    assert rows(beat("reward-0", WaitingFor.DISK, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.LIVE
+
+
+def test_a_worker_without_heartbeats_is_silent_and_not_counted_as_there():
+    workers = rows(beat("generator-0", WaitingFor.COMPUTE), beat("generator-1", WaitingFor.COMPUTE, at_s=NOW - 30.0))
+    assert [row.health for row in workers] == [Health.LIVE, Health.SILENT]
+    (role, missing) = role_rows(workers, {Role.GENERATOR: 2, Role.REWARD: 1})
+    assert (role.role, role.num_live, role.num_wanted) == (Role.GENERATOR, 1, 2)
+    assert (missing.role, missing.num_live, missing.num_wanted) == (Role.REWARD, 0, 1)
+
+
+def test_a_clock_ahead_of_ours_is_not_a_negative_age():
+    (row,) = rows(beat("reward-0", WaitingFor.INPUT, at_s=NOW + 5.0))
+    assert row.since_heartbeat_s == 0.0
+
+
+def test_the_bottleneck_is_the_worker_at_the_end_of_the_waits():
+    workers = rows(
+        beat("learner-0", WaitingFor.INPUT),
+        beat("generator-0", WaitingFor.ROOM),
+        beat("generator-1", WaitingFor.CREDIT),
+        beat("reward-0", WaitingFor.COMPUTE, detail="16 responses"),
+    )
+    assert bottleneck(workers) == "learner-0 waits for reward-0, which is at compute: 16 responses"
+
+
+def test_waits_that_form_a_ring_are_named_and_do_not_hang():
+    workers = rows(beat("learner-0", WaitingFor.WEIGHTS), beat("generator-0", WaitingFor.WEIGHTS))
+    assert bottleneck(workers) == "learner-0 waits for generator-0, which is at weights"
+
+
+def test_nobody_is_said_to_be_nobody():
+    assert bottleneck([]) == "no worker has a heartbeat"
+
+
+def test_a_link_holds_what_was_sent_and_not_received():
+    generator = beat(
+        "generator-0", WaitingFor.ROOM, links=(LinkReport(name="generator-0>reward-0", sent=12, refused=2),)
+    )
+    reward = beat("reward-0", WaitingFor.INPUT, links=(LinkReport(name="generator-0>reward-0", received=9, gaps=1),))
+    ledger, link = queue_rows([generator, reward], [QueueStat("ready", 3, 64, 1.5, "learner")])
+    assert (ledger.kind, ledger.depth, ledger.limit, ledger.oldest_age_s) == ("ledger", 3, 64, 1.5)
+    assert (link.kind, link.name, link.depth, link.waiting_for) == ("link", "generator-0>reward-0", 3, "reward-0")
+    assert (link.num_refused, link.num_gaps) == (2, 1)
+
+
+def test_a_link_whose_sender_began_anew_holds_nothing_rather_than_less():
+    reward = beat("reward-0", WaitingFor.INPUT, links=(LinkReport(name="generator-0>reward-0", received=9),))
+    assert queue_rows([reward], [])[0].depth == 0
+
+
+def test_a_scrape_tells_of_the_whole_fleet():
+    clock = ManualClock(start_s=NOW)
+    links = (LinkReport(name="generator-0>reward-0", sent=12),)
+    with MetricsServer(0, clock) as server:
+        server.update(
+            [
+                beat("generator-0", WaitingFor.ROOM, links=links, counters={"chunks": 8.0}, policy_version=4),
+                beat("reward-0", WaitingFor.INPUT, at_s=NOW - 60.0),
+            ]
+        )
+        text = urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5.0).read().decode()
+    assert 'headrace_up{role="generator",worker="generator-0"} 1.0' in text
+    assert 'headrace_up{role="reward",worker="reward-0"} 0.0' in text
+    assert 'headrace_policy_version{role="generator",worker="generator-0"} 4.0' in text
+    assert 'headrace_waiting{for="room",role="generator",worker="generator-0"} 1.0' in text
+    assert 'headrace_counter{name="chunks",role="generator",worker="generator-0"} 8.0' in text
+    assert 'headrace_link_messages_total{event="sent",link="generator-0>reward-0"} 12.0' in text
+
+
+def test_a_port_in_use_is_a_sentence():
+    with MetricsServer(0, ManualClock()) as first, pytest.raises(ConfigError, match=f"metrics_port is {first.port}"):
+        MetricsServer(first.port, ManualClock())
