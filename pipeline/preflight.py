@@ -21,7 +21,6 @@ from pipeline.data.conversation import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.engine_check import check_engines
-from pipeline.fleet_size import check_fleet_size, desired_counts
 from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
@@ -36,6 +35,7 @@ from pipeline.reward_model import check_reward_model, longest_input
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.machine import this_machine
+from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
 from pipeline.value_model import value_source
 from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint

@@ -28,7 +28,7 @@ from pipeline.model_folder import read_model_config
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.report import write_report
 from pipeline.preflight import preflight
-from pipeline.run_dir import prepare_run_dir
+from pipeline.supervisor.run_folder import prepare_run_dir
 from protocol.errors import ConfigError, DataError
 from tests.byte_tokenizer import write_byte_tokenizer
 from tests.pipeline.op_config import op_config

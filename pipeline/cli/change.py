@@ -45,10 +45,10 @@ _HEARD_S = 2.0
 @json_option
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers of a role a run has, while it runs."""
-    from pipeline.fleet_size import check_fleet_size
-    from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.machine import this_machine
     from pipeline.runtime.registry.contract import Fleet, RunState
+    from pipeline.supervisor.fleet_size import check_fleet_size
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     if not counts:
         raise click.UsageError("say how many workers of which role: headrace scale generator=4")
@@ -108,8 +108,8 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
     """Ask a run to drain and end, and wait until it has, telling what still drains. Ctrl-C ends the waiting, not the drain."""
     from pipeline.config.load import read_resolved
     from pipeline.ledger.server.copy import clear_dead_looks
-    from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.log import log_to_stderr
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     log_to_stderr()
     clear_dead_looks()
@@ -159,7 +159,7 @@ async def _ask(run_dir: Path) -> None:
 
 async def _until_down(run_dir: Path, deadline: float) -> None:
     """Wait until the run's supervisor has ended, or for the deadline; say every few seconds what is still draining."""
-    from pipeline.run_dir import supervisor_pid
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     next_word = time.monotonic() + _TELL_EVERY_S
     while supervisor_pid(run_dir) is not None and time.monotonic() < deadline:
@@ -190,10 +190,10 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
 def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
     """End what a supervisor that died left behind, and return whether there was anything: workers first, which drain, then the
     embedded server, then what no record is."""
-    from pipeline import remains
     from pipeline.ledger.server.embedded import end_server
-    from pipeline.processes import Processes
-    from pipeline.run_dir import run_lock, server_lock
+    from pipeline.supervisor import leftovers
+    from pipeline.supervisor.processes import Processes
+    from pipeline.supervisor.run_folder import run_lock, server_lock
 
     with _telling() as tell:
         was_running = asyncio.run(_end_workers(run_dir, tell, now=now, timeout_s=timeout_s))
@@ -203,7 +203,7 @@ def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
             was_running |= Processes(run_dir).end_strays() > 0
             tell("its ledger's server to end")
             was_running |= end_server(run_dir)
-            return remains.clear(run_dir) > 0 or was_running
+            return leftovers.clear(run_dir) > 0 or was_running
 
 
 @contextlib.contextmanager
@@ -232,8 +232,8 @@ async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool,
     """Let the workers of a supervisor that died drain, with a ledger to drain into; return whether there were any."""
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import server_runs
-    from pipeline.processes import Processes
     from pipeline.runtime.registry.contract import RunState, RunStatus
+    from pipeline.supervisor.processes import Processes
 
     processes = Processes(run_dir)
     address = read_address(run_dir)

@@ -126,8 +126,8 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.copy import clear_dead_looks, server_on_copy
     from pipeline.ledger.server.embedded import read_ledger_url, server_runs
-    from pipeline.run_dir import supervisor_pid
     from pipeline.runtime.log import log_to_stderr
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     log_to_stderr()
     clear_dead_looks()
@@ -165,8 +165,8 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
     from pipeline.config.resolved import glance
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import EmbeddedServer, read_ledger_url
-    from pipeline.run_dir import server_lock, supervisor_pid
     from pipeline.runtime.log import log_to_stderr
+    from pipeline.supervisor.run_folder import server_lock, supervisor_pid
 
     log_to_stderr()
     run_dir = find_run(run)

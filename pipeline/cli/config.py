@@ -31,8 +31,8 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     """Check a configuration with everything that it names: model, data, verifiers. Nothing is started."""
     from pipeline.config.load import load_config
     from pipeline.preflight import preflight
-    from pipeline.run_dir import check_no_run
     from pipeline.runtime.log import log_to_stderr
+    from pipeline.supervisor.run_folder import check_no_run
 
     log_to_stderr()
     loaded = load_config(files, overrides)

@@ -21,7 +21,7 @@ from protocol.printable import printable_line
 def status(run: Path | None, as_json: bool) -> None:
     """Show workers, progress and what each waits for."""
     from pipeline.observability.status import bottleneck, role_rows, worker_rows
-    from pipeline.run_dir import supervisor_pid
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     async def look() -> None:
         async with look_at(run) as at:

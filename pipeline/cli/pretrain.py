@@ -52,7 +52,7 @@ def pretrain_value(
     """Train the value model on the start policy's responses until the gate opens, and export it."""
     from pipeline.cli.up import carry_out
     from pipeline.config.load import load_config, resolve_paths
-    from pipeline.run_dir import prepare_run_dir
+    from pipeline.supervisor.run_folder import prepare_run_dir
 
     given = [*files, *([fleet] if fleet else [])]
     config = pretraining_config(resolve_paths(load_config(given, overrides)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.observability.live_view import View
     from pipeline.observability.report import Summary
-    from pipeline.supervisor import Outcome
+    from pipeline.supervisor.supervisor import Outcome
 
 _EPILOG = """\b
 Examples:
@@ -69,7 +69,7 @@ def up(
     from pipeline.config import RESOLVED_NAME
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.ledger.address import known_url
-    from pipeline.run_dir import check_no_run, prepare_run_dir
+    from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
 
     if resume is None and not files:
         raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")
@@ -112,9 +112,9 @@ def carry_out(
     """
     from pipeline.observability.live_view import LiveView, PlainView
     from pipeline.preflight import preflight
-    from pipeline.run_dir import run_lock
     from pipeline.runtime.log import log_to_stderr, open_log
-    from pipeline.supervisor import Supervisor
+    from pipeline.supervisor.run_folder import run_lock
+    from pipeline.supervisor.supervisor import Supervisor
     from protocol.ids import Role
 
     log_to_stderr()

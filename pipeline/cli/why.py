@@ -44,7 +44,7 @@ def why(run: Path | None, as_json: bool) -> int:
     """Name what the run waits for, from the learner to the root, and what to do."""
     from pipeline.observability.why.silence import no_ledger_chain, silence
     from pipeline.observability.why.types import Explanation
-    from pipeline.run_dir import supervisor_pid
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     run_dir = find_run(run)
     is_supervised = supervisor_pid(run_dir) is not None
@@ -96,13 +96,13 @@ def _look(run_dir: Path, is_supervised: bool) -> Snapshot:
 async def snapshot_of(at: Attached) -> Snapshot:
     """Return what is seen of an attached run now."""
     from pipeline.config.catalogue import declare
-    from pipeline.fleet import worker_name
     from pipeline.ledger.redis.admin import RedisAdmin
     from pipeline.ledger.redis.ledger import RedisReplay
     from pipeline.observability.status import worker_rows
     from pipeline.observability.why.exits import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
-    from pipeline.run_dir import supervisor_pid
+    from pipeline.supervisor.fleet_plan import worker_name
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     assert isinstance(at.replay, RedisReplay)
     settings, value, algorithm = at.settings.supervisor, at.settings.value, at.settings.algorithm

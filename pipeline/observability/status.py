@@ -35,7 +35,7 @@ _ENDS = {
     WaitingFor.STOPPED,
 }
 _PATIENT = _ENDS - {WaitingFor.COMPUTE}
-"""What has a time limit of its own (``pipeline.watchdog``)."""
+"""What has a time limit of its own (``pipeline.supervisor.watchdog``)."""
 
 
 class Health(StrEnum):
@@ -138,7 +138,7 @@ class QueueRow:
 def worker_rows(heartbeats: Iterable[Heartbeat], *, now_s: float, stuck_after_s: float | None) -> list[WorkerRow]:
     """Return one row a worker: by role along the pipeline's order of interest, then by name.
 
-    ``stuck_after_s``: as configured; see ``pipeline.watchdog``.
+    ``stuck_after_s``: as configured; see ``pipeline.supervisor.watchdog``.
     """
     rows = [_worker_row(beat, now_s, stuck_after_s) for beat in heartbeats]
     return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))

@@ -200,7 +200,7 @@ class ActorContext:
         Counts as progress when it ends, and before that with every piece that it tells of (``pipeline.process.work``).
         Cancelling the wait does not stop the function: the thread is busy until it ends. The first call of a function is
         told apart from later ones, and work within a wait that has a time limit of its own is told as that wait: each is
-        given its own time before the worker counts as stuck (``pipeline.watchdog``).
+        given its own time before the worker counts as stuck (``pipeline.supervisor.watchdog``).
         """
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE

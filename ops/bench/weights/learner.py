@@ -24,9 +24,9 @@ import torch
 from ops.bench.weights.actor import actor
 from ops.bench.weights.model import make_model
 from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
-from pipeline import remains
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.ledger.server.embedded import open_ledger
+from pipeline.supervisor import leftovers
 from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.adapter import Adapter
@@ -129,7 +129,7 @@ def measure(way: Way, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int
     finally:
         if server is not None:
             server.stop()
-        remains.clear(config.run_dir)
+        leftovers.clear(config.run_dir)
 
 
 async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tuple[int, list[Turn]]:

@@ -18,7 +18,7 @@ from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.server.embedded import process_runs
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import write_config
-from tests.pipeline.test_supervisor import Run
+from tests.pipeline.supervisor.test_supervisor import Run
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -162,7 +162,7 @@ def test_down_ends_a_running_fleet_gently_or_at_once(tmp_path: Path) -> None:
         async def with_down(run: Run = run, now: bool = now) -> tuple[int, bytes]:
             import sys
 
-            from pipeline.run_dir import run_lock
+            from pipeline.supervisor.run_folder import run_lock
 
             async def down() -> bytes:
                 words = ["down", str(run.run_dir), "--json", *(["--now"] if now else [])]

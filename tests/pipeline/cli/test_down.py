@@ -19,11 +19,11 @@ from pipeline.cli import headrace
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.run_dir import run_lock
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.worker_state import Pulse
+from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import DeadlineExceeded
 from protocol.ids import Role
 from tests.pipeline.made_run import made_run

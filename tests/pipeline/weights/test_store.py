@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import remains
+from pipeline.supervisor import leftovers
 from pipeline.weights.digest import digest_file
 from pipeline.weights.segments import SegmentReader
 from pipeline.weights.store import WeightsStore, weights_folder
@@ -141,7 +141,7 @@ def test_each_run_has_a_folder_of_its_own_and_leaves_none(tmp_path: Path) -> Non
     folder = weights_folder(tmp_path / "a", shared_memory=False)
     assert folder == tmp_path / "a" / "weights"
     WeightsStore(folder, keep=1).publish(1, published(numbers(1)))
-    assert remains.clear(tmp_path / "a") == 1
+    assert leftovers.clear(tmp_path / "a") == 1
     assert not folder.exists()
 
 

@@ -15,9 +15,9 @@ import socket
 
 import structlog
 
-from pipeline.fleet import FleetPlan
-from pipeline.processes import Processes
 from pipeline.runtime.registry.contract import Registry
+from pipeline.supervisor.fleet_plan import FleetPlan
+from pipeline.supervisor.processes import Processes
 from protocol.ids import Role
 
 _OURS = re.compile(rf"{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline.fleet import FleetPlan
 from pipeline.ledger.redis.ledger import RedisReplay
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
@@ -22,6 +21,7 @@ from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunStatus
+from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerUnavailable
 from protocol.ids import Role
 

@@ -1,6 +1,6 @@
 """A worker process without a model, for tests of the supervisor: registers, beats, and ends as its script says.
 
-    python -m tests.pipeline.fake_worker ROLE --run-dir DIR --name NAME --script WORD
+    python -m tests.pipeline.supervisor.fake_worker ROLE --run-dir DIR --name NAME --script WORD
 
 Words: ``live`` waits for a stop; ``crash`` fails at once; ``config`` ends with exit code 2 and a sentence; ``deaf`` ignores
 SIGTERM; ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0; ``starve-later`` starves

@@ -1,6 +1,6 @@
 """A supervisor with fake workers as a process of its own, for tests that kill it.
 
-python -m tests.pipeline.supervised FOLDER [OVERRIDE ...] [--scripts ROLE=WORD ...]
+python -m tests.pipeline.supervisor.supervised FOLDER [OVERRIDE ...] [--scripts ROLE=WORD ...]
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tests.pipeline.test_supervisor import Run
+from tests.pipeline.supervisor.test_supervisor import Run
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.ledger.server.embedded import process_runs
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
-from pipeline.processes import Processes
+from pipeline.supervisor.processes import Processes
 from protocol.ids import Role
 
 WORKER = """

@@ -3,10 +3,11 @@
 *Consumes* the desired fleet (the configuration's, later changed by ``headrace scale``), exits, heartbeats, and the run's state.
 *Produces* processes, restarts, and the run's end. *Waits for* signals and exits, a fifth of a second at a time.
 
-What to do is decided by ``pipeline.fleet`` and ``pipeline.watchdog``, which own nothing; ``pipeline.processes`` starts, signals
-and reaps; this module joins them and keeps the embedded ledger server alive. A worker that is frozen or stuck is fenced first
-and killed then, so that whatever it still writes has no effect. Workers that a supervisor before this one left behind are
-adopted (``pipeline.takeover``); when they were started with other settings they are drained first and started anew.
+What to do is decided by ``pipeline.supervisor.fleet_plan`` and ``pipeline.supervisor.watchdog``, which own nothing;
+``pipeline.supervisor.processes`` starts, signals and reaps; this module joins them and keeps the embedded ledger server
+alive. A worker that is frozen or stuck is fenced first and killed then, so that whatever it still writes has no effect.
+Workers that a supervisor before this one left behind are adopted (``pipeline.supervisor.takeover``); when they were
+started with other settings they are drained first and started anew.
 
 The first Ctrl-C (or SIGTERM, or SIGHUP when the terminal closes) drains the fleet; a second Ctrl-C or SIGTERM ends it at once.
 None needs the ledger to answer.
@@ -28,11 +29,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline import remains
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
-from pipeline.fleet import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
-from pipeline.fleet_size import check_fleet_size, desired_counts
 from pipeline.ledger.address import read_address
 from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
@@ -42,18 +40,21 @@ from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, process
 from pipeline.observability.report import write_report
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
-from pipeline.processes import Command, Exit, Processes, worker_command
-from pipeline.run_dir import server_lock
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
-from pipeline.surroundings import Surroundings
-from pipeline.takeover import take_over
+from pipeline.supervisor import leftovers
+from pipeline.supervisor.fleet_plan import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
+from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
+from pipeline.supervisor.monitor import Surroundings
+from pipeline.supervisor.processes import Command, Exit, Processes, worker_command
+from pipeline.supervisor.run_folder import server_lock
+from pipeline.supervisor.takeover import take_over
+from pipeline.supervisor.watchdog import Patience, Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.value_model import VALUE_CHECKPOINTS
-from pipeline.watchdog import Patience, Watchdog
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 
@@ -157,7 +158,7 @@ class Supervisor:
                 await asyncio.to_thread(self._processes.close)
                 await registry.aclose()
                 await around.close()
-                remains.clear(self._run_dir)
+                leftovers.clear(self._run_dir)
         return self._outcome(status)
 
     # -- beginning and end ---------------------------------------------------------------------------------------------

@@ -8,10 +8,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.fleet import MAX_STARTS_A_TURN, Action, FleetPlan, Intensity, Phase, RestartPolicy, Verb, worker_name
 from pipeline.process.exit_codes import ExitCode, FailureKind, kind_of
 from pipeline.process.last_error import LastError
-from pipeline.takeover import may_adopt
+from pipeline.supervisor.fleet_plan import (
+    MAX_STARTS_A_TURN,
+    Action,
+    FleetPlan,
+    Intensity,
+    Phase,
+    RestartPolicy,
+    Verb,
+    worker_name,
+)
+from pipeline.supervisor.takeover import may_adopt
 from protocol.ids import Role
 
 POLICY = RestartPolicy(Intensity(3, 60.0), data=Intensity(2, 600.0), backoff_s=1.0, drain_timeout_s=10.0)

@@ -24,12 +24,12 @@ from pipeline.ledger.server.embedded import EmbeddedServer, process_runs
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.preflight import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
-from pipeline.run_dir import prepare_run_dir, run_lock, server_lock, supervisor_pid
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.supervisor import Outcome, Supervisor
+from pipeline.supervisor.run_folder import prepare_run_dir, run_lock, server_lock, supervisor_pid
+from pipeline.supervisor.supervisor import Outcome, Supervisor
 from protocol.errors import ConfigError, LedgerMismatch, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.mute import Manner, mute_server
@@ -52,7 +52,7 @@ class Run:
 
     def _command(self, role: Role, run_dir: Path, name: str) -> list[str]:
         script = self.scripts.get(str(role), "live")
-        command = [sys.executable, "-m", "tests.pipeline.fake_worker", str(role)]
+        command = [sys.executable, "-m", "tests.pipeline.supervisor.fake_worker", str(role)]
         return [*command, "--run-dir", str(run_dir), "--name", name, "--script", script]
 
     def _watch(self, snapshot: RunSnapshot) -> None:
@@ -260,7 +260,15 @@ def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(tmp_path: Path)
 def killed_supervisor(folder: Path, *overrides: str, **scripts: str) -> Iterator[tuple[Path, dict[str, Heartbeat]]]:
     """A run whose supervisor was killed with -9 when its three workers lived; yields its folder and their heartbeats."""
     words = [f"{role}={word}" for role, word in scripts.items()]
-    command = [sys.executable, "-m", "tests.pipeline.supervised", str(folder), *overrides, "--scripts", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.pipeline.supervisor.supervised",
+        str(folder),
+        *overrides,
+        "--scripts",
+        *words,
+    ]
     supervisor = subprocess.Popen(command, start_new_session=True)
     run_dir = folder / "runs" / "op"
     beats: dict[str, Heartbeat] = {}
@@ -366,7 +374,7 @@ def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path)
 def test_a_start_at_anothers_mute_server_ends_by_its_deadline_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manner: Manner
 ) -> None:
-    monkeypatch.setattr("pipeline.supervisor._ANSWER_S", 0.3)
+    monkeypatch.setattr("pipeline.supervisor.supervisor._ANSWER_S", 0.3)
     run = Run(tmp_path)
     with mute_server(manner) as server:
         write_address(run.run_dir, LedgerAddress(url=server.url))

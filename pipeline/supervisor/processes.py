@@ -18,7 +18,6 @@ from pathlib import Path
 
 import structlog
 
-from pipeline.adopted import AdoptedProcess
 from pipeline.files import cut
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
@@ -34,6 +33,7 @@ from pipeline.process.records import (
     this_host,
     write_started,
 )
+from pipeline.supervisor.adopted_process import AdoptedProcess
 from protocol.ids import Role
 
 Command = Callable[[Role, Path, str], list[str]]

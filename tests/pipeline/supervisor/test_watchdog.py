@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.watchdog import Patience, Watchdog
+from pipeline.supervisor.watchdog import Patience, Watchdog
 from protocol.ids import Incarnation, Role
 
 PATIENCE = Patience(

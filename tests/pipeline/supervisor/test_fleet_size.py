@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.fleet_size import check_fleet_size, most_workers
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.observability.run_snapshot import RunSnapshot
@@ -16,10 +15,11 @@ from pipeline.preflight import preflight
 from pipeline.runtime.machine import Machine, this_machine
 from pipeline.runtime.registry.contract import Fleet
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.supervisor.fleet_size import check_fleet_size, most_workers
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
-from tests.pipeline.test_supervisor import Run
+from tests.pipeline.supervisor.test_supervisor import Run
 
 GIB = 1 << 30
 

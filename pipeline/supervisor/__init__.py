@@ -1,0 +1,1 @@
+"""The supervisor: from the desired fleet to processes."""
