@@ -24,10 +24,10 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.url import hide_password
-from pipeline.model_folder import read_model_config
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.report import write_report
-from pipeline.preflight import preflight
+from pipeline.preflight.checks import preflight
+from pipeline.preflight.model_folder import read_model_config
 from pipeline.supervisor.run_folder import prepare_run_dir
 from protocol.errors import ConfigError, DataError
 from tests.byte_tokenizer import write_byte_tokenizer

@@ -31,8 +31,8 @@ from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import ChunkWrite, Lease, Refusal, WriteStatus
-from pipeline.model_folder import loading
 from pipeline.observability.regenerated_tokens import Tally
+from pipeline.preflight.model_folder import loading
 from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
 from pipeline.runtime.actor import Actor, ActorContext

@@ -34,9 +34,9 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.ledger.version_history import Lineage
-from pipeline.model_folder import loading
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 from pipeline.observability.samples import Samples
+from pipeline.preflight.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.model_folder import loading
+from pipeline.preflight.model_folder import loading
 from protocol.errors import EngineDied, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, ReferenceScore, TrajectoryChunk

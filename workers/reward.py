@@ -19,7 +19,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.model_folder import loading
+from pipeline.preflight.model_folder import loading
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, VerifierFailure

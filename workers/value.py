@@ -24,11 +24,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.ledger.contract import FinishedTrajectory
-from pipeline.model_folder import loading
 from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
-from pipeline.training.checkpoints import CheckpointFolder
+from pipeline.preflight.model_folder import loading
+from pipeline.training.checkpoints import VALUE_CHECKPOINTS, CheckpointFolder
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
-from pipeline.value_model import VALUE_CHECKPOINTS
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk, ValueScore

@@ -30,7 +30,7 @@ def config() -> None:
 def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a configuration with everything that it names: model, data, verifiers. Nothing is started."""
     from pipeline.config.load import load_config
-    from pipeline.preflight import preflight
+    from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr
     from pipeline.supervisor.run_folder import check_no_run
 

@@ -102,7 +102,7 @@ def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
     The folder appears whole or not at all. Raises DataError when the run has no value checkpoint.
     """
     from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
-    from pipeline.value_model import VALUE_CHECKPOINTS
+    from pipeline.training.checkpoints import VALUE_CHECKPOINTS
 
     checkpoints = sorted((run_dir / VALUE_CHECKPOINTS).glob("[0-9]*.version-*"), key=lambda path: int(path.stem))
     if not checkpoints:

@@ -111,7 +111,7 @@ def carry_out(
         is_live: Show the live view instead of a line now and then.
     """
     from pipeline.observability.live_view import LiveView, PlainView
-    from pipeline.preflight import preflight
+    from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr, open_log
     from pipeline.supervisor.run_folder import run_lock
     from pipeline.supervisor.supervisor import Supervisor

@@ -29,7 +29,7 @@ class RunSection(Section):
 
 
 class VllmSection(Section):
-    """vLLM, when ``generation.engine`` is vllm; versions: pipeline/vllm_check.py."""
+    """vLLM, when ``generation.engine`` is vllm; versions: pipeline/preflight/vllm.py."""
 
     mode: Literal["auto", "in-process", "background"] = Field(
         default="auto", description="auto: in-process on a CPU, background (vLLM's async engine) on GPUs."

@@ -53,8 +53,7 @@ from pipeline.supervisor.processes import Command, Exit, Processes, worker_comma
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.takeover import take_over
 from pipeline.supervisor.watchdog import Patience, Watchdog
-from pipeline.training.checkpoints import CHECKPOINTS, newest_name
-from pipeline.value_model import VALUE_CHECKPOINTS
+from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 

@@ -67,6 +67,8 @@ class Checkpoint:
 
 CHECKPOINTS = "checkpoints"
 """The learner's, in the run's folder."""
+VALUE_CHECKPOINTS = "value-checkpoints"
+"""Below a run's folder: the value worker's checkpoints, whose ``model/`` is a value model."""
 
 
 class _FileSeal(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import load_config
-from pipeline.vllm_check import ask_vllm, check_versions
+from pipeline.preflight.vllm import ask_vllm, check_versions
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import tiny_model
 

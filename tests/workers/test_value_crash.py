@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 import workers.value
-from pipeline.training.checkpoints import latest_checkpoint
-from pipeline.value_model import VALUE_CHECKPOINTS
+from pipeline.training.checkpoints import VALUE_CHECKPOINTS, latest_checkpoint
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, value
 from tests.workers.dying import Killed, Mortal, MortalContext, Quiet, Reaper, mortal_disk

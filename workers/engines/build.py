@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.lora_check import peft_version
-from pipeline.ranks_check import deepspeed_version
+from pipeline.preflight.lora import peft_version
+from pipeline.preflight.ranks import deepspeed_version
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

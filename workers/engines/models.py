@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.value_model import HEAD_PREFIXES, ValueSource, value_source
+from pipeline.preflight.value_model import HEAD_PREFIXES, ValueSource, value_source
 from protocol.errors import ConfigError, DataError, EngineError
 from workers.engines.layers import count_files
 
@@ -157,7 +157,7 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
     """Load a reward model: a sequence classifier with one label, in evaluation mode.
 
     Args:
-        path: A folder that :func:`pipeline.reward_model.check_reward_model` takes.
+        path: A folder that :func:`pipeline.preflight.reward_model.check_reward_model` takes.
         dtype: Type that the weights are cast to.
         device: Where they go.
 

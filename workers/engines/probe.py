@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.schema import RunConfig
-from pipeline.model_folder import read_model_config
+from pipeline.preflight.model_folder import read_model_config
 from workers.engines.training import TrainingBackend
 from workers.engines.weights_file import Probe
 

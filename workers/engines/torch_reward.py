@@ -20,8 +20,8 @@ import torch
 from pipeline.algorithms.batching import plan_padded_batches
 from pipeline.data.conversation import conversation_tokens
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.preflight.reward_model import check_reward_model, longest_input
 from pipeline.process import work
-from pipeline.reward_model import check_reward_model, longest_input
 from protocol.errors import EngineError
 from protocol.trajectory import Prompt
 from workers.engines.models import load_reward_model, resolve_device, resolve_dtype

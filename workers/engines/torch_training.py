@@ -19,7 +19,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
-from pipeline.lora_check import check_lora
+from pipeline.preflight.lora import check_lora
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.attention import PACKED_ATTENTION

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 
 from ops.bench.gpu.models import DEMO, HALF_BILLION, ONE_AND_A_HALF_BILLION, TINY, Shape
-from pipeline.vllm_check import installed_builds
+from pipeline.preflight.vllm import installed_builds
 
 
 @dataclass(frozen=True, slots=True)

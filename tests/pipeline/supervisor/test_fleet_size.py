@@ -11,7 +11,7 @@ import pytest
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.observability.run_snapshot import RunSnapshot
-from pipeline.preflight import preflight
+from pipeline.preflight.checks import preflight
 from pipeline.runtime.machine import Machine, this_machine
 from pipeline.runtime.registry.contract import Fleet
 from pipeline.runtime.registry.redis import RedisRegistry

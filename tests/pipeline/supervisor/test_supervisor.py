@@ -22,7 +22,7 @@ from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer, process_runs
 from pipeline.observability.run_snapshot import RunSnapshot
-from pipeline.preflight import preflight
+from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.model_folder import read_model_config
+from pipeline.preflight.model_folder import read_model_config
 from workers.engines.emulated.generation import EmulatedEngine, EngineCosts
 from workers.engines.emulated.journal import Journal
 from workers.engines.emulated.law import LengthLaw, TokenLaw

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoConfig
 
-from pipeline.vllm_check import check_versions
+from pipeline.preflight.vllm import check_versions
 from protocol.errors import ConfigError, EngineError
 from workers.engines.models import load_tokenizer, model_state, resolve_device, stop_token_ids
 from workers.engines.vllm.arguments import arguments_of

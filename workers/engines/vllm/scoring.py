@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import AutoConfig
 
+from pipeline.preflight.vllm import check_versions
 from pipeline.process import work
-from pipeline.vllm_check import check_versions
 from protocol.errors import ConfigError, EngineDied, EngineError
 from workers.engines.models import resolve_device
 from workers.engines.scoring import ScoringRequest, check_requests

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from pipeline.engine_check import KNOWN, check_engines
-from pipeline.preflight import preflight
+from pipeline.preflight.checks import preflight
+from pipeline.preflight.engines import KNOWN, check_engines
 from protocol.errors import ConfigError, EngineError
 from tests.pipeline.op_config import MODEL, op_config
 from workers.engines.check import try_model
@@ -108,5 +108,5 @@ def test_cuda_that_is_asked_for_and_not_there_is_refused_by_its_setting(tmp_path
 
 
 def test_models_of_known_types_on_auto_devices_cost_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.engine_check.ask", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr("pipeline.preflight.engines.ask", lambda *_, **__: pytest.fail("a process was started"))
     assert check_engines(op_config(tmp_path)) is None

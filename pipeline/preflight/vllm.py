@@ -16,9 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.asking import ask
 from pipeline.config.schema import RunConfig
-from pipeline.model_folder import weight_bytes
+from pipeline.preflight.ask import ask
+from pipeline.preflight.model_folder import weight_bytes
 from protocol.errors import ConfigError
 
 MIN_VERSION = (0, 20)

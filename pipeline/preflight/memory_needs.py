@@ -12,8 +12,8 @@ files.
     ledger       ledger.max_memory_mb
 
 P is the number of weights, tied ones once. Activations are those of a decoder layer without gradient checkpointing, measured on
-a CPU in fp32 (``tests/pipeline/test_memory_needs.py`` has the figures): (18 hidden + 4 intermediate + 7 key width) numbers a
-token and layer. What a GPU holds is not counted: what a checkpoint copies to the host is.
+a CPU in fp32 (``tests/pipeline/preflight/test_memory_needs.py`` has the figures): (18 hidden + 4 intermediate + 7 key
+width) numbers a token and layer. What a GPU holds is not counted: what a checkpoint copies to the host is.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import lora_check
-from pipeline.lora_check import check_lora
+from pipeline.preflight import lora as lora_check
+from pipeline.preflight.lora import check_lora
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import op_config
 

@@ -20,24 +20,24 @@ from pipeline.config.unread import in_words
 from pipeline.data.conversation import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.engine_check import check_engines
 from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.server.promises import judge_terms, read_terms
 from pipeline.ledger.url import hide_password
-from pipeline.ledger_size import check_ledger_size
-from pipeline.lora_check import check_lora
-from pipeline.memory_needs import is_cpu, judge, needs, read_shape, room_here
-from pipeline.model_folder import read_model_config
-from pipeline.ranks_check import check_ranks
-from pipeline.reward_model import check_reward_model, longest_input
+from pipeline.preflight.engines import check_engines
+from pipeline.preflight.ledger_size import check_ledger_size
+from pipeline.preflight.lora import check_lora
+from pipeline.preflight.memory_needs import is_cpu, judge, needs, read_shape, room_here
+from pipeline.preflight.model_folder import read_model_config
+from pipeline.preflight.ranks import check_ranks
+from pipeline.preflight.reward_model import check_reward_model, longest_input
+from pipeline.preflight.value_model import value_source
+from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.machine import this_machine
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
-from pipeline.value_model import value_source
-from pipeline.vllm_check import ask_vllm, check_vllm, check_vllm_reference
 from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError, DataError, LedgerUnavailable
 from protocol.hosts import advertised, numeric, wants_ipv6

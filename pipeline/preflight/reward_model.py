@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.model_folder import read_model_config, tensor_names
+from pipeline.preflight.model_folder import read_model_config, tensor_names
 from protocol.errors import ConfigError, DataError
 
 _HEADS = ("score.", "classifier.", "classification_head.", "logits_proj.")

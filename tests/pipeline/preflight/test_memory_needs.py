@@ -9,7 +9,17 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.config.schema import RunConfig
-from pipeline.memory_needs import Need, Room, Shape, activation_bytes, is_cpu, judge, needs, read_shape, room_here
+from pipeline.preflight.memory_needs import (
+    Need,
+    Room,
+    Shape,
+    activation_bytes,
+    is_cpu,
+    judge,
+    needs,
+    read_shape,
+    room_here,
+)
 from pipeline.runtime.machine import Machine
 from protocol.errors import ConfigError
 from protocol.ids import Role

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import vllm_check
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
-from pipeline.vllm_check import available_bytes, check_versions, check_vllm, check_vllm_reference
+from pipeline.preflight import vllm as vllm_check
+from pipeline.preflight.vllm import available_bytes, check_versions, check_vllm, check_vllm_reference
 from protocol.errors import ConfigError
 
 MODEL = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 768, "num_hidden_layers": 10}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from pipeline.config.load import load_config
-from pipeline.ledger_size import check_ledger_size, chunk_bytes, ledger_load, response_bytes
+from pipeline.preflight.ledger_size import check_ledger_size, chunk_bytes, ledger_load, response_bytes
 from protocol.codec import to_blob
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, ReferenceScore, RewardScore, Segment, TrajectoryChunk
 from tests.pipeline.op_config import op_config
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEYS_BYTES = 512
 """Counted by the ledger for each chunk besides its bytes."""
 

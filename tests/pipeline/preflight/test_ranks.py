@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import ranks_check
-from pipeline.ranks_check import check_ranks, deepspeed_version
+from pipeline.preflight import ranks as ranks_check
+from pipeline.preflight.ranks import check_ranks, deepspeed_version
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import op_config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.preflight import preflight
+from pipeline.preflight.checks import preflight
 from protocol import hosts
 from protocol.errors import ConfigError, DataError
 from tests.pipeline.op_config import op_config

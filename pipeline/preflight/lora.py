@@ -11,7 +11,7 @@ import re
 from importlib import metadata
 
 from pipeline.config.schema import RunConfig
-from pipeline.model_folder import tensor_names
+from pipeline.preflight.model_folder import tensor_names
 from protocol.errors import ConfigError
 
 VERSION = (0, 21)

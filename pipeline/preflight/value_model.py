@@ -11,13 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pipeline.model_folder import tensor_names
+from pipeline.preflight.model_folder import tensor_names
 from protocol.errors import DataError
 
 HEAD_PREFIXES = ("score.", "classifier.")
 """Names that transformers gives to the head of its token classifiers."""
-VALUE_CHECKPOINTS = "value-checkpoints"
-"""Below a run's folder: the value worker's checkpoints, whose ``model/`` is a value model."""
 
 
 class ValueSource(StrEnum):

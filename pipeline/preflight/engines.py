@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.asking import ask
 from pipeline.config.schema import RunConfig
-from pipeline.model_folder import read_model_config
+from pipeline.preflight.ask import ask
+from pipeline.preflight.model_folder import read_model_config
 from protocol.errors import ConfigError
 
 KNOWN = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
