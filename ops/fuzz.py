@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 TARGETS = ("decoder", "mailbox", "peek", "score")
-_INSTRUMENTED = ["protocol", "pipeline.weights", "pipeline.rewards", "pipeline.data", "pipeline.cli.look"]
+_INSTRUMENTED = ["protocol", "pipeline.weights", "pipeline.rewards", "pipeline.data", "pipeline.cli.inspect"]
 _GRACE_S = 60
 _COVERAGE = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)")
 _STATISTIC = re.compile(r"stat::(\w+):\s+(\d+)")

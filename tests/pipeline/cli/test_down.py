@@ -96,7 +96,7 @@ def _down(run_dir: Path, *words: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.cli.change._TELL_EVERY_S", 0.3)
+    monkeypatch.setattr("pipeline.cli.control._TELL_EVERY_S", 0.3)
 
 
 def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
 def test_down_waits_as_long_as_a_drain_may_last_and_what_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.change._ENDING_S", 0.5)
+    monkeypatch.setattr("pipeline.cli.control._ENDING_S", 0.5)
     with draining_run(tmp_path, for_s=20.0) as run_dir:
         began = time.monotonic()
         done = _down(run_dir)
@@ -135,7 +135,7 @@ def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path) -> None:
 def test_down_without_a_supervisor_tells_what_drains_and_what_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.change._SILENT_S", 4.0)  # then the learner of the test counts as gone
+    monkeypatch.setattr("pipeline.cli.control._SILENT_S", 4.0)  # then the learner of the test counts as gone
     with begun_run(tmp_path) as (run_dir, server):
         pid = server.pid()
         assert pid is not None
