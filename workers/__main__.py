@@ -19,11 +19,11 @@ from pipeline.runtime.worker_process import run_actor
 from protocol.ids import Role
 
 _CLASSES = {
-    Role.GENERATOR: ("workers.generator", "Generator"),
-    Role.REWARD: ("workers.reward", "Reward"),
-    Role.REFERENCE: ("workers.reference", "Reference"),
-    Role.VALUE: ("workers.value", "Value"),
-    Role.LEARNER: ("workers.learner", "Learner"),
+    Role.GENERATOR: ("workers.generator.generator", "Generator"),
+    Role.REWARD: ("workers.scorers.reward", "Reward"),
+    Role.REFERENCE: ("workers.scorers.reference", "Reference"),
+    Role.VALUE: ("workers.scorers.value", "Value"),
+    Role.LEARNER: ("workers.learner.learner", "Learner"),
 }
 
 _ALONE = frozenset({Role.LEARNER, Role.VALUE})

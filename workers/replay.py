@@ -1,8 +1,8 @@
 """``headrace replay``: make a run's updates again from its log, and compare the weights bit by bit.
 
 *Consumes* a run's update log, its start model, and those of its checkpoints that are still there. *Produces* the same
-weights, by the learner's own lines (``workers.update``), and the first update after which they are not. *Waits for* nothing;
-nothing of the run is changed, and it may go on meanwhile.
+weights, by the learner's own lines (``workers.learner.policy_update``), and the first update after which they are not.
+*Waits for* nothing; nothing of the run is changed, and it may go on meanwhile.
 
 Scores, reference log-probs and values come from the log: only the learner's part of the run is made again. With other settings
 (``--what-if``) the same data trains another policy; then differences are told, not an error.
@@ -36,7 +36,7 @@ from workers.engines.build import (
     restore_random_state,
 )
 from workers.engines.training import TrainingBackend
-from workers.update import PolicyUpdate
+from workers.learner.policy_update import PolicyUpdate
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig

@@ -41,7 +41,7 @@ from workers.engines.build import build_engine, build_training_backend, build_va
 from workers.engines.generation import SamplingParams, Window, WindowRequest
 from workers.engines.scoring import ScoringRequest
 from workers.engines.value import ValueSample
-from workers.update import PolicyUpdate
+from workers.learner.policy_update import PolicyUpdate
 
 _OFFERED = (0.0, "local", "arithmetic")
 _NUM_SLOTS = 256

@@ -1,7 +1,7 @@
 """What the update log costs: bytes for a million response tokens, and the learner's seconds for an update with it and without.
 
 *Consumes* the demo's model, and responses of heavy-tailed lengths cut into windows. *Produces* two tables. The updates are the
-learner's own lines (``workers.update``), recorded by its own recorder; with and without take turns.
+learner's own lines (``workers.learner.policy_update``), recorded by its own recorder; with and without take turns.
 
 Log-probs and values are drawn with all their bits random, as real ones nearly are, so that nothing compresses that would not.
 
@@ -39,8 +39,8 @@ from protocol.trajectory import (
     ValueScore,
 )  # fmt: skip
 from workers.engines.build import build_training_backend
-from workers.recording import Recorder
-from workers.update import PolicyUpdate
+from workers.learner.policy_update import PolicyUpdate
+from workers.learner.update_recorder import Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
 BAR = 1.1

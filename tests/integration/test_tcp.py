@@ -37,9 +37,9 @@ QUICK = (
 PICKLED = b"\x80\x04\x95\n\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s."  # {"a": 1}
 FAR_GENERATOR = """
 import sys
-import workers.taking
+import workers.generator.weight_receiver
 from workers.__main__ import main
-workers.taking.WeightsTaker._map = lambda self, announcement: None  # as on a host that has no such file
+workers.generator.weight_receiver.WeightsTaker._map = lambda self, announcement: None  # as on a host that has no such file
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -39,7 +39,7 @@ from tests.pipeline.runtime.fakes import small_config
         ("generator", "thread ZMQbg/IO/0:", WIRE),
         ("reward", "heartbeat:", HEARTBEAT),
         ("reward", "main:pipeline/runtime/registry/redis.py", HEARTBEAT),
-        ("learner", "main:workers/learner.py", ROLES),
+        ("learner", "main:workers/learner/learner.py", ROLES),
         ("learner", "main:pipeline/runtime/worker_process.py", LOOP),
         ("learner", "main:", LOOP),
         ("generator", "compute:workers/engines/emulated/pace.py", None),
@@ -54,7 +54,7 @@ def test_every_sample_has_its_part(role: str, place: str, part: str | None) -> N
 
 
 def test_what_belongs_to_the_devices_is_left_out() -> None:
-    spent = {"compute:workers/engines/emulated/law.py": 70.0, "main:workers/generator.py": 2.0, "main:": 3.0}
+    spent = {"compute:workers/engines/emulated/law.py": 70.0, "main:workers/generator/generator.py": 2.0, "main:": 3.0}
     assert by_part("generator", spent) == {ROLES: 2.0, LOOP: 3.0}
 
 

@@ -20,8 +20,8 @@ import pytest
 from structlog.typing import FilteringBoundLogger
 
 import pipeline.training.checkpoints
-import workers.learner
-import workers.publishing
+import workers.learner.learner
+import workers.learner.weight_publisher
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
@@ -38,7 +38,7 @@ from protocol.ids import Role
 from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import memory_transport, small_config
 from workers.engines.training import StepResult
-from workers.learner import Learner
+from workers.learner.learner import Learner
 
 _LOOKS = {"fetch", "totals", "weights", "heartbeats", "restarts"}
 """Calls that change nothing: dying after one is dying before the next."""
@@ -193,11 +193,11 @@ class World:
         patch = self.monkeypatch.setattr
         patch(os, "fsync", lambda _: None)
         source = SimpleNamespace(num_evaluation_prompts=0)
-        patch(workers.learner, "load_text_tokenizer", lambda _: None)
-        patch(workers.learner.PromptSource, "load", staticmethod(lambda *_: source))
-        patch(workers.learner, "ledger_spec", lambda *_: self.spec)
-        patch(workers.learner, "build_training_backend", lambda _: Memory())
-        patch(workers.publishing, "publish_weights", _publication)
+        patch(workers.learner.learner, "load_text_tokenizer", lambda _: None)
+        patch(workers.learner.learner.PromptSource, "load", staticmethod(lambda *_: source))
+        patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
+        patch(workers.learner.learner, "build_training_backend", lambda _: Memory())
+        patch(workers.learner.weight_publisher, "publish_weights", _publication)
         publish = WeightsStore.publish
 
         def note(store: WeightsStore, version: int, publication: Publication) -> StoredWeights:

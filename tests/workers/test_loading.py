@@ -17,11 +17,11 @@ from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
-from workers.generator import Generator
-from workers.learner import Learner
-from workers.reference import Reference
-from workers.reward import Reward
-from workers.value import Value
+from workers.generator.generator import Generator
+from workers.learner.learner import Learner
+from workers.scorers.reference import Reference
+from workers.scorers.reward import Reward
+from workers.scorers.value import Value
 
 
 class _Stopped(Exception):

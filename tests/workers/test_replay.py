@@ -26,9 +26,9 @@ from tests.pipeline.algorithms.value_units import chunk_units, group_units, resp
 from tests.workers.engines.tiny import tiny_model
 from workers.engines import fingerprint
 from workers.engines.build import build_training_backend, digest_tensors
-from workers.recording import SEGMENT_KEY, Recorder
+from workers.learner.policy_update import PolicyUpdate
+from workers.learner.update_recorder import SEGMENT_KEY, Recorder
 from workers.replay import Replay, Report, Request, main
-from workers.update import PolicyUpdate
 
 
 def config_of(folder: Path, **changes: dict[str, Any]) -> RunConfig:

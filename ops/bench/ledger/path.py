@@ -3,9 +3,10 @@
 *Consumes* a ledger server with the product's settings. *Produces* settled updates. *Waits for* what a run waits for: credit,
 room in a mailbox, ready units.
 
-Each process makes a worker's calls in a worker's order (``workers.generator``, ``workers.scorer``, ``workers.learner``), with
-no engine between them. Every chunk is written to the ledger once, under its own key, before it is sent; every score is written
-once; every claim is settled. At the end the ledger is asked whether each chunk was trained, once.
+Each process makes a worker's calls in a worker's order (``workers.generator.generator``, ``workers.scorers.scorer``,
+``workers.learner.learner``), with no engine between them. Every chunk is written to the ledger once, under its own key,
+before it is sent; every score is written once; every claim is settled. At the end the ledger is asked whether each chunk
+was trained, once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from protocol.zeromq import ZmqTransport
-from workers.patience import Backoff, Forecast
+from workers.generator.backoff import Backoff, Forecast
 
 RUN = "bench"
 GROUP = 8

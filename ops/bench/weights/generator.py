@@ -3,8 +3,8 @@
 *Consumes* a run's folder and a model's size. *Produces* a line of JSON for every version that it serves. *Waits for* the
 learner's announcements, and ends when its input is closed.
 
-The engine, the registry, the way of the weights and the order of things in the loop are those of ``workers.generator``; what
-is left out is what has nothing to do with weights: leases, chunks, scorers.
+The engine, the registry, the way of the weights and the order of things in the loop are those of
+``workers.generator.generator``; what is left out is what has nothing to do with weights: leases, chunks, scorers.
 
     python -m ops.bench.weights.generator RUN_DIR BYTES
 """
@@ -32,7 +32,7 @@ from pipeline.runtime.context import ActorContext
 from protocol.ids import Role, TrajectoryId
 from workers.engines.generation import SamplingParams, WindowRequest
 from workers.engines.local.engine import LocalEngine
-from workers.taking import WeightsTaker
+from workers.generator.weight_receiver import WeightsTaker
 
 NUM_SLOTS = 8
 _RECENT = 24

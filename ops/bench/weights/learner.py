@@ -30,7 +30,7 @@ from pipeline.supervisor import leftovers
 from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.adapter import Adapter
-from workers.publishing import Publisher
+from workers.learner.weight_publisher import Publisher
 
 _LIMIT_S = 600.0
 """For the generator to serve a version."""

@@ -231,7 +231,7 @@ import numpy as np
 from pipeline.weights.store import write_publication
 from pipeline.config.load import load_config
 config = load_config([Path("configs/demo.toml")], json.loads(sys.argv[1]))
-import workers.generator, workers.learner, workers.reference, workers.value
+import workers.generator.generator, workers.learner.learner, workers.scorers.reference, workers.scorers.value
 from pipeline.algorithms import build
 from workers.engines import build as engines
 build(config)

@@ -1,0 +1,233 @@
+"""What a generator holds while its writers store and send windows that the decode loop may lease again meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.ledger.admin import Place, Wish
+from pipeline.ledger.contract import Unit
+from pipeline.ledger.memory.admin import MemoryAdmin
+from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.worker_state import Pulse
+from protocol.codec import Encoded
+from protocol.ids import Incarnation, Role, TrajectoryId
+from protocol.trajectory import Field, FinishReason, Prompt, Segment
+from tests.pipeline.ledger.builders import make_chunk, make_spec
+from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from workers.engines.generation import Window, WindowRequest
+from workers.generator.generator import Generator, _Held
+
+LEARNER = Incarnation(Role.LEARNER, "learner", 1)
+PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+3=", answer="5", verifier="arithmetic")
+
+
+class _SlowOutbox:
+    """Credit returns, and the decode loop leases, while a chunk waits for room."""
+
+    role = Role.VALUE
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def send(self, message: Encoded, *, timeout_s: float) -> bool:
+        del message, timeout_s
+        ctx = self._generator.ctx
+        await ctx.replay.advance(LEARNER, 1)
+        grant = await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=1)
+        (lease,) = grant.leases
+        assert lease.next_index == 1, "the parked trajectory comes back before new prompts"
+        assert await self._generator._is_new(lease)
+        self._generator._held[lease.trajectory] = self._generator._hold(lease)
+        return True
+
+
+@pytest.mark.parametrize("leased_meanwhile", [True, False])
+async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays_held(
+    tmp_path: Path, leased_meanwhile: bool
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock = ManualClock()
+        ctx = await context_of(
+            small_config(tmp_path),
+            tmp_path,
+            Role.GENERATOR,
+            "generator-0",
+            tasks,
+            MemoryRegistry(clock),
+            memory_transport(4),
+            clock,
+        )
+        fields = frozenset({Field.REWARD, Field.VALUE})
+        await ctx.replay.open(make_spec(Unit.CHUNK, fields=fields, eta=0, group_size=1, units_per_update=1))
+        await ctx.replay.advance(LEARNER, 0)
+        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
+        generator = Generator(ctx)
+        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
+        generator._outboxes = [_SlowOutbox(generator)] if leased_meanwhile else []  # pyright: ignore[reportAttributeAccessIssue]
+
+        await generator._write(window(lease.trajectory))
+
+        held = generator._held.get(lease.trajectory)
+        if leased_meanwhile:
+            assert held is not None and held.next_index == 1
+            assert held.response_tokens.tolist() == [7, 8], "it goes on after the chunk that was stored"
+        else:
+            assert held is None, "without credit for its next window it is nobody's"
+        ctx.close()
+
+
+@pytest.mark.parametrize("moved_on", [False, True])
+async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_begun_twice(
+    tmp_path: Path, moved_on: bool
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock, registry = ManualClock(), MemoryRegistry(ManualClock())
+        ctx = await context_of(
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
+        )
+        replay, other = ctx.replay, Incarnation(Role.GENERATOR, "generator-1", 1)
+        assert isinstance(replay, MemoryReplay)
+        admin = MemoryAdmin(replay, lambda _: 1)
+        await replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
+        (lease,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
+        generator = Generator(ctx)
+        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
+        generator._unwritten = {lease.trajectory}  # the engine samples it
+        await admin.requeue(Wish(worker="generator-0"))
+        if moved_on:
+            await replay.lease(other, max_trajectories=1)
+            await replay.write_chunk(other, make_chunk(lease.trajectory, final=False))
+            await replay.give_back(other)
+
+        (again,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
+        assert not await generator._is_new(again)
+        assert list(generator._held) == [lease.trajectory]
+        (waited,) = (await admin.waits()).units[0].trajectories
+        assert waited.place is (Place.OPEN if moved_on else Place.LEASED), "what moved on elsewhere is for others"
+        ctx.close()
+
+
+class _OneSlot:
+    """An engine with one slot, busy or free; what is submitted is noted."""
+
+    num_slots = 1
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self.submitted: list[TrajectoryId] = []
+
+    def submit(self, request: WindowRequest) -> None:
+        self.submitted.append(request.trajectory)
+
+
+class _Prompts:
+    def at(self, position: int) -> Prompt:
+        del position
+        return PROMPT
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.WINDOW])
+async def test_a_response_that_ended_frees_its_slot_while_it_is_written_and_one_that_goes_on_keeps_it(
+    tmp_path: Path, reason: FinishReason
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock, registry = ManualClock(), MemoryRegistry(ManualClock())
+        ctx = await context_of(
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
+        )
+        await ctx.replay.open(make_spec(group_size=1, units_per_update=4))
+        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1)).leases
+        generator, engine = Generator(ctx), _OneSlot()
+        generator._engine = engine  # pyright: ignore[reportAttributeAccessIssue]
+        generator._source = _Prompts()  # pyright: ignore[reportAttributeAccessIssue]
+        generator._finished, generator._resumed = asyncio.Queue(2), asyncio.Queue(4)
+        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
+
+        await generator._pass_on(replace(window(lease.trajectory), finish_reason=reason))
+        await generator._lease_and_resume()
+
+        assert len(engine.submitted) == (1 if reason is FinishReason.STOP else 0)
+        ctx.close()
+
+
+def window(trajectory: TrajectoryId) -> Window:
+    return Window(
+        trajectory=trajectory,
+        tokens=np.array([7, 8], np.int32),
+        behavior_logprobs=np.array([-0.1, -0.2], np.float32),
+        segments=(Segment(0, 2),),
+        finish_reason=FinishReason.WINDOW,
+    )
+
+
+class _Cut:
+    """An outbox that reaches nobody while it is cut off."""
+
+    role = Role.REWARD
+    is_cut_off = True
+
+
+@pytest.mark.parametrize(
+    "other", ["reaches", "reaches scorers alone", "reaches nobody either", "is silent", "serves nothing yet", "none"]
+)
+async def test_a_generator_that_reaches_no_scorer_leaves_work_to_others_that_do(tmp_path: Path, other: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock = ManualClock()
+        registry = MemoryRegistry(clock)
+        settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
+        ctx = await context_of(*settings, registry, memory_transport(4), clock)
+        neighbour = await registry.register(Role.GENERATOR, "generator-1")
+        if other != "none":
+            pulse = Pulse(neighbour, clock)
+            pulse.policy_version = -1 if other == "serves nothing yet" else 3
+            pulse.unreached = {
+                "reaches nobody either": "learner at tcp://h:1 (7 s); reward-0 at tcp://h:2 (7 s)",
+                "reaches scorers alone": "learner at tcp://h:1 (7 s)",
+            }.get(other, "")
+            registry.beat(pulse.heartbeat())
+        if other == "is silent":
+            await clock.advance(30.0)
+        generator = Generator(ctx)
+        generator._outboxes = [_Cut()]  # pyright: ignore[reportAttributeAccessIssue]
+        assert await generator._is_better_left_to_others() is (other in ("reaches", "reaches scorers alone"))
+        await clock.advance(2.0)
+        reached = _Cut()
+        reached.is_cut_off = False
+        generator._outboxes = [reached]  # pyright: ignore[reportAttributeAccessIssue]
+        assert not await generator._is_better_left_to_others()
+        ctx.close()
+
+
+async def test_leases_are_kept_through_a_turn_longer_than_they_last_and_run_out_when_the_engine_stands_still(
+    tmp_path: Path,
+) -> None:
+    clock, renewed = ManualClock(), list[float]()
+    async with asyncio.TaskGroup() as tasks:
+        ctx = await context_of(
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, MemoryRegistry(clock),
+            memory_transport(4), clock,
+        )  # fmt: skip
+
+        async def renew(_who: Incarnation) -> None:
+            renewed.append(clock.monotonic())
+
+        ctx.replay.renew = renew  # pyright: ignore[reportAttributeAccessIssue]
+        generator = Generator(ctx)
+        generator._held = {TrajectoryId.parse("t.0.0"): None}  # pyright: ignore[reportAttributeAccessIssue]
+        keeping = tasks.create_task(generator._keep_leases())
+        lease_s = ctx.config.ledger.lease_s
+        for _ in range(60):  # one turn of a minute and a half, layer by layer
+            ctx.work.step()
+            await clock.advance(lease_s / 10)
+        assert len(renewed) >= 60 / 10 * 4 - 1
+        renewed.clear()
+        await clock.advance(100 * lease_s)
+        assert len(renewed) <= 5, "nothing moves: what it holds goes on elsewhere"
+        keeping.cancel()

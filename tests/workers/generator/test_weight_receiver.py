@@ -1,0 +1,375 @@
+"""Claims about taking weights: verified beside decoding, swapped at once, and never served when their bytes are not right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config.running import WeightsSection
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
+from protocol.errors import DeadlineExceeded, ParityFailed, WeightsDamaged
+from protocol.ids import Role
+from protocol.memory import MemoryHub
+from tests.pipeline.runtime.fakes import context_of, small_config
+from workers.engines.emulated.generation import EmulatedEngine
+from workers.engines.emulated.law import LengthLaw, TokenLaw
+from workers.engines.emulated.weights import TENSOR, make_tensor
+from workers.generator.weight_receiver import WeightsTaker
+from workers.learner.weight_publisher import Publisher
+
+NUM_WEIGHTS = 5000
+
+
+class Recorder(EmulatedEngine):
+    """An emulated engine that keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            num_slots=4,
+            lengths=LengthLaw("constant", median_tokens=6.0, tail=1.0),
+            tokens=TokenLaw.of(32, {1}),
+            vocabulary=32,
+            positions=4096,
+            num_weights=NUM_WEIGHTS,
+        )
+        self.served: dict[int, np.ndarray] = {}
+        self.staged: list[int] = []
+
+    def stage_weights(self, tensors: Any, policy_version: int) -> None:
+        super().stage_weights(tensors, policy_version)
+        self.staged.append(policy_version)
+
+    def load_weights(self, tensors: Any, policy_version: int) -> None:
+        super().load_weights(tensors, policy_version)
+        self.served[policy_version] = tensors[TENSOR].copy()
+
+
+class Backend:
+    """The part of a training backend that publishing reads."""
+
+    version = 0
+
+    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield TENSOR, make_tensor(f"{self.version:016x}", NUM_WEIGHTS)
+
+    def adapter(self) -> None:
+        return None
+
+
+class World:
+    """A learner's publisher, and a generator's taker, in one process."""
+
+    def __init__(
+        self, learner: ActorContext, generator: ActorContext, clock: ManualClock, backend: Any, engine: Recorder
+    ) -> None:
+        self.clock = clock
+        self.backend = backend
+        self.publisher = Publisher(learner)
+        self.ctx = generator
+        self.learner = learner
+        self.engine = engine
+        self.taker = WeightsTaker(generator, engine)
+
+    async def publish(self, version: int) -> Path:
+        self.backend.version = version
+        await self.publisher.publish(version, self.backend)
+        announced = await self.learner.registry.weights()
+        assert announced is not None
+        return Path(announced.path)
+
+    async def take(self) -> None:
+        await self.taker.look()
+        await self.taker.swap()
+
+    def beat(self, **counters: float) -> None:
+        now = self.clock.time()
+        who = self.ctx.who
+        assert isinstance(self.learner.registry, MemoryRegistry)
+        self.learner.registry.beat(
+            Heartbeat(
+                who=who, pid=1, host="h", at_s=now, started_s=0.0, progress=1, progress_at_s=now,
+                waiting_for=WaitingFor.QUARANTINE, counters=counters,
+            )
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def opened(
+    tmp_path: Path, *, backend: Any = None, engine: Recorder | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    """Emulated ends, or a backend and an engine that know torch."""
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    base = small_config(tmp_path)
+    emulated = {
+        "generation": base.generation.model_copy(update={"engine": "emulated"}),
+        "learner": base.learner.model_copy(update={"backend": "emulated"}),
+    }
+    sections = {"weights": WeightsSection(shared_memory=False, **settings), **(emulated if backend is None else {})}
+    config = base.model_copy(update=sections)
+    hub = MemoryHub(high_water_mark=4)
+    async with asyncio.TaskGroup() as tasks:
+        surroundings = (tasks, registry)
+        learner = await context_of(
+            config, tmp_path, Role.LEARNER, "learner", *surroundings, hub.transport("learner#1"), clock
+        )
+        generator = await context_of(
+            config, tmp_path, Role.GENERATOR, "generator-0", *surroundings, hub.transport("generator-0#1"), clock
+        )
+        world = World(learner, generator, clock, backend or Backend(), engine or Recorder())
+        await world.publisher.start()
+        try:
+            yield world
+        finally:
+            await learner.cancel_spawned()
+            world.publisher.close()
+            world.taker.close()
+            learner.close()
+            generator.close()
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+async def test_a_version_is_brought_near_its_engine_before_decoding_stands_still_for_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        await world.publish(0)
+        await world.taker.look()
+        assert world.engine.staged == [0] and not world.engine.served
+        await world.taker.swap()
+        assert world.engine.staged == [0] and list(world.engine.served) == [0]
+
+
+@pytest.mark.parametrize("path", ["auto", "wire"])
+async def test_every_version_is_served_as_it_was_published_whichever_way_it_came(tmp_path: Path, path: str) -> None:
+    async with opened(tmp_path, path=path) as world:
+        for version in range(1, 8):
+            await world.publish(version)
+            await world.take()
+            expected = make_tensor(f"{version:016x}", NUM_WEIGHTS)
+            np.testing.assert_array_equal(world.engine.served[version], expected)
+        assert world.ctx.counters["weight_swaps"] == 7
+        assert world.ctx.counters["weights_pause_s"] > 0.0
+        assert world.ctx.counters["weights_bytes"] >= 7 * 4 * NUM_WEIGHTS
+        assert world.ctx.policy_version == 7
+
+
+async def test_a_version_is_verified_before_the_swap_which_only_puts_it_in(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        await world.publish(1)
+        await world.taker.look()
+        assert world.taker.has_newer
+        assert world.engine.policy_version == -1
+        await world.publish(2)
+        await world.taker.look()
+        await world.taker.swap()
+        assert list(world.engine.served) == [2], "a newer one took the place of one that was not served yet"
+        await world.taker.swap()
+        assert world.ctx.counters["weight_swaps"] == 1
+
+
+async def test_damaged_bytes_are_told_and_never_served_and_the_next_version_is(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        await world.publish(1)
+        await world.take()
+        damage(await world.publish(2))
+        with pytest.raises(WeightsDamaged, match="as it was published"):
+            await world.taker.look()
+        assert world.ctx.counters["rejected_version"] == 2
+        assert not world.taker.has_newer
+        await world.taker.look()  # not at once again
+        await world.publish(3)
+        await world.take()
+        assert list(world.engine.served) == [1, 3]
+        assert world.ctx.counters["rejected_version"] == -1
+
+
+async def test_what_was_refused_beside_decoding_is_raised_at_the_next_swap(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        damage(await world.publish(1))
+        world.ctx.spawn("weights", world.taker.watch())
+        while world.ctx.counters["rejected_version"] < 0:
+            await asyncio.sleep(0.001)
+            await world.clock.advance(0.05)
+        with pytest.raises(WeightsDamaged):
+            await world.taker.swap()
+        world.ctx.draining.set()
+        await world.ctx.cancel_spawned()
+
+
+async def test_a_version_is_brought_as_soon_as_it_is_announced_and_a_lost_notice_costs_one_poll(tmp_path: Path) -> None:
+    async with opened(tmp_path, poll_s=8.0) as world:
+        await world.publish(1)
+        world.ctx.spawn("weights", world.taker.watch())
+        await until(lambda: world.taker.has_newer)
+        await world.taker.swap()
+        news = world.ctx.tasks.create_task(world.ctx.news.watch())
+        await until(lambda: world.clock.num_sleepers == 2)  # the taker, and who listens for it
+        await world.publish(2)
+        await until(lambda: world.taker.has_newer)  # and time stood still
+        await world.taker.swap()
+        news.cancel()
+        await until(lambda: world.clock.num_sleepers == 1)
+        await world.publish(3)
+        await world.clock.advance(7.9)
+        assert not world.taker.has_newer
+        await world.clock.advance(0.1)
+        await until(lambda: world.taker.has_newer)
+        await world.taker.swap()
+        assert list(world.engine.served) == [1, 2, 3]
+        world.ctx.draining.set()
+        await world.ctx.cancel_spawned()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let threads and tasks run until something is so; the test's own time limit ends one that never is."""
+    while not condition():  # noqa: ASYNC110 - some of it happens on threads
+        await asyncio.sleep(0.001)
+
+
+async def test_bytes_that_are_wrong_because_a_newer_version_took_their_place_blame_nobody(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        damage(await world.publish(1))
+        found = world.taker._map
+
+        def overtaken(announcement: Any) -> Any:
+            mapped = found(announcement)
+            if announcement.policy_version == 1:
+                asyncio.run_coroutine_threadsafe(world.publish(2), loop).result(10)
+            return mapped
+
+        loop = asyncio.get_running_loop()
+        world.taker._map = overtaken  # pyright: ignore[reportAttributeAccessIssue]
+        await world.take()
+        assert world.ctx.counters["rejected_version"] == -1
+        await world.take()
+        assert list(world.engine.served) == [2]
+
+
+async def test_the_learner_mends_a_damaged_version_that_was_refused_and_it_is_served_then(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        path = await world.publish(1)
+        damage(path)
+        with pytest.raises(WeightsDamaged):
+            await world.taker.look()
+        await world.publisher.mend(1, world.backend)
+        assert path.read_bytes()[-1] == make_mended(1) ^ 1, "nobody said yet that it was refused"
+        world.beat(rejected_version=1)
+        await world.clock.advance(2.0)
+        await world.publisher.mend(1, world.backend)  # pyright: ignore[reportArgumentType]
+        await world.take()
+        np.testing.assert_array_equal(world.engine.served[1], make_tensor(f"{1:016x}", NUM_WEIGHTS))
+
+
+def make_mended(version: int) -> int:
+    """The last byte of a version as it should be."""
+    return make_tensor(f"{version:016x}", NUM_WEIGHTS).tobytes()[-1]
+
+
+async def test_weights_that_have_moved_on_cannot_mend_a_version(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        damage(await world.publish(1))
+        world.beat(rejected_version=1)
+        world.backend.version = 2
+        with pytest.raises(WeightsDamaged, match="now give"):
+            await world.publisher.mend(1, world.backend)  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_version_that_is_intact_is_not_published_again_because_one_generator_refused_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        path = await world.publish(1)
+        number = path.stat().st_ino
+        world.beat(rejected_version=1)
+        await world.publisher.mend(1, world.backend)  # pyright: ignore[reportArgumentType]
+        assert path.stat().st_ino == number
+
+
+async def test_a_file_only_generator_does_not_ask_and_one_whose_file_is_gone_waits(tmp_path: Path) -> None:
+    async with opened(tmp_path, path="file") as world:
+        (await world.publish(1)).unlink()
+        await world.take()
+        assert world.engine.policy_version == -1
+        assert world.ctx.counters["rejected_version"] == -1
+        await world.publish(2)
+        await world.take()
+        assert world.engine.policy_version == 2
+
+
+class Cut:
+    """The learner's endpoint seen from a host that does not reach it: every request shakes no hand for a second, then ends."""
+
+    async def request(self, message: object, *, timeout_s: float) -> Any:
+        raise DeadlineExceeded("no answer")
+
+    def unreached_s(self) -> float:
+        return 1.0
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_learner_that_weights_cannot_be_fetched_from_is_named_until_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, path="wire") as world:
+
+        def said() -> str:
+            world.ctx.refresh_links()
+            return world.ctx.pulse.heartbeat().unreached
+
+        await world.publish(1)
+        announced = await world.learner.registry.weights()
+        assert announced is not None
+        with monkeypatch.context() as cut:
+            cut.setattr(world.ctx.transport, "requester", lambda endpoint, server_key="": Cut())
+            await world.taker.look()
+            assert said() == "", "a handshake may take a moment"
+            await world.clock.advance(6.0)
+            await world.taker.look()
+            assert said() == f"learner at {announced.endpoint} (no answer for 7 s)", "all requests are one attempt"
+        await world.take()
+        assert world.engine.policy_version == 1
+        assert said() == ""
+
+
+class Keeps(Recorder):
+    """An engine that says that it took new weights, and serves the old ones."""
+
+    def unserved(self, tensors: Any) -> list[str]:
+        first = next(iter(self.served.values()))
+        return [name for name, tensor in tensors.items() if not np.array_equal(tensor, first)]
+
+
+async def test_an_engine_that_keeps_old_weights_leaves_and_its_version_is_what_it_serves(tmp_path: Path) -> None:
+    async with opened(tmp_path, engine=Keeps()) as world:
+        await world.publish(0)
+        await world.take()
+        await world.publish(1)
+        with pytest.raises(ParityFailed, match=r"was given version 1 and still serves old weights \(1 of 1 tensors"):
+            await world.take()
+        assert world.ctx.policy_version == 0
+        assert world.ctx.counters["stale_swaps"] == 1
+
+
+async def test_an_update_that_changes_nothing_is_no_false_alarm(tmp_path: Path) -> None:
+    async with opened(tmp_path, engine=Keeps()) as world:
+        await world.publish(0)
+        await world.take()
+        await world.publisher.publish(1, world.backend)  # the same weights, under the next number
+        await world.take()
+        assert world.ctx.policy_version == 1
+        assert "stale_swaps" not in world.ctx.counters

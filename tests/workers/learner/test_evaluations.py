@@ -1,0 +1,134 @@
+"""Claims about evaluations as the learner keeps them, on the ledger in memory with a clock driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from pipeline.config.learning import EvaluationSection
+from pipeline.ledger.contract import EvaluationRequest
+from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry.memory import MemoryRegistry
+from protocol.ids import Role
+from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
+from tests.pipeline.runtime.fakes import memory_transport, small_config
+from workers.learner.evaluations import Evaluations
+
+
+@dataclass
+class Bench:
+    ctx: ActorContext
+    replay: MemoryReplay
+    clock: ManualClock
+    evaluations: Evaluations
+
+    async def answer(self, accuracies: list[float]) -> None:
+        """Sample and score as many evaluation responses as there are accuracies."""
+        grant = await self.replay.lease(GENERATOR, max_trajectories=len(accuracies))
+        for lease, accuracy in zip(grant.leases, accuracies, strict=True):
+            chunk = make_chunk(lease.trajectory, version=3)
+            await self.replay.write_chunk(GENERATOR, chunk)
+            await self.replay.write_score(SCORER, chunk.id, reward(accuracy))
+
+
+@asynccontextmanager
+async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
+    clock = ManualClock()
+    replay = MemoryReplay(lambda _: 1, clock.time)
+    await replay.open(make_spec())
+    section = EvaluationSection.model_validate({"num_prompts": 4, "timeout_s": 60.0} | settings)
+    config = small_config(tmp_path).model_copy(update={"evaluation": section})
+    async with asyncio.TaskGroup() as tasks:
+        ctx = ActorContext(
+            config=config,
+            run_dir=tmp_path,
+            who=LEARNER,
+            replay=replay,
+            registry=MemoryRegistry(clock),
+            transport=memory_transport(4),
+            log=cast("FilteringBoundLogger", structlog.get_logger("test")),
+            clock=clock,
+            tasks=tasks,
+        )
+        assert LEARNER.role is Role.LEARNER
+        try:
+            yield Bench(ctx, replay, clock, Evaluations(ctx, num_prompts=100))
+        finally:
+            ctx.close()
+
+
+async def test_a_complete_evaluation_becomes_one_row(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        await bench.evaluations.request(3)
+        assert await bench.evaluations.collect() == []
+        await bench.answer([1.0, 0.0, 1.0, 1.0])
+        (row,) = await bench.evaluations.collect()
+        assert (row.number, row.policy_version, row.num_responses, row.accuracy) == (0, 3, 4, 0.75)
+        assert (row.oldest_version, row.newest_version, row.num_failed) == (3, 3, 0)
+        assert await bench.evaluations.collect() == [], "told once"
+
+
+async def test_an_evaluation_past_its_deadline_is_recorded_with_what_is_there(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        await bench.evaluations.request(3)
+        await bench.answer([1.0])
+        assert await bench.evaluations.collect() == []
+        await bench.clock.advance(60.0)
+        (row,) = await bench.evaluations.collect()
+        assert (row.num_responses, row.accuracy) == (1, 1.0)
+
+
+async def test_waiting_ends_at_the_deadline_when_nobody_answers_and_records_nothing(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        await bench.evaluations.request(3)
+        async with asyncio.TaskGroup() as tasks:
+            job = tasks.create_task(bench.evaluations.wait())
+            await bench.clock.advance(59.0)
+            assert not job.done()
+            await bench.clock.advance(2.0)
+        assert job.result() == []
+
+
+async def test_an_evaluation_that_the_ledger_forgot_is_given_up_at_the_deadline(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        await bench.evaluations.request(3)
+        bench.ctx.replay = MemoryReplay(lambda _: 1, bench.clock.time)
+        await bench.ctx.replay.open(make_spec())
+        await bench.clock.advance(61.0)
+        assert await bench.evaluations.wait() == []
+
+
+async def test_waiting_ends_when_the_worker_drains(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        await bench.evaluations.request(3)
+        bench.ctx.draining.set()
+        assert await bench.evaluations.wait() == []
+
+
+async def test_numbers_go_on_after_a_restart_and_prompts_are_those_there_are(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        later = Evaluations(bench.ctx, num_prompts=2, next_number=5)
+        await later.request(9)
+        assert later.next_number == 6
+        state = await bench.replay.evaluation(5)
+        assert state is not None
+        assert state.request.num_prompts == 2
+        assert not Evaluations(bench.ctx, num_prompts=0).is_enabled
+
+
+async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) -> None:
+    settings = {"num_prompts": 3, "samples_per_prompt": 5, "temperature": 0.7, "top_p": 0.6}
+    async with _opened(tmp_path, **settings) as bench:
+        await bench.evaluations.request(9)
+        state = await bench.replay.evaluation(0)
+        assert state is not None
+        assert state.request == EvaluationRequest(0, 9, num_prompts=3, samples_per_prompt=5, temperature=0.7, top_p=0.6)

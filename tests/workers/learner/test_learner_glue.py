@@ -1,0 +1,169 @@
+"""What the learner gives its backend: which samples, with which log-probs, under which objective, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workers.learner.learner
+from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Proximal, Surrogate
+from pipeline.config.learning import AlgorithmSection
+from pipeline.config.running import GenerationSection
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.contract import ClaimedUnit
+from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
+from tests.pipeline.runtime.fakes import small_config
+from tests.workers.dying import Reaper, World
+from tests.workers.recording import RecordingTraining, policy_logprobs
+from workers.learner.policy_update import PolicyUpdate, Stepped
+
+WINDOW, LIMIT = 6, 20
+LOSS = {
+    "clip_low": 0.15,
+    "clip_high": 0.35,
+    "dual_clip": 4.0,
+    "surrogate": "cispo",
+    "loss_aggregation": "seq-mean-token-sum-norm",
+    "importance": "icepop",
+    "importance_cap": 3.0,
+    "importance_floor": 0.25,
+    "kl_coefficient": 0.02,
+    "kl_estimator": "k2",
+    "entropy_coefficient": 0.003,
+    "positive_nll_coefficient": 0.3,
+}
+"""Every setting of the loss, none as a default."""
+
+
+def config_of(folder: Path, **algorithm: object) -> RunConfig:
+    settings: dict[str, Any] = {"group_size": 4, "groups_per_update": 3, "num_minibatches": 3} | algorithm
+    sections = {
+        "algorithm": AlgorithmSection.model_validate(settings),
+        "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT),
+    }
+    return small_config(folder).model_copy(update=sections)
+
+
+async def updated(config: RunConfig, units: list[ClaimedUnit], backend: RecordingTraining, version: int = 6) -> Stepped:
+    async def compute(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    update = PolicyUpdate(config, backend)
+    prepared = update.prepare(units)
+    assert not prepared.refused
+    return await update.step(prepared.samples, policy_version=version, compute=compute)
+
+
+async def test_every_step_of_an_update_clips_around_the_policy_from_before_the_first(tmp_path: Path) -> None:
+    """The proximal log-probs are computed anew from the present weights, once, for all samples, before any step."""
+    backend = RecordingTraining()
+    units = group_units(responses(4), WINDOW)
+    await updated(config_of(tmp_path), units, backend)
+    ((num_steps, asked),) = backend.asked
+    assert num_steps == 0
+    assert len(backend.steps) == 3
+    stepped = [sample for samples, _ in backend.steps for sample in samples]
+    assert [s.name for s in stepped] == [s.name for s in asked] == [f"t.{g}.{m}" for g in range(3) for m in range(4)]
+    assert [len(samples) for samples, _ in backend.steps] == [4, 4, 4]
+    for sample, response in zip(stepped, responses(4), strict=True):
+        assert sample.old_logprobs is not None
+        np.testing.assert_array_equal(sample.old_logprobs, policy_logprobs(sample, 0))
+        assert not np.array_equal(sample.old_logprobs, sample.behavior_logprobs)
+        np.testing.assert_array_equal(sample.behavior_logprobs, response.behavior_logprobs)
+        np.testing.assert_array_equal(sample.tokens[sample.prompt_length :], response.tokens)
+        assert sample.versions.tolist() == [3 + place // WINDOW for place in range(response.tokens.size)]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_minibatches": 1}, {"importance": "bypass"}, {"proximal": "interpolate"}], ids=str
+)
+async def test_no_forward_pass_is_made_for_log_probs_that_no_step_reads(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    backend = RecordingTraining()
+    await updated(config_of(tmp_path, **settings), group_units(responses(4), WINDOW), backend)
+    assert not backend.asked
+    assert all(sample.old_logprobs is None for samples, _ in backend.steps for sample in samples)
+
+
+async def test_the_loss_that_is_stepped_on_has_every_setting_of_the_run(tmp_path: Path) -> None:
+    expected = Objective(
+        clip_low=0.15,
+        clip_high=0.35,
+        dual_clip=4.0,
+        surrogate=Surrogate.CISPO,
+        aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
+        norm_length=float(LIMIT),
+        importance=Importance.ICEPOP,
+        importance_cap=3.0,
+        importance_floor=0.25,
+        proximal=Proximal.INTERPOLATE,
+        proximal_version=6,
+        kl_coefficient=0.02,
+        kl_estimator=KLEstimator.K2,
+        entropy_coefficient=0.003,
+        imitation_coefficient=0.3,
+    )
+    backend = RecordingTraining()
+    await updated(config_of(tmp_path, proximal="interpolate", **LOSS), group_units(responses(4), WINDOW), backend)
+    assert [objective for _, objective in backend.steps] == [expected] * 3
+
+
+async def test_windows_are_stepped_on_one_by_one_with_their_prefix_as_context(tmp_path: Path) -> None:
+    backend = RecordingTraining()
+    config = config_of(tmp_path, name="tppo", tail_drop_tokens=2, num_minibatches=2, positive_nll_coefficient=0.0)
+    drawn = responses(4)
+    await updated(config, chunk_units(drawn, WINDOW), backend)
+    samples = {sample.name: sample for minibatch, _ in backend.steps for sample in minibatch}
+    for response in drawn:
+        prompt_length = 3 + response.group % 3
+        for index, start in enumerate(range(0, response.tokens.size, WINDOW)):
+            sample = samples.pop(f"t.{response.group}.{response.member}.{index}")
+            end = min(start + WINDOW, response.tokens.size)
+            assert sample.prompt_length == prompt_length + start
+            assert sample.tokens[prompt_length:].tolist() == response.tokens[:end].tolist()
+            assert sample.behavior_logprobs.tolist() == response.behavior_logprobs[start:end].tolist()
+            assert sample.versions.tolist() == [3 + index] * (end - start)
+            tail = 0 if sample.is_finished else 2
+            assert sample.loss_mask.tolist() == [place < end - start - tail for place in range(end - start)]
+    assert not samples
+
+
+async def test_a_critics_advantages_use_the_discount_and_lambda_of_the_run(tmp_path: Path) -> None:
+    """Old values that were lost, or a discount of 1, would give others."""
+    backend, drawn = RecordingTraining(), responses(4)
+    settings = {"gamma": 0.9, "gae_lambda": 0.8, "whiten": False, "advantage_clamp": 0.0}
+    await updated(
+        config_of(tmp_path, name="ppo", num_minibatches=1, **settings), trajectory_units(drawn, WINDOW), backend
+    )
+    ((samples, _),) = backend.steps
+    for sample, response in zip(samples, drawn, strict=True):
+        values = response.values.astype(np.float64)
+        following, advantage = 0.0, 0.0
+        rewards = [0.0] * (values.size - 1) + [response.score.reward]
+        expected: list[float] = []
+        for value, reward in zip(values[::-1], rewards[::-1], strict=True):
+            advantage = reward + 0.9 * following - value + 0.9 * 0.8 * advantage
+            following = value
+            expected.append(advantage)
+        np.testing.assert_allclose(sample.advantages, expected[::-1], rtol=1e-5)
+
+
+async def test_each_update_begins_from_the_version_that_the_learner_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proximal policy is interpolated towards it; one version further and the newest tokens would count as old."""
+    world = World(tmp_path, monkeypatch, num_updates=3)
+    backend = RecordingTraining()
+    monkeypatch.setattr(workers.learner.learner, "build_training_backend", lambda _: backend)
+    assert await world.live(Reaper(None))
+    before = [row.policy_version - 1 for row in world.rows()]
+    assert len(before) == 3
+    assert [objective.proximal_version for _, objective in backend.steps] == before
+    for (samples, _), version in zip(backend.steps, before, strict=True):
+        assert version - 1 <= min(int(sample.versions.min()) for sample in samples) <= version

@@ -1,0 +1,132 @@
+"""Claims about the reward worker with a reward model: real models, the ledger in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.config.learning import RewardSection
+from pipeline.ledger.contract import ReplayBuffer
+from protocol.ids import Role
+from protocol.trajectory import RewardScore, Score, TrajectoryChunk
+from tests.pipeline.ledger.builders import GENERATOR, make_chunk
+from tests.pipeline.runtime.fakes import small_config
+from tests.workers.engines.tiny_reward import TEMPLATE, write_reward_model
+from tests.workers.scorers.scorers import scorer_context
+from workers.engines.build import build_reward_model
+from workers.scorers.reward import Reward
+
+
+@dataclass
+class Bench:
+    replay: ReplayBuffer
+    worker: Reward
+
+    async def finished(self, *texts: str, verifier: str = "arithmetic") -> list[TrajectoryChunk]:
+        """Sample one finished response for each text."""
+        grant = await self.replay.lease(GENERATOR, max_trajectories=len(texts))
+        chunks: list[TrajectoryChunk] = []
+        for lease, text in zip(grant.leases, texts, strict=True):
+            chunk = make_chunk(lease.trajectory)
+            prompt = msgspec.structs.replace(chunk.prompt, verifier=verifier)
+            chunk = msgspec.structs.replace(chunk, response_text=text, prompt=prompt)
+            await self.replay.write_chunk(GENERATOR, chunk)
+            chunks.append(chunk)
+        return chunks
+
+
+@asynccontextmanager
+async def opened(tmp_path: Path, **model: object) -> AsyncIterator[Bench]:
+    section = RewardSection.model_validate({"model": {"path": tmp_path / "judge", "device": "cpu", **model}})
+    config = small_config(tmp_path).model_copy(update={"reward": section})
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
+        worker = Reward(ctx)
+        await worker.setup()
+        try:
+            yield Bench(ctx.replay, worker)
+        finally:
+            await worker.teardown()
+
+
+async def scores_of(bench: Bench, chunks: list[TrajectoryChunk]) -> list[RewardScore]:
+    """Let the worker score chunks; return what it wrote, in order."""
+    written: dict[object, RewardScore] = {}
+
+    async def keep(scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
+        scored = list(scored)
+        for chunk, score in scored:
+            assert isinstance(score, RewardScore)
+            written[chunk.id] = score
+        await Reward.write_all(bench.worker, scored)
+
+    bench.worker.write_all = keep  # type: ignore[method-assign, assignment]
+    await bench.worker.score(chunks)
+    return [written[chunk.id] for chunk in chunks if chunk.id in written]
+
+
+async def test_the_weighted_score_is_a_part_of_the_reward_and_accuracy_stays_the_verifiers(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path / "judge", template=TEMPLATE)
+    async with opened(tmp_path, weight=0.25, center=1.5, micro_batch_tokens=64) as bench:
+        chunks = await bench.finished("2", "no idea", "it is 2", "3")
+        scores = await scores_of(bench, chunks)
+        section = bench.worker.ctx.config.reward.model
+        assert section is not None and section.path == folder
+        alone = build_reward_model(section)
+        for chunk, score in zip(chunks, scores, strict=True):
+            (raw,) = alone.scores([(chunk.prompt, chunk.response_text or "")])
+            assert score.parts["model"] == pytest.approx(0.25 * (raw - 1.5), abs=1e-5)
+            assert score.reward == pytest.approx(sum(score.parts.values()))
+        assert [score.accuracy for score in scores] == [1.0, 0.0, 1.0, 0.0]
+        assert bench.worker.ctx.counters["scored"] == 4
+
+
+async def test_without_answers_accuracy_comes_from_the_reward_model(tmp_path: Path) -> None:
+    write_reward_model(tmp_path / "judge")
+    async with opened(tmp_path) as bench:
+        chunks = await bench.finished("a", "bb", "ccc", "dddd", "e", "ff", verifier="reward_model")
+        scores = await scores_of(bench, chunks)
+        assert [score.accuracy for score in scores] == [float(score.parts["model"] > 0.0) for score in scores]
+        assert {score.accuracy for score in scores} == {0.0, 1.0}
+
+
+async def test_what_the_reward_model_cannot_read_is_a_dead_letter_and_the_rest_of_the_batch_is_scored(
+    tmp_path: Path,
+) -> None:
+    write_reward_model(tmp_path / "judge")
+    async with opened(tmp_path, max_tokens=40) as bench:
+        chunks = await bench.finished("2", "2" * 100, "3", "2")
+        scores = await scores_of(bench, chunks)
+        assert [score.accuracy for score in scores] == [1.0, 0.0, 1.0]
+        (letter,) = await bench.replay.dead_letters()
+        assert "which reads at most 40" in letter.error
+        assert bench.worker.ctx.counters["failed"] == 1
+
+
+async def test_an_answer_that_cannot_be_judged_in_time_is_wrong_at_once_and_counted_and_no_dead_letter(
+    tmp_path: Path,
+) -> None:
+    hangs = "tests.pipeline.rewards.user_verifiers:hangs_when_told"
+    config = small_config(tmp_path)
+    config = config.model_copy(
+        update={
+            "reward": RewardSection(timeout_s=0.5, verifiers=(hangs,)),
+            "ledger": config.ledger.model_copy(update={"max_attempts": 1}),
+        }
+    )
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
+        worker = Reward(ctx)
+        await worker.setup()
+        try:
+            bench = Bench(ctx.replay, worker)
+            late, fine = await scores_of(bench, await bench.finished("hang", "go on", verifier=hangs))
+            assert (late.accuracy, fine.accuracy) == (0.0, 1.0)
+            assert late.reward == config.reward.wrong
+            assert await ctx.replay.dead_letters() == []
+            assert worker.ctx.counters == {"scored": 2, "not_judged": 1}
+        finally:
+            await worker.teardown()

@@ -1,0 +1,140 @@
+"""Claims about a value worker that dies, at every point where it can: each response is learned from once, none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import workers.scorers.value
+from pipeline.training.checkpoints import VALUE_CHECKPOINTS, latest_checkpoint
+from protocol.ids import Role
+from tests.pipeline.ledger.builders import SCORER, value
+from tests.workers.dying import Killed, Mortal, MortalContext, Quiet, Reaper, mortal_disk
+from tests.workers.scorers.test_value_worker import BATCH, Fleet, ScriptedEngine
+from workers.engines.value import ValueSample, ValueStepResult
+from workers.scorers.value import Value
+
+NUM_BATCHES = 5
+
+
+class Memory(ScriptedEngine):
+    """A value engine whose weights are what it was trained on."""
+
+    trained: list[str]
+
+    def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
+        self.trained = [*self.trained, *(sample.name for sample in samples)]
+        return super().step(samples)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        text = json.dumps(self.trained)
+
+        def write(folder: Path) -> None:
+            (folder / "weights.json").write_text(text)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        self.trained = json.loads((folder / "weights.json").read_text())
+        self.num_steps = len(self.trained) // BATCH
+
+    def close(self) -> None:
+        pass
+
+
+def new_engine(_: object) -> Memory:
+    engine = Memory()
+    engine.trained = []
+    return engine
+
+
+async def live(fleet: Fleet, reaper: Reaper) -> bool:
+    """Be one value process on what is finished already; return whether it ended well."""
+    who = await fleet.registry.register(Role.VALUE, "value")
+    fleet.epochs["value"] = who.epoch
+    restore = mortal_disk(reaper)
+    worker: Value | None = None
+    context: MortalContext | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            context = MortalContext(
+                config=fleet.config,
+                run_dir=fleet.folder,
+                who=who,
+                replay=cast("Any", Mortal(fleet.replay, "ledger", reaper)),
+                registry=cast("Any", Mortal(fleet.registry, "registry", reaper)),
+                transport=fleet.hub.transport(str(who)),
+                log=cast("Any", Quiet()),
+                clock=fleet.clock,
+                tasks=tasks,
+            )
+            context.reaper = reaper
+            worker = Value(context)
+            await worker.setup()
+            while await worker._train():
+                pass
+            await worker.drain()
+    except BaseExceptionGroup as group:
+        if not reaper.is_dead:
+            raise
+        assert group.subgroup(Killed) is not None
+        return False
+    else:
+        return True
+    finally:
+        restore()
+        if context is not None:
+            context.close()
+        for name in ("_folder", "_history", "_mailbox"):
+            if hasattr(worker, name):
+                getattr(worker, name).close()
+
+
+async def check(folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -> None:
+    fleet = Fleet(folder, monkeypatch)
+    section = fleet.config.value.model_copy(update={"checkpoint_every_steps": 2})
+    fleet.config = fleet.config.model_copy(update={"value": section})
+    monkeypatch.setattr(workers.scorers.value, "build_value_engine", new_engine)
+    await fleet.open()
+    for chunk in await fleet.sample(NUM_BATCHES * BATCH):
+        await fleet.replay.write_score(SCORER, chunk.id, value())
+    while not await live(fleet, reaper):
+        reaper = Reaper(None)
+    newest = latest_checkpoint(folder / VALUE_CHECKPOINTS)
+    assert newest is not None
+    trained = json.loads((newest.path / "weights.json").read_text())
+    assert len(trained) == len(set(trained)) == NUM_BATCHES * BATCH
+    audit = await fleet.replay.audit()
+    assert audit.balances
+    assert audit.finished.trained == len(trained)
+    assert not audit.finished.dropped and not sum(audit.finished.in_flight.values())
+    rows = fleet.rows()
+    assert [row.step for row in rows] == list(range(1, NUM_BATCHES + 1))
+    versions = [row.value_version for row in rows]
+    assert versions == sorted(set(versions))
+
+
+@pytest.mark.timeout(300)
+async def test_a_value_worker_killed_at_any_point_learns_from_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    whole = Reaper(None)
+    await check(tmp_path / "whole", monkeypatch, whole)
+    for needed in ("claim_finished", "step", "snapshot", "rename", "settle_finished", "recover_finished"):
+        assert any(needed in name for name in whole.points), f"no point at {needed}"
+    for at, name in enumerate(whole.points):
+        folder = tmp_path / str(at)
+        try:
+            await check(folder, monkeypatch, Reaper(at))
+        except BaseException as error:
+            error.add_note(f"killed at point {at} of {len(whole.points)}: {name}")
+            raise
+        shutil.rmtree(folder)

@@ -1,0 +1,31 @@
+"""How long the generator waits before it asks the ledger again. Time is an argument.
+
+A question costs the generator a tenth of a millisecond and the server half of that, which a fleet that waits pays many times.
+An answer that comes late costs the pause.
+"""
+
+from __future__ import annotations
+
+
+class Backoff:
+    """After each refusal a pause of twice the one before; whoever hears news begins anew."""
+
+    def __init__(self, *, least_s: float, most_s: float) -> None:
+        self._least_s, self._most_s = least_s, most_s
+        self._pause_s = least_s
+        self._next_s = 0.0
+
+    def refused(self, now_s: float) -> float:
+        """Take note of a refusal; return how long not to ask."""
+        pause_s = self._pause_s
+        self._next_s = now_s + pause_s
+        self._pause_s = min(2.0 * pause_s, self._most_s)
+        return pause_s
+
+    def news(self) -> None:
+        """Something has changed: ask at once."""
+        self._pause_s, self._next_s = self._least_s, 0.0
+
+    def may_ask(self, now_s: float) -> bool:
+        """Whether the pause is over."""
+        return now_s >= self._next_s

@@ -1,0 +1,1 @@
+"""The learner: claimed units in, policy versions and checkpoints out."""

@@ -1,0 +1,158 @@
+"""The learner's pen: what every update was made of and what it made, in the run's update log.
+
+*Consumes* claimed units, results, and the backend's weights. *Produces* records (``pipeline.update_log``). *Waits for* the
+disk, where a checkpoint is taken.
+
+A disk that refuses never stops training: the log ends there, which is said once, and begins anew at the next checkpoint, from
+which ``headrace replay`` can go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pipeline.config.load import to_toml
+from pipeline.ledger.contract import Claim, ClaimedUnit
+from pipeline.training.checkpoints import list_checkpoints
+from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
+from pipeline.update_log.records import Batch, Origin, Outcome, Start, pack_units
+from protocol.ids import Incarnation
+from workers.engines.build import describe_environment, digest_tensors, random_state
+from workers.engines.training import TrainingBackend
+from workers.learner.policy_update import Prepared, Stepped
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+SEGMENT_KEY = "update_log_segment"
+"""In a checkpoint's state: number of the segment that begins with it."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Recorder:
+    """Writes the update log of one learner. Blocking; driven from its compute thread."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, who: Incarnation, backend: TrainingBackend) -> None:
+        """Record the updates of ``backend``, unless ``replay.record`` is off."""
+        self._config = config
+        self._run_dir = run_dir
+        self._who = who
+        self._backend = backend
+        self._writer: LogWriter | None = None
+        self._origin = Origin.START_MODEL
+        self._has_failed = False
+        self._checkpoint: str | None = None
+        self._state_version = 0
+
+    def begin(self, checkpoint: Path | None, state_version: int) -> None:
+        """Say what was loaded: a checkpoint of ``state_version``, or the start model."""
+        self._origin = Origin.CHECKPOINT if checkpoint else Origin.START_MODEL
+        self._checkpoint = checkpoint.name if checkpoint else None
+        self._state_version = state_version
+        if self._config.replay.record:
+            self._try(self._open)
+
+    def batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
+        """Record what an update is made of, before it is made: the weights are those of ``policy_version``."""
+        self._try(self._write_batch, claim, units, update, policy_version)
+
+    def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
+        """Record what an update made, before it is published as ``policy_version``."""
+        self._try(self._write_outcome, prepared, stepped, update, policy_version)
+
+    def cut(self) -> int:
+        """End the segment for good, since a checkpoint is taken of this state; return the number of the next one.
+
+        A log above its bound is trimmed of what no checkpoint that is there now is followed by.
+        """
+        self._has_failed = False
+        self._try(self._seal)
+        return self._writer.next_segment if self._writer else 0
+
+    def close(self) -> None:
+        """Leave the log as it is."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _try(self, write: Callable[..., None], *arguments: object) -> None:
+        if not self._config.replay.record or self._has_failed:
+            return
+        try:
+            write(*arguments)
+        except OSError as error:
+            self._has_failed = True
+            self._origin = Origin.AFTER_FAILURE
+            self.close()
+            _log.error(
+                "update_log_stopped",
+                reason=str(error),
+                action="training goes on; updates from here to the next checkpoint cannot be replayed: make room",
+            )
+
+    def _open(self) -> None:
+        self._writer = LogWriter(self._run_dir / UPDATES_FOLDER, epoch=self._who.epoch)
+
+    def _write_batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
+        if self._writer is None:
+            self._open()
+        assert self._writer is not None
+        if not self._writer.is_open:
+            self._writer.begin(self._start(num_updates=update - 1, policy_version=policy_version))
+            self._origin = Origin.CONTINUED
+        names = tuple(unit.name for unit in units)
+        self._writer.append(
+            Batch(update=update, policy_version=policy_version, claim=claim.claim_id, units=names, at_s=time.time())
+        )
+        for record in pack_units(units):
+            self._writer.append(record)
+
+    def _start(self, *, num_updates: int, policy_version: int) -> Start:
+        config = self._config
+        has_loaded = self._origin in (Origin.START_MODEL, Origin.CHECKPOINT)
+        without_address = config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": None})})
+        return Start(
+            run=config.run.name,
+            learner=str(self._who),
+            origin=self._origin,
+            checkpoint=self._checkpoint if self._origin is Origin.CHECKPOINT else None,
+            state_version=self._state_version if has_loaded else policy_version,
+            policy_version=policy_version,
+            num_updates=num_updates,
+            config=to_toml(without_address),
+            environment=describe_environment(config),
+            seed=config.run.seed,
+            random_state=random_state(config),
+            digests=digest_tensors(self._config, self._backend.tensors()),
+            at_s=time.time(),
+        )
+
+    def _write_outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
+        assert self._writer is not None, "a batch comes before its outcome"
+        results = stepped.results
+        self._writer.append(
+            Outcome(
+                update=update,
+                policy_version=policy_version,
+                refused=tuple(refused.unit for refused in prepared.refused),
+                losses=tuple(result.loss for result in results),
+                grad_norms=tuple(result.grad_norm for result in results),
+                applied=tuple(result.applied for result in results),
+                digests=digest_tensors(self._config, self._backend.tensors()),
+            )
+        )
+
+    def _seal(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.seal()
+        if self._writer.num_bytes > self._config.replay.keep_mb << 20:
+            kept = list_checkpoints(self._run_dir / "checkpoints")
+            first = min((int(checkpoint.state.get(SEGMENT_KEY, 0)) for checkpoint in kept), default=0)
+            if removed := self._writer.trim(first):
+                _log.info("update_log_trimmed", segments=removed, first_kept=first)

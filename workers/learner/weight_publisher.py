@@ -1,0 +1,196 @@
+"""Publishing policy versions, and knowing who serves what.
+
+*Consumes* the training backend's weights; or its adapter, and once what is below it. *Produces* announced, digested versions.
+*Waits for* generators that lag too far behind: a live generator that serves an older version than ``max_generator_lag`` allows
+is given ``ack_timeout_s`` to take the new weights; then it is fenced, so that the supervisor replaces it and its trajectories
+go on elsewhere. So the version never runs away from generators that have failed silently. One that is in the middle of a long
+turn (a prefill, most of all) cannot take any before its end: while pieces of it get done, it is waited for.
+
+A generator that could not make a version's bytes match says so in its heartbeat. Then the learner looks at its own copy, and
+publishes the version again if that is damaged: the same bytes, the same digest, in other pages.
+
+Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds in which they were written and digested).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.weights import TURNS
+from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
+from protocol.complaints import Complaints
+from protocol.endpoints import mailbox_endpoint
+from protocol.errors import UnknownMessage, WeightsDamaged
+from protocol.ids import Role
+from protocol.messages import BASE_VERSION, Message, WeightsPart
+from workers.engines.build import publish_adapter, publish_base, publish_weights, take_probe
+
+if TYPE_CHECKING:
+    from pipeline.weights.tensorfile import Publication
+    from workers.engines.adapter import Adapter
+    from workers.engines.training import TrainingBackend
+
+_POLL_S = 0.05
+_SERVE_TIMEOUT_S = 0.5
+_MEND_EVERY_S = 1.0
+_TURNS_TO_TAKE = 2
+"""The first may have begun before the version was there."""
+_SILENT_AFTER_S = 5.0
+"""A generator without a heartbeat for this long is the supervisor's business, not ours."""
+
+
+class Publisher:
+    """The learner's side of the weights."""
+
+    def __init__(self, ctx: ActorContext) -> None:
+        self._ctx = ctx
+        settings = ctx.config.weights
+        folder = weights_folder(ctx.run_dir, shared_memory=settings.shared_memory)
+        self._store = WeightsStore(folder, keep=settings.keep, max_part_bytes=settings.max_part_mb << 20)
+        self._endpoint = ""
+        self._next_mend = 0.0
+
+    async def start(self) -> None:
+        """Serve ranges of the files when some generator may need them: to other hosts, so when the links go over tcp."""
+        ctx = self._ctx
+        path = ctx.config.weights.path
+        if path == "file" or (path == "auto" and ctx.config.wire.transport != "tcp"):
+            return
+        self._responder = ctx.transport.responder(mailbox_endpoint(ctx.config.wire, ctx.run_dir, ctx.who))
+        self._endpoint = self._responder.endpoint
+        await ctx.registry.set_endpoint(ctx.who, self._endpoint, public_key=ctx.transport.public_key)
+        ctx.spawn("weights-server", self._serve())
+
+    async def next_version(self, checkpointed: int) -> int:
+        """Return the version to publish first. Versions only grow: what a learner begins with gets a new number, above all that
+        were announced, whether or not the same weights were published before it. One number never names two files."""
+        announced = await self._ctx.registry.weights()
+        return checkpointed if announced is None else max(checkpointed, announced.policy_version + 1)
+
+    async def publish(self, policy_version: int, backend: TrainingBackend) -> None:
+        """Write, digest and announce the backend's weights as ``policy_version``."""
+        await self._wait_for_laggards(policy_version)
+        self._ctx.waiting_for(WaitingFor.COMPUTE)
+        stored = await self._ctx.compute(self._write, policy_version, backend)
+        await self._ctx.registry.announce_weights(
+            self._ctx.who, self._store.announcement(stored, endpoint=self._endpoint)
+        )
+
+    async def mend(self, policy_version: int, backend: TrainingBackend) -> None:
+        """Publish the newest version again if it is damaged; look only when a generator has refused it, and seldom.
+
+        Must be called while the backend still has just that version's weights.
+
+        Raises:
+            WeightsDamaged: The same weights do not give the same bytes again; a new learner publishes under a new number.
+        """
+        ctx = self._ctx
+        if ctx.clock.monotonic() < self._next_mend:
+            return
+        self._next_mend = ctx.clock.monotonic() + _MEND_EVERY_S
+        beats = await ctx.registry.heartbeats()
+        if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
+            return
+        for version in (BASE_VERSION, policy_version):
+            damaged = self._store.held(version)
+            if damaged is None or await asyncio.to_thread(damaged.is_intact):
+                continue
+            again = await ctx.compute(self._write, version, backend)
+            ctx.log.error("weights_mended", path=str(again.path), digest=again.digest)
+            if again.digest != damaged.digest:
+                raise WeightsDamaged(
+                    f"version {version} was damaged where it lay ({damaged.digest}), and its weights now give {again.digest}"
+                )
+
+    def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
+        adapter = backend.adapter()
+        if adapter is not None and policy_version != BASE_VERSION and self._store.held(BASE_VERSION) is None:
+            self._write(BASE_VERSION, backend)
+        started = time.perf_counter()
+        stored = self._store.publish(policy_version, self._publication(policy_version, backend, adapter))
+        counters = self._ctx.counters
+        counters["published_bytes"] = counters.get("published_bytes", 0) + stored.num_bytes
+        counters["published_s"] = counters.get("published_s", 0) + time.perf_counter() - started
+        return stored
+
+    def _publication(self, policy_version: int, backend: TrainingBackend, adapter: Adapter | None) -> Publication:
+        config, base = self._ctx.config, self._store.held(BASE_VERSION)
+        if adapter is None:
+            return publish_weights(config, backend.tensors(), probe=take_probe(config, backend))
+        if policy_version == BASE_VERSION or base is None:
+            return publish_base(config, adapter)
+        return publish_adapter(adapter, base.digest, probe=take_probe(config, backend))
+
+    def close(self) -> None:
+        """Stop serving; the files stay for generators that are mapping them."""
+        if self._endpoint:
+            self._responder.close()
+
+    async def _serve(self) -> None:
+        complaints = Complaints(self._ctx.clock.monotonic)
+        while True:
+            try:
+                await self._responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
+            except UnknownMessage as error:  # a peer's mistake is never the learner's end
+                num_silent = complaints.due("", "weights request")
+                if num_silent is not None:
+                    self._ctx.log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)
+
+    async def _answer(self, request: Message) -> WeightsPart:
+        """Answer on a thread: a delta takes its time, and the learner's loop must turn."""
+        return await asyncio.to_thread(self._store.answer, request)
+
+    async def _wait_for_laggards(self, policy_version: int) -> None:
+        ctx = self._ctx
+        oldest_allowed = policy_version - ctx.config.weights.max_generator_lag
+        deadline = ctx.clock.monotonic() + ctx.config.weights.ack_timeout_s
+        amid: dict[str, _Amid] = {}
+        while laggards := [
+            beat
+            for beat in await ctx.registry.heartbeats()
+            if _lags(beat, oldest_allowed, ctx.clock.time()) and not ctx.draining.is_set()
+        ]:
+            names = ", ".join(f"{beat.who.worker} (version {beat.policy_version})" for beat in laggards)
+            now = ctx.clock.monotonic()
+            for beat in laggards:
+                amid.setdefault(beat.who.worker, _Amid(beat, now)).see(beat, now)
+            still_s = ctx.config.weights.ack_timeout_s
+            failed = [beat for beat in laggards if not amid[beat.who.worker].is_at_work(beat, now - still_s)]
+            if now >= deadline and failed:
+                failing = ", ".join(beat.who.worker for beat in failed)
+                ctx.log.error("generators_fenced", generators=failing, oldest_allowed=oldest_allowed)
+                for beat in failed:
+                    await ctx.registry.fence(beat.who.worker)
+                if len(failed) == len(laggards):
+                    return
+            ctx.waiting_for(WaitingFor.WEIGHTS, f"{names} to take version {policy_version - 1}")
+            await ctx.clock.sleep(_POLL_S)
+
+
+class _Amid:
+    """A laggard's turn: whether it is the one that it was in when it was first found, and still gets on."""
+
+    def __init__(self, beat: Heartbeat, now_s: float) -> None:
+        self._turn = beat.counters.get(TURNS, 0.0)
+        self._steps = -1
+        self._moved_s = now_s
+
+    def see(self, beat: Heartbeat, now_s: float) -> None:
+        """Take note of a heartbeat."""
+        if beat.work.steps != self._steps:
+            self._steps, self._moved_s = beat.work.steps, now_s
+
+    def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
+        """Whether no turn has ended since that could have brought new weights, and a piece of work has, after ``since_s``."""
+        return (
+            beat.counters.get(TURNS, 0.0) - self._turn < _TURNS_TO_TAKE and self._steps > 0 and self._moved_s > since_s
+        )
+
+
+def _lags(beat: Heartbeat, oldest_allowed: int, now_s: float) -> bool:
+    is_live = now_s - beat.at_s < _SILENT_AFTER_S and beat.waiting_for is not WaitingFor.DRAINING
+    return beat.who.role is Role.GENERATOR and is_live and 0 <= beat.policy_version < oldest_allowed

@@ -1,0 +1,1 @@
+"""Reward, reference and value workers: chunks in, one field of each out."""

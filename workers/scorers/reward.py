@@ -1,0 +1,120 @@
+"""The reward worker: finished responses in, scores out.
+
+*Consumes* final chunks from its mailbox, and from the ledger those that no reward worker has scored in time. *Produces* the
+reward field of each, once; a repeat changes nothing. *Waits for* its mailbox (generators fill it).
+
+With a reward model (``reward.model``), every response is first read by it, on the compute thread; its weighted score is a part
+of the reward, and verifiers see the score. Accuracy is the verifiers' to say: dynamic sampling goes by it.
+
+A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read: the failure is
+reported to the ledger with its traceback, the chunk is handed out again, and after the allowed attempts its group becomes a
+dead letter. An answer that is not judged within ``reward.timeout_s`` is wrong, at once.
+
+Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because of the time limit),
+``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.preflight.model_folder import loading
+from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.shaping import shape
+from pipeline.rewards.verifier import Response, VerifierFailure
+from protocol.errors import DataError, EngineError
+from protocol.ids import Role
+from protocol.trajectory import Field, Score, TrajectoryChunk
+from workers.engines.build import build_reward_model
+from workers.scorers.scorer import Scorer
+
+if TYPE_CHECKING:
+    from workers.engines.torch_reward import TorchRewardModel
+
+
+class Reward(Scorer):
+    """Scores finished trajectories with the verifier that each prompt names."""
+
+    role: ClassVar[Role] = Role.REWARD
+    field: ClassVar[Field] = Field.REWARD
+
+    async def setup(self) -> None:
+        """Load the reward model if there is one, start the verifier processes and open the mailbox."""
+        config = self.ctx.config.reward
+        self._model: TorchRewardModel | None = None
+        if config.model is not None:
+            self.ctx.starting(loading(config.model.path))
+            self._model = await self.ctx.compute(build_reward_model, config.model)
+            self._weight, self._center = config.model.weight, config.model.center
+        self._pool = VerifierPool(config, configured=self.ctx.config.verifier_paths)
+        await self._pool.start()
+        self.max_batch = config.max_batch
+        await super().setup()
+
+    async def teardown(self) -> None:
+        """Stop the verifier processes."""
+        await self._pool.aclose()
+        await super().teardown()
+
+    def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
+        """Return how many responses are judged at once."""
+        return float(len(chunks)), "responses"
+
+    def wants(self, chunk: TrajectoryChunk) -> bool:
+        """Only a finished trajectory can be scored."""
+        return chunk.finish_reason.is_final
+
+    async def score(self, chunks: list[TrajectoryChunk]) -> None:
+        """Read, verify, shape and write a batch."""
+        with self.ctx.work.part(0.0 if self._model is None else 0.8):
+            read = await self._read(chunks)
+        with self.ctx.work.part(1.0 if self._model is None else 0.2):
+            verdicts = await self._pool.score([_response(chunk, score) for chunk, score in read])
+        scored: list[tuple[TrajectoryChunk, Score]] = []
+        for (chunk, score), verdict in zip(read, verdicts, strict=True):
+            if isinstance(verdict, VerifierFailure):
+                await self.fail(chunk, verdict.error)
+                continue
+            if not verdict.judged:
+                self.count("not_judged")
+                self.ctx.log.warning("answer_not_judged", chunk=str(chunk.id), reason=verdict.reason)
+            shaped = shape(
+                self.ctx.config.reward,
+                verdict,
+                num_tokens=chunk.response_length,
+                max_response_tokens=self.ctx.config.generation.max_response_tokens,
+                finish_reason=chunk.finish_reason,
+                model_part=None if score is None else self._weight * score,
+            )
+            scored.append((chunk, shaped))
+        await self.write_all(scored)
+
+    async def _read(self, chunks: list[TrajectoryChunk]) -> list[tuple[TrajectoryChunk, float | None]]:
+        """Pair each chunk with the reward model's centred score of it, None without a reward model.
+
+        When the model fails on the batch, each chunk is read by itself; what cannot be read is reported and left out.
+        """
+        if self._model is None:
+            return [(chunk, None) for chunk in chunks]
+        try:
+            scores = await self.ctx.compute(self._model.scores, [(c.prompt, c.response_text or "") for c in chunks])
+        except (EngineError, DataError):
+            if len(chunks) > 1:
+                return [pair for chunk in chunks for pair in await self._read([chunk])]
+            await self.fail(chunks[0], traceback.format_exc())
+            return []
+        return [(chunk, score - self._center) for chunk, score in zip(chunks, scores, strict=True)]
+
+
+def _response(chunk: TrajectoryChunk, model_score: float | None) -> Response:
+    return Response(
+        prompt_text=chunk.prompt.text,
+        response_text=chunk.response_text or "",
+        answer=chunk.prompt.answer,
+        verifier=chunk.prompt.verifier,
+        extra=chunk.prompt.extra,
+        num_tokens=chunk.response_length,
+        finish_reason=chunk.finish_reason,
+        model_score=model_score,
+    )

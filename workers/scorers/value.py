@@ -1,0 +1,297 @@
+"""The value process: chunks in, values out; and between them, finished responses in, a better value model out.
+
+*Consumes* chunks from its mailbox and the ledger's overdue ones, and finished, scored trajectories from the ledger.
+*Produces* the value field of each chunk, once, stamped with the version that computed it; value versions and their
+checkpoints. *Waits for* its mailbox (generators fill it) and for finished trajectories (the reward worker scores them).
+
+Serving comes first: a step is taken when the mailbox has been emptied, or after so many full batches in a row that training
+would starve. The model learns at its own pace, whatever the policy does: each response once, whole, by its Monte-Carlo
+return. A batch is settled only together with the checkpoint that holds its effect; until then it is leased to this
+incarnation, and comes back when this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
+
+Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``; ``value_version``,
+``value_steps``, ``value_loss``, ``explained_variance`` (moving mean), ``gate_open`` (1 or 0), ``trained`` (responses),
+``finished`` (responses that wait to be trained on), ``refused_steps``.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pipeline.ledger.contract import FinishedTrajectory
+from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
+from pipeline.preflight.model_folder import loading
+from pipeline.training.checkpoints import VALUE_CHECKPOINTS, CheckpointFolder
+from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
+from protocol.errors import Diverged, EngineError
+from protocol.ids import Role
+from protocol.trajectory import Field, TrajectoryChunk, ValueScore
+from workers.checkpoint_writer import CheckpointWriter
+from workers.engines.build import build_value_engine
+from workers.engines.scoring import ScoringRequest
+from workers.engines.value import ValueEngine, ValueSample, ValueStepResult
+from workers.scorers.scorer import Scorer
+
+_IDLE_S = 0.25
+_IDLE_CHECKPOINT_S = 10.0
+_MAX_TURNS_BETWEEN_STEPS = 8
+"""Full batches served in a row before a step that could be taken is taken."""
+
+
+class Value(Scorer):
+    """Values every training chunk, and learns to."""
+
+    role: ClassVar[Role] = Role.VALUE
+    field: ClassVar[Field] = Field.VALUE
+
+    async def setup(self) -> None:
+        """Load the value model or its newest good checkpoint, settle what that holds, and open the mailbox."""
+        config = self.ctx.config
+        self._folder = CheckpointFolder(
+            self.ctx.run_dir / VALUE_CHECKPOINTS, owner=str(self.ctx.who), keep=config.value.checkpoint_keep
+        )
+        checkpoint = await self.ctx.compute(self._folder.take_over)
+        state = checkpoint.state if checkpoint else {}
+        self.ctx.starting(loading(config.value.path or config.model.path))
+        self._engine: ValueEngine = await self.ctx.compute(build_value_engine, config)
+        if checkpoint is not None:
+            await self.ctx.compute(self._engine.load, checkpoint.path)
+        self._num_steps = int(state.get("num_steps", 0))
+        self._version = await self.ctx.compute(self._first_version, int(state.get("value_version", 0)))
+        self._gate = CriticGate(
+            config.value,
+            is_open=bool(state.get("gate_open", False)),
+            explained_variances=state.get("explained_variances", ()),
+            num_steps=self._num_steps,
+        )
+        self._applied: list[str] = []
+        self._writer = CheckpointWriter(self.ctx, self._folder)
+        self._is_due = False
+        self._stepped_at_s = self.ctx.clock.monotonic()
+        self._num_bad_steps = 0
+        self._checkpointed_step = self._num_steps if checkpoint else -1
+        returned = await self.ctx.replay.recover_finished(self.ctx.who, tuple(state.get("claims", ())))
+        self._history = History.resume(self._history_path, last_version=self._num_steps)
+        self._tell()
+        self.ctx.log.info(
+            "value_ready",
+            value_version=self._version,
+            value_steps=self._num_steps,
+            gate_open=self._gate.is_open,
+            trajectories_returned=returned,
+        )
+        await super().setup()
+
+    async def run(self) -> None:
+        """Serve and train by turns until told to drain."""
+        num_turns, has_trained = 0, False
+        while not self.ctx.draining.is_set():
+            served = await self.serve(0.0 if has_trained else _IDLE_S)
+            num_turns += 1
+            if served >= self.max_batch and num_turns < _MAX_TURNS_BETWEEN_STEPS:
+                has_trained = False
+                continue
+            num_turns, has_trained = 0, await self._train()
+
+    async def drain(self) -> None:
+        """Value what is in the mailbox already, then keep what was learned: checkpoint and settle."""
+        await super().drain()
+        await self._writer.wait()
+        if self._applied or self._checkpointed_step != self._num_steps:
+            await self._checkpoint()
+            await self._writer.complete(self._checkpoint)
+
+    async def teardown(self) -> None:
+        """Close the files and the mailbox, and let other ranks end."""
+        self._engine.close()
+        self._history.close()
+        self._folder.close()
+        await super().teardown()
+
+    # -- serving -------------------------------------------------------------------------------------------------------
+
+    def wants(self, chunk: TrajectoryChunk) -> bool:
+        """Evaluation is never trained on, so it needs no values."""
+        return not chunk.trajectory.is_evaluation
+
+    async def score(self, chunks: list[TrajectoryChunk]) -> None:
+        """Value and write a batch. An engine that fails on it fails every chunk of it, to be tried again; a chunk whose values
+        are not finite fails alone, and nothing of it is written."""
+        requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
+        try:
+            valued = await self.ctx.compute(self._engine.values, requests)
+        except EngineError:
+            for chunk in chunks:
+                await self.fail(chunk, traceback.format_exc())
+            return
+        scored: list[tuple[TrajectoryChunk, ValueScore]] = []
+        for chunk, values in zip(chunks, valued, strict=True):
+            num_bad = int(np.count_nonzero(~np.isfinite(values)))
+            if num_bad:
+                await self.fail(
+                    chunk,
+                    f"{num_bad} of {values.size} values of chunk {chunk.id} by value version {self._version} are not finite; "
+                    "they are not written: look at value.learning_rate and at the newest folder of value-checkpoints",
+                )
+                continue
+            scored.append((chunk, ValueScore(values=values, value_version=self._version)))
+        await self.write_all(scored)
+        self.count("scored_tokens", sum(chunk.num_tokens for chunk, _ in scored))
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    async def _train(self) -> bool:
+        """Take one step if enough finished responses wait; return whether one was taken.
+
+        Raises Diverged after too many refused steps in a row.
+        """
+        wanted = self.ctx.config.value.batch_trajectories
+        claim = await self.ctx.replay.claim_finished(self.ctx.who, num_trajectories=wanted)
+        if isinstance(claim, int):
+            self.ctx.counters["finished"] = claim
+            await self._settle_idle()
+            return False
+        started = time.monotonic()
+        samples = [_sample(finished) for finished in claim.trajectories]
+        usable = [sample for sample in samples if _is_finite(sample)]
+        for sample in samples:
+            if not _is_finite(sample):
+                self.ctx.log.error("response_not_finite", trajectory=sample.name, action="not trained on")
+        with self.ctx.work.task("value step", float(sum(sample.tokens.size for sample in usable)), "tokens"):
+            result = await self.ctx.compute(self._engine.step, usable) if usable else None
+        self._applied.append(claim.claim_id)
+        if result is not None and self._is_applied(result):
+            await self._record(result, usable, step_s=time.monotonic() - started)
+        self._stepped_at_s = self.ctx.clock.monotonic()
+        self.ctx.delivered += 1
+        self.ctx.progress()
+        return True
+
+    async def _settle_idle(self) -> None:
+        """Checkpoint early when no batch fills: what is trained but not settled holds memory of the ledger, and admission may
+        be waiting for just that."""
+        idle_s = self.ctx.clock.monotonic() - max(self._stepped_at_s, self._writer.ended_s)
+        if self._applied and idle_s >= _IDLE_CHECKPOINT_S and not self._writer.is_writing:
+            self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
+            await self._checkpoint()
+
+    def _is_applied(self, result: ValueStepResult) -> bool:
+        """Count a refused step, and give up after too many in a row."""
+        self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
+        if not result.applied:
+            self.count("refused_steps")
+            self.ctx.log.error(
+                "value_step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
+            )
+        if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
+            raise Diverged(
+                f"{self._num_bad_steps} value steps in a row were not finite (loss {result.loss}, gradient norm "
+                f"{result.grad_norm}); lower value.learning_rate or look at the responses of claim {self._applied[-1]}"
+            )
+        return result.applied
+
+    async def _record(self, result: ValueStepResult, samples: list[ValueSample], *, step_s: float) -> None:
+        """Take note of a step: version, gate, history, and a checkpoint when one is due or the gate has opened by it."""
+        self._num_steps += 1
+        self._version += 1
+        has_opened = self._gate.take(result.explained_variance, num_steps=self._num_steps)
+        row = ValueRow(
+            step=self._num_steps,
+            value_version=self._version,
+            at_s=self.ctx.clock.time(),
+            num_trajectories=len(samples),
+            num_tokens=result.num_tokens,
+            loss=result.loss,
+            explained_variance=result.explained_variance,
+            mean_explained_variance=self._gate.mean,
+            gate_open=self._gate.is_open,
+            clip_fraction=result.clip_fraction,
+            value_mean=result.value_mean,
+            target_mean=result.target_mean,
+            grad_norm=result.grad_norm,
+            learning_rate=result.learning_rate,
+            step_s=step_s,
+        )
+        self._history.append(row)
+        self.count("trained", len(samples))
+        self.ctx.counters["value_loss"] = result.loss
+        self._tell()
+        self.ctx.log.info(
+            "value_step", step=row.step, loss=row.loss, explained_variance=row.explained_variance, gate=row.gate_open
+        )
+        every = self.ctx.config.value.checkpoint_every_steps
+        self._is_due |= has_opened or self._num_steps % every == 0
+        # serving comes first: wait for the disk only when too much would be unsettled
+        if self._is_due and (not self._writer.is_writing or self._num_steps - self._checkpointed_step >= 2 * every):
+            await self._checkpoint()
+        if has_opened:  # the policy starts on the strength of this critic: a crash must not take it back
+            await self._writer.wait()
+
+    def _tell(self) -> None:
+        self.ctx.counters.update(
+            {
+                "value_version": self._version,
+                VALUE_STEPS: self._num_steps,
+                EXPLAINED_VARIANCE: self._gate.mean,
+                GATE_OPEN: float(self._gate.is_open),
+            }
+        )
+
+    # -- what lasts ----------------------------------------------------------------------------------------------------
+
+    async def _checkpoint(self) -> None:
+        """Begin a checkpoint, after which the claims whose effect it holds are settled."""
+        await self._writer.wait()
+        self._is_due = False
+        num_steps, claims = self._num_steps, tuple(self._applied)
+        self._history.sync()
+        state: dict[str, Any] = {
+            "value_version": self._version,
+            "num_steps": num_steps,
+            "claims": claims,
+            "gate_open": self._gate.is_open,
+            "explained_variances": self._gate.explained_variances,
+        }
+
+        async def settle() -> None:
+            self._checkpointed_step = num_steps
+            await self.ctx.replay.settle_finished(self.ctx.who, claims)
+            self._applied = self._applied[len(claims) :]
+
+        await self._writer.write(self._version, self._engine.snapshot, state, settle)
+
+    def _first_version(self, checkpointed: int) -> int:
+        """Return the number of the weights that were loaded. One number never names two models: when steps after the checkpoint
+        were lost with a crash, values that they computed are in the ledger, so numbering goes on after theirs."""
+        told = [row.value_version for row in read_history(self._history_path) if isinstance(row, ValueRow)]
+        latest = max(told, default=0)
+        return latest + 1 if latest > checkpointed else checkpointed
+
+    @property
+    def _history_path(self) -> Path:
+        return self.ctx.run_dir / VALUE_HISTORY_NAME
+
+
+def _tokens(chunk: TrajectoryChunk) -> np.ndarray:
+    """Return int32 [prompt + response up to and including this chunk]."""
+    return np.concatenate([chunk.prompt.tokens, chunk.context_tokens, chunk.tokens])
+
+
+def _sample(finished: FinishedTrajectory) -> ValueSample:
+    chunk = finished.chunk
+    return ValueSample(
+        name=str(chunk.trajectory),
+        tokens=_tokens(chunk),
+        prompt_length=int(chunk.prompt.tokens.size),
+        old_values=np.concatenate([score.values for score in finished.values]),
+        reward=finished.reward.reward,
+    )
+
+
+def _is_finite(sample: ValueSample) -> bool:
+    return bool(np.isfinite(sample.reward) and np.isfinite(sample.old_values).all())
