@@ -120,7 +120,7 @@ $(LORA)/.run: $(VENV)/.dev
 	@touch $@
 
 test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora
-	$(LORA)/bin/python -m pytest -q tests/workers/engines/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py
+	$(LORA)/bin/python -m pytest -q tests/workers/engines/training/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py
 
 check: $(VENV)/.dev ## format, lint, types, floors, nothing undone unsaid, fast tests: before every commit
 	$(BIN)/ruff format --check .

@@ -119,7 +119,7 @@ def test_an_index_of_weights_cannot_lead_out_of_the_model_folder(tmp_path: Path)
 def test_code_beside_a_model_is_never_run(tmp_path: Path) -> None:
     import torch
 
-    from workers.engines.models import load_model
+    from workers.engines.model.loading import load_model
 
     folder = tmp_path / "model"
     shutil.copytree(ROOT / "ops" / "tiny_model", folder)

@@ -3,7 +3,7 @@
 The supervisor starts these; a person may start one by hand against a running fleet, which is how generators, reward and
 reference workers join: no configuration names them. One that is started by hand leaves when its run ends, or on SIGTERM, and is
 restarted by nobody. There is one learner and one value worker, and they are the supervisor's. Where one of them is to compute
-on several ranks, this process launches them and stands for them (``workers.engines.ranks``).
+on several ranks, this process launches them and stands for them (``workers.engines.training.ranks``).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
         return getattr(importlib.import_module(module), name)
 
     if role in _ALONE:
-        from workers.engines.ranks.launch import enter_rank, is_rank, launch_worker, num_ranks
+        from workers.engines.training.ranks.launch import enter_rank, is_rank, launch_worker, num_ranks
 
         if is_rank():
             if rank := enter_rank():
-                from workers.engines.ranks.follow import follower
+                from workers.engines.training.ranks.follow import follower
 
                 return follower(role, options.run_dir, rank)
         elif (wanted := num_ranks(role, options.run_dir)) > 1:

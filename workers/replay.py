@@ -35,7 +35,7 @@ from workers.engines.build import (
     digest_tensors,
     restore_random_state,
 )
-from workers.engines.training import TrainingBackend
+from workers.engines.training.seam import TrainingBackend
 from workers.learner.policy_update import PolicyUpdate
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Stoppi
 
 from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
 from protocol.ids import TrajectoryId
-from workers.engines.generation import SamplingParams, WindowRequest
-from workers.engines.local.engine import LocalEngine
+from workers.engines.generation.local.engine import LocalEngine
+from workers.engines.generation.seam import SamplingParams, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

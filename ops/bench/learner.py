@@ -33,8 +33,8 @@ from ops.bench.table import Spread, interleaved, provenance, ratios, show, write
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
-from workers.engines.policy_gradient import ForwardSettings
-from workers.engines.torch_training import OptimizerSettings, TorchTraining
+from workers.engines.training.policy_gradient import ForwardSettings
+from workers.engines.training.torch import OptimizerSettings, TorchTraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

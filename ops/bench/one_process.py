@@ -38,9 +38,9 @@ from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Score, Segment, TrajectoryChunk, ValueScore
 from workers.engines.build import build_engine, build_training_backend, build_value_engine
-from workers.engines.generation import SamplingParams, Window, WindowRequest
-from workers.engines.scoring import ScoringRequest
-from workers.engines.value import ValueSample
+from workers.engines.generation.seam import SamplingParams, Window, WindowRequest
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.seam import ValueSample
 from workers.learner.policy_update import PolicyUpdate
 
 _OFFERED = (0.0, "local", "arithmetic")

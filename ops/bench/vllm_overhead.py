@@ -31,15 +31,15 @@ import numpy as np
 from ops.bench.engine import SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
 from ops.bench.table import interleaved_medians, show, write_json
 from protocol.ids import TrajectoryId
-from workers.engines.generation import SamplingParams, WindowRequest
+from workers.engines.generation.seam import SamplingParams, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
-    from workers.engines.generation import GenerationEngine
-    from workers.engines.vllm.in_process import InProcessCore
+    from workers.engines.generation.seam import GenerationEngine
+    from workers.engines.generation.vllm.in_process import InProcessCore
 
 BAR = 0.9
 """The engine's tokens a second over vLLM's own."""
@@ -91,8 +91,8 @@ def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> 
 
 def prepare(model: PreTrainedModel, folder: Path, num_slots: int) -> InProcessCore:
     """Start vLLM in this process on a model's weights, which are saved to ``folder`` for it."""
-    from workers.engines.vllm.arguments import engine_arguments
-    from workers.engines.vllm.in_process import InProcessCore
+    from workers.engines.generation.vllm.arguments import engine_arguments
+    from workers.engines.generation.vllm.in_process import InProcessCore
 
     model.save_pretrained(folder)
     positions = int(model.config.max_position_embeddings)
@@ -102,8 +102,8 @@ def prepare(model: PreTrainedModel, folder: Path, num_slots: int) -> InProcessCo
 
 def measure(shape: Shape, rounds: int, folder: Path) -> dict[str, Any]:
     """Time all contenders on one shape."""
-    from workers.engines.models import model_state
-    from workers.engines.vllm.engine import VllmEngine
+    from workers.engines.generation.vllm.engine import VllmEngine
+    from workers.engines.model.loading import model_state
 
     model, work = make_model(shape), make_work(shape)
     core = prepare(model, folder, shape.num_slots)

@@ -38,7 +38,7 @@ _LIGHT_BYTES = 70 << 20
 _FP32 = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _MAX_LOGITS = 1 << 26
-"""Logits that are alive at once: see ``workers.engines.packed``. Three times as many numbers are made of them."""
+"""Logits that are alive at once: see ``workers.engines.model.packed``. Three times as many numbers are made of them."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
 _MAX_HEAD_BYTES = 100 << 20
 

@@ -144,7 +144,7 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
 def ask_vllm(config: RunConfig) -> None:
     """Let vLLM itself, in a process of its own, look at the model and the arguments. Raises ConfigError with its reason."""
     try:
-        reason = ask("workers.engines.vllm.check", config, timeout_s=ASK_S)
+        reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S)
     except TimeoutError:
         raise ConfigError(
             f"vLLM did not say within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "

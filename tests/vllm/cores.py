@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from workers.engines.vllm.arguments import engine_arguments
-from workers.engines.vllm.in_process import InProcessCore
+from workers.engines.generation.vllm.arguments import engine_arguments
+from workers.engines.generation.vllm.in_process import InProcessCore
 
 POSITIONS = 512
 BLOCK = 32

@@ -18,11 +18,11 @@ from tests.vllm.test_parity import probed
 from tests.workers.engines.generation_contract import continued, drain, request
 from tests.workers.engines.model_contract import check_logprobs, forward, mixed_forward
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
-from workers.engines.generation import Window
-from workers.engines.models import model_state
-from workers.engines.vllm.arguments import engine_arguments
-from workers.engines.vllm.background import BackgroundCore
-from workers.engines.vllm.engine import VllmEngine
+from workers.engines.generation.seam import Window
+from workers.engines.generation.vllm.arguments import engine_arguments
+from workers.engines.generation.vllm.background import BackgroundCore
+from workers.engines.generation.vllm.engine import VllmEngine
+from workers.engines.model.loading import model_state
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def begin(engine: VllmEngine) -> list[Window]:
 
 def test_it_serves_the_distribution_and_the_streams_that_the_local_engine_does(core, old, tmp_path: Path) -> None:
     from tests.workers.engines.model_contract import published
-    from workers.engines.local.engine import LocalEngine
+    from workers.engines.generation.local.engine import LocalEngine
 
     assert core.has_streams
     engine = engine_on(core)

@@ -12,9 +12,9 @@ from tests.vllm.cores import BLOCK, POSITIONS, CorePool
 from tests.workers.engines.generation_contract import continued, drain, request
 from tests.workers.engines.model_contract import ModelContract
 from tests.workers.engines.tiny import VOCABULARY
-from workers.engines.generation import GenerationEngine
-from workers.engines.models import model_state
-from workers.engines.vllm.engine import VllmEngine
+from workers.engines.generation.seam import GenerationEngine
+from workers.engines.generation.vllm.engine import VllmEngine
+from workers.engines.model.loading import model_state
 
 
 class TestVllmInProcess(ModelContract):

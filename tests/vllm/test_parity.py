@@ -16,15 +16,15 @@ from protocol.trajectory import FinishReason, Segment
 from tests.vllm.cores import POSITIONS, CorePool
 from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.generation_contract import continued, drain, request
+from tests.workers.engines.model.test_adapter import bytes_of
 from tests.workers.engines.model_contract import check_logprobs, published
-from tests.workers.engines.test_adapter import bytes_of
 from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model
-from workers.engines.adapter import publish_adapter, publish_base, publish_merged
-from workers.engines.models import model_state
-from workers.engines.probe import probe_tokens
-from workers.engines.vllm import worker
-from workers.engines.vllm.engine import VllmEngine
-from workers.engines.weights_file import Probe, PublishedWeights, read_weights, write_weights
+from workers.engines.generation.vllm import worker
+from workers.engines.generation.vllm.engine import VllmEngine
+from workers.engines.model.adapter import publish_adapter, publish_base, publish_merged
+from workers.engines.model.loading import model_state
+from workers.engines.model.weights_file import Probe, PublishedWeights, read_weights, write_weights
+from workers.engines.training.parity_probe import probe_tokens
 
 
 def probed(model: PreTrainedModel, path: Path) -> PublishedWeights:

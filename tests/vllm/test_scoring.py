@@ -16,10 +16,10 @@ from protocol.errors import ConfigError, EngineDied, EngineError
 from tests.workers.engines.scoring_contract import ScoringContract
 from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model
 from workers.engines.build import build_scoring_engine
-from workers.engines.scoring import ScoringRequest
-from workers.engines.torch_scoring import build_scoring
-from workers.engines.vllm.arguments import scoring_arguments
-from workers.engines.vllm.scoring import VllmScoring
+from workers.engines.generation.vllm.arguments import scoring_arguments
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.scoring.torch import build_scoring
+from workers.engines.scoring.vllm import VllmScoring
 
 SMALL_CACHE = "reference.vllm.engine_args={block_size=32,num_gpu_blocks_override=100}"  # the default is zeroed first
 

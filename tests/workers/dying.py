@@ -37,7 +37,7 @@ from pipeline.weights.tensorfile import Publication
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import memory_transport, small_config
-from workers.engines.training import StepResult
+from workers.engines.training.seam import StepResult
 from workers.learner.learner import Learner
 
 _LOOKS = {"fetch", "totals", "weights", "heartbeats", "restarts"}

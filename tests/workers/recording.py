@@ -19,10 +19,10 @@ from pipeline.algorithms.objective import Objective
 from pipeline.rewards.verifier import Outcome, Response
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment
-from workers.engines.generation import EngineStats, Window, WindowRequest
-from workers.engines.scoring import ScoringRequest
-from workers.engines.training import StepResult
-from workers.engines.value import ValueSample, ValueStepResult
+from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.training.seam import StepResult
+from workers.engines.value.seam import ValueSample, ValueStepResult
 
 STOP = 1
 """A response that ends with this token ends by itself; any other is cut at the limit."""

@@ -24,8 +24,8 @@ from protocol.errors import ConfigError, DataError, Diverged
 from protocol.ids import Incarnation, Role
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses
 from tests.workers.engines.tiny import tiny_model
-from workers.engines import fingerprint
 from workers.engines.build import build_training_backend, digest_tensors
+from workers.engines.model import fingerprint
 from workers.learner.policy_update import PolicyUpdate
 from workers.learner.update_recorder import SEGMENT_KEY, Recorder
 from workers.replay import Replay, Report, Request, main

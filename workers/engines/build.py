@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pipeline.config.learning import RewardModelSection
     from pipeline.config.schema import RunConfig
     from pipeline.weights.tensorfile import Publication
-    from workers.engines.adapter import Adapter
-    from workers.engines.generation import GenerationEngine
-    from workers.engines.scoring import ScoringEngine
-    from workers.engines.torch_reward import TorchRewardModel
-    from workers.engines.training import TrainingBackend
-    from workers.engines.value import ValueEngine
-    from workers.engines.weights_file import Probe
+    from workers.engines.generation.seam import GenerationEngine
+    from workers.engines.model.adapter import Adapter
+    from workers.engines.model.weights_file import Probe
+    from workers.engines.scoring.reward_model import TorchRewardModel
+    from workers.engines.scoring.seam import ScoringEngine
+    from workers.engines.training.seam import TrainingBackend
+    from workers.engines.value.seam import ValueEngine
 
 
 def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
@@ -38,11 +38,11 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
     """
     match config.generation.engine:
         case "local":
-            from workers.engines.local.build import build_local
+            from workers.engines.generation.local.build import build_local
 
             return build_local(config, model_path)
         case "vllm":
-            from workers.engines.vllm.build import build_vllm
+            from workers.engines.generation.vllm.build import build_vllm
 
             return build_vllm(config, model_path)
         case "emulated":
@@ -60,7 +60,7 @@ def build_generation_engine(config: RunConfig) -> GenerationEngine:
     engine = build_engine(config, config.model.path)
     pace = config.emulation
     if config.generation.engine != "emulated" and (pace.decode_base_s or pace.decode_slot_s):
-        from workers.engines.paced import PacedEngine
+        from workers.engines.emulated.throttled import PacedEngine
 
         return PacedEngine(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
     return engine
@@ -74,17 +74,17 @@ def build_scoring_engine(config: RunConfig) -> ScoringEngine:
         return build_emulated_scoring(config)
     model_path = config.reference_model
     if config.reference.backend == "vllm":
-        from workers.engines.vllm.scoring import build_vllm_scoring
+        from workers.engines.scoring.vllm import build_vllm_scoring
 
         return build_vllm_scoring(config, model_path)
-    from workers.engines.torch_scoring import build_scoring
+    from workers.engines.scoring.torch import build_scoring
 
     return build_scoring(config, model_path)
 
 
 def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
     """Load the reward model that a run's responses are read by."""
-    from workers.engines.torch_reward import build_reward
+    from workers.engines.scoring.reward_model import build_reward
 
     return build_reward(config)
 
@@ -97,11 +97,11 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
 
             return build_emulated_training(config)
         case "fsdp2" | "deepspeed":
-            from workers.engines.ranks.build import ranked_training
+            from workers.engines.training.ranks.build import ranked_training
 
             return ranked_training(config)[1]
         case "torch":
-            from workers.engines.torch_training import build_training
+            from workers.engines.training.torch import build_training
 
             return build_training(config, config.model.path)
 
@@ -115,11 +115,11 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
 
             return build_emulated_value(config)
         case "fsdp2" | "deepspeed":
-            from workers.engines.ranks.build import ranked_value
+            from workers.engines.training.ranks.build import ranked_value
 
             return ranked_value(config)[1]
         case "torch":
-            from workers.engines.torch_value import build_value
+            from workers.engines.value.torch import build_value
 
             return build_value(config, config.value.path or config.model.path)
 
@@ -127,75 +127,77 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
 def publish_weights(
     config: RunConfig, tensors: Iterable[tuple[str, Any]], *, probe: Probe | None = None
 ) -> Publication:
-    """Lay out what the run's training backend yields; see :func:`workers.engines.weights_file.publish_tensors`."""
+    """Lay out what the run's training backend yields; see :func:`workers.engines.model.weights_file.publish_tensors`."""
     if config.learner.backend == "emulated":
         from workers.engines.emulated import weights
 
         return weights.publish_tensors(tensors)
-    from workers.engines import weights_file
+    from workers.engines.model import weights_file
 
     return weights_file.publish_tensors(tensors, dtype=config.weights.dtype, probe=probe)
 
 
 def publish_base(config: RunConfig, adapter: Adapter) -> Publication:
-    """Lay out the weights below an adapter; see :func:`workers.engines.adapter.publish_base`."""
-    from workers.engines import adapter as adapters
+    """Lay out the weights below an adapter; see :func:`workers.engines.model.adapter.publish_base`."""
+    from workers.engines.model import adapter as adapters
 
     return adapters.publish_base(adapter, dtype=config.weights.dtype)
 
 
 def publish_adapter(adapter: Adapter, base_digest: str, *, probe: Probe | None = None) -> Publication:
-    """Lay out an adapter; see :func:`workers.engines.adapter.publish_adapter`."""
-    from workers.engines import adapter as adapters
+    """Lay out an adapter; see :func:`workers.engines.model.adapter.publish_adapter`."""
+    from workers.engines.model import adapter as adapters
 
     return adapters.publish_adapter(adapter, base_digest, probe=probe)
 
 
 def merge_weights(config: RunConfig, adapter: np.ndarray, base: np.ndarray, base_digest: str) -> Publication:
-    """Lay out what an adapter makes of its base; see :func:`workers.engines.adapter.publish_merged`."""
-    from workers.engines import adapter as adapters
+    """Lay out what an adapter makes of its base; see :func:`workers.engines.model.adapter.publish_merged`."""
+    from workers.engines.model import adapter as adapters
 
     return adapters.publish_merged(adapter, base, base_digest, dtype=config.weights.dtype)
 
 
 def view_weights(config: RunConfig, data: np.ndarray, path: Path) -> Mapping[str, Any]:
     """Return a verified version's tensors for the run's generation engine, which may use them where they lie; see
-    :func:`workers.engines.weights_file.view_weights`."""
+    :func:`workers.engines.model.weights_file.view_weights`."""
     if config.generation.engine == "emulated":
         from workers.engines.emulated import weights
 
         return weights.view_weights(data)
-    from workers.engines import weights_file
+    from workers.engines.model import weights_file
 
     return weights_file.view_weights(data, path=path, is_lasting=True)
 
 
 def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe | None:
     """Return what the learner computes now, for an engine that must show that it computes the same; see
-    :func:`workers.engines.probe.take_probe`. None for engines that run the learner's own model code, or none."""
+    :func:`workers.engines.training.parity_probe.take_probe`. None for engines that run the learner's own model code, or
+    none."""
     if config.generation.engine != "vllm":
         return None
-    from workers.engines import probe
+    from workers.engines.training import parity_probe
 
-    return probe.take_probe(config, backend)
+    return parity_probe.take_probe(config, backend)
 
 
 def digest_tensors(config: RunConfig, tensors: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
-    """Digest what the run's training backend yields; see :func:`workers.engines.fingerprint.digest_tensors`."""
+    """Digest what the run's training backend yields; see :func:`workers.engines.model.fingerprint.digest_tensors`."""
     if config.learner.backend == "emulated":
         from workers.engines.emulated import weights
 
         return weights.digest_tensors(tensors)
-    from workers.engines import fingerprint
+    from workers.engines.model import fingerprint
 
     return fingerprint.digest_tensors(tensors)
 
 
 def describe_environment(config: RunConfig) -> dict[str, str]:
-    """Say what the learner's numbers depend on besides data; see :func:`workers.engines.fingerprint.describe_environment`."""
+    """Say what the learner's numbers depend on besides data; see
+    :func:`workers.engines.model.fingerprint.describe_environment`."""
     if config.learner.backend == "emulated":
         return {"device": "emulated"}
-    from workers.engines import fingerprint
+    from workers.engines.model import fingerprint
 
     told = fingerprint.describe_environment(config.model.device) | {"ranks": str(config.learner.ranks)}
     told |= {"deepspeed": deepspeed_version() or ""} if config.learner.backend == "deepspeed" else {}
@@ -203,17 +205,17 @@ def describe_environment(config: RunConfig) -> dict[str, str]:
 
 
 def random_state(config: RunConfig) -> dict[str, bytes]:
-    """Return the learner's random streams; see :func:`workers.engines.fingerprint.random_state`."""
+    """Return the learner's random streams; see :func:`workers.engines.model.fingerprint.random_state`."""
     if config.learner.backend == "emulated":
         return {}
-    from workers.engines import fingerprint
+    from workers.engines.model import fingerprint
 
     return fingerprint.random_state()
 
 
 def restore_random_state(states: Mapping[str, bytes]) -> None:
-    """Put random streams back, if there are any; see :func:`workers.engines.fingerprint.restore_random_state`."""
+    """Put random streams back, if there are any; see :func:`workers.engines.model.fingerprint.restore_random_state`."""
     if states:
-        from workers.engines import fingerprint
+        from workers.engines.model import fingerprint
 
         fingerprint.restore_random_state(states)

@@ -21,7 +21,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.process.exit_codes import ExitCode
 from protocol.errors import ConfigError, EngineError, HeadraceError
-from workers.engines.models import resolve_device
+from workers.engines.model.loading import resolve_device
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -106,7 +106,7 @@ def try_model(config: PretrainedConfig, what: str) -> None:
     """
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-    from workers.engines.local.dense import is_dense
+    from workers.engines.generation.local.dense import is_dense
 
     layers = config.get_text_config().num_hidden_layers
     with torch.device("meta"), torch.no_grad():
@@ -129,7 +129,7 @@ def try_model(config: PretrainedConfig, what: str) -> None:
 
 
 def _try_packed(model: Any) -> None:
-    from workers.engines.packed import PackedTokens, hidden_packed, prepare_packed
+    from workers.engines.model.packed import PackedTokens, hidden_packed, prepare_packed
 
     sequences = [np.zeros(length, np.int64) for length in _LENGTHS]
     batch = PackedTokens.of(sequences, [1] * len(sequences), torch.device("meta"))
@@ -137,7 +137,7 @@ def _try_packed(model: Any) -> None:
 
 
 def _try_slots(model: Any) -> None:
-    from workers.engines.local.forward import SlotForward
+    from workers.engines.generation.local.forward import SlotForward
 
     forward = SlotForward(model, num_slots=len(_LENGTHS))
     forward.decode(np.zeros(len(_LENGTHS), np.int64), np.array(_LENGTHS) - 1)
@@ -159,8 +159,8 @@ class _Counted:
     def __enter__(self) -> Self:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        from workers.engines.attention import PACKED_ATTENTION
-        from workers.engines.local.attention import SLOT_ATTENTION
+        from workers.engines.generation.local.attention import SLOT_ATTENTION
+        from workers.engines.model.attention import PACKED_ATTENTION
 
         self._functions: dict[str, Any] = {}
         for name in (PACKED_ATTENTION, SLOT_ATTENTION):

@@ -45,7 +45,7 @@ from protocol.errors import EngineDied, ParityFailed, WeightsDamaged, WeightsRej
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, TrajectoryChunk
 from workers.engines.build import build_generation_engine
-from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
 from workers.generator.backoff import Backoff
 from workers.generator.weight_receiver import WeightsTaker
 

@@ -48,7 +48,7 @@ from protocol.errors import ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import Role
 from protocol.messages import BASE_VERSION
 from workers.engines.build import merge_weights, view_weights
-from workers.engines.generation import GenerationEngine
+from workers.engines.generation.seam import GenerationEngine
 
 _RETRY_S = 1.0
 """Before a version that was refused is looked at again: the learner may have published it anew."""

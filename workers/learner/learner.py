@@ -45,7 +45,7 @@ from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointWriter
 from workers.engines.build import build_training_backend
-from workers.engines.training import StepResult, TrainingBackend
+from workers.engines.training.seam import StepResult, TrainingBackend
 from workers.learner.critic_watch import CriticWatch
 from workers.learner.evaluations import Evaluations
 from workers.learner.forecast import Forecast

@@ -22,7 +22,7 @@ from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.ledger.contract import ClaimedUnit
 from pipeline.process import work
 from protocol.errors import Diverged
-from workers.engines.training import StepResult, TrainingBackend
+from workers.engines.training.seam import StepResult, TrainingBackend
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig

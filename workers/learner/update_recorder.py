@@ -23,7 +23,7 @@ from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
 from pipeline.update_log.records import Batch, Origin, Outcome, Start, pack_units
 from protocol.ids import Incarnation
 from workers.engines.build import describe_environment, digest_tensors, random_state
-from workers.engines.training import TrainingBackend
+from workers.engines.training.seam import TrainingBackend
 from workers.learner.policy_update import Prepared, Stepped
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from workers.engines.build import publish_adapter, publish_base, publish_weights
 
 if TYPE_CHECKING:
     from pipeline.weights.tensorfile import Publication
-    from workers.engines.adapter import Adapter
-    from workers.engines.training import TrainingBackend
+    from workers.engines.model.adapter import Adapter
+    from workers.engines.training.seam import TrainingBackend
 
 _POLL_S = 0.05
 _SERVE_TIMEOUT_S = 0.5

@@ -19,7 +19,7 @@ from protocol.errors import EngineDied, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, ReferenceScore, TrajectoryChunk
 from workers.engines.build import build_scoring_engine
-from workers.engines.scoring import ScoringEngine, ScoringRequest
+from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
 from workers.scorers.scorer import Scorer
 
 

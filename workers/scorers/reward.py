@@ -30,7 +30,7 @@ from workers.engines.build import build_reward_model
 from workers.scorers.scorer import Scorer
 
 if TYPE_CHECKING:
-    from workers.engines.torch_reward import TorchRewardModel
+    from workers.engines.scoring.reward_model import TorchRewardModel
 
 
 class Reward(Scorer):

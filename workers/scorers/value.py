@@ -33,8 +33,8 @@ from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk, ValueScore
 from workers.checkpoint_writer import CheckpointWriter
 from workers.engines.build import build_value_engine
-from workers.engines.scoring import ScoringRequest
-from workers.engines.value import ValueEngine, ValueSample, ValueStepResult
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.seam import ValueEngine, ValueSample, ValueStepResult
 from workers.scorers.scorer import Scorer
 
 _IDLE_S = 0.25

@@ -19,8 +19,8 @@ from pipeline.rewards.verifier import Response, VerifierFailure
 from protocol.errors import DataError
 from protocol.ids import TrajectoryId
 from workers.engines.build import build_engine
-from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
-from workers.engines.weights_file import read_weights
+from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.model.weights_file import read_weights
 
 _STEPS_A_TURN = 16
 _GREEDY = SamplingParams(temperature=0.0)

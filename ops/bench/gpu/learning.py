@@ -21,7 +21,7 @@ from ops.bench.gpu.settings import run_config
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
 from workers.engines.build import build_training_backend
-from workers.engines.models import resolve_dtype
+from workers.engines.model.loading import resolve_dtype
 
 ROUNDS = 3
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}

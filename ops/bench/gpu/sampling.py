@@ -40,7 +40,7 @@ def offline(form: Form, folder: Path) -> dict[str, float]:
     """Measure vLLM's own ``LLM.generate`` on a GPU."""
     from vllm import LLM, SamplingParams
 
-    from workers.engines.vllm.arguments import EXTENSION, arguments_of
+    from workers.engines.generation.vllm.arguments import EXTENSION, arguments_of
 
     model = _write(form, folder)
     arguments = arguments_of(run_config(form, model), model, on_cpu=False)
@@ -65,7 +65,7 @@ def engine(form: Form, folder: Path) -> dict[str, float]:
         return _on_cpu(form, folder)
     from ops.bench.vllm_overhead import run_engine
     from workers.engines.build import build_generation_engine
-    from workers.engines.models import load_model, resolve_device, resolve_dtype
+    from workers.engines.model.loading import load_model, resolve_device, resolve_dtype
 
     model = _write(form, folder)
     engine = build_generation_engine(run_config(form, model))
@@ -102,7 +102,7 @@ def _on_cpu(form: Form, folder: Path) -> dict[str, float]:
 
 
 def _write(form: Form, folder: Path) -> Path:
-    from workers.engines.models import resolve_dtype
+    from workers.engines.model.loading import resolve_dtype
 
     positions = form.prompt_tokens + form.response_tokens
     return write_model(form.sampled, folder / "model", dtype=resolve_dtype(form.dtype), positions=positions)

@@ -24,8 +24,8 @@ from ops.bench.gpu.settings import run_config
 from pipeline.algorithms.batching import TrainingSample
 from protocol.ids import TrajectoryId
 from workers.engines.build import build_generation_engine, build_training_backend
-from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
-from workers.engines.weights_file import read_weights, write_weights
+from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.model.weights_file import read_weights, write_weights
 
 SWAPS = 5
 STEPS = 16

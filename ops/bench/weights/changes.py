@@ -19,10 +19,10 @@ from pipeline.weights.delta import apply, encode
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.store import write_publication
 from pipeline.weights.tensorfile import read_contents
-from workers.engines.optimizer import OptimizerSettings
-from workers.engines.policy_gradient import ForwardSettings
-from workers.engines.torch_training import TorchTraining
-from workers.engines.weights_file import publish_tensors
+from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.weights_file import publish_tensors
+from workers.engines.training.policy_gradient import ForwardSettings
+from workers.engines.training.torch import TorchTraining
 
 SHAPE = Shape("54M", hidden=512, layers=13, vocabulary=8192, num_samples=4)
 

@@ -30,8 +30,8 @@ from ops.bench.weights.actor import actor
 from ops.bench.weights.model import VOCABULARY, make_model
 from pipeline.runtime.context import ActorContext
 from protocol.ids import Role, TrajectoryId
-from workers.engines.generation import SamplingParams, WindowRequest
-from workers.engines.local.engine import LocalEngine
+from workers.engines.generation.local.engine import LocalEngine
+from workers.engines.generation.seam import SamplingParams, WindowRequest
 from workers.generator.weight_receiver import WeightsTaker
 
 NUM_SLOTS = 8

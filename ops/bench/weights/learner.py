@@ -29,7 +29,7 @@ from pipeline.ledger.server.embedded import open_ledger
 from pipeline.supervisor import leftovers
 from pipeline.weights.store import weights_folder
 from protocol.ids import Role
-from workers.engines.adapter import Adapter
+from workers.engines.model.adapter import Adapter
 from workers.learner.weight_publisher import Publisher
 
 _LIMIT_S = 600.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from workers.engines.adapter import Adapter
-from workers.engines.trained_weights import WholeModel
+from workers.engines.model.adapter import Adapter
+from workers.engines.training.trained_weights import WholeModel
 
 RANK = 4
 SCALING = 2.0

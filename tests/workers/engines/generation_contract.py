@@ -17,7 +17,7 @@ from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 from tests.workers.engines.tiny import VOCABULARY
-from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
 
 EMPTY = np.empty(0, np.int32)
 LIMIT = 40

@@ -26,7 +26,7 @@ from tests.workers.engines.generation_contract import (
     request,
 )
 from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model
-from workers.engines.generation import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
 
 
 def published(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from workers.engines.ranks.launch import enter_rank, is_rank, launch
+from workers.engines.training.ranks.launch import enter_rank, is_rank, launch
 
 
 def main() -> int:

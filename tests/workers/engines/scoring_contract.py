@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, EngineError
 from tests.workers.engines.tiny import plain_logprobs, ragged, tiny_model
-from workers.engines.scoring import ScoringEngine, ScoringRequest
+from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
 
 
 class ScoringContract(abc.ABC):

@@ -20,21 +20,21 @@ from transformers import PreTrainedModel
 from pipeline.config.learning import DeepSpeedSection
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES
-from workers.engines.models import load_value_model, value_head
-from workers.engines.optimizer import OptimizerSettings
-from workers.engines.policy_gradient import ForwardSettings
-from workers.engines.ranks.build import Ranks, make_training, make_value
-from workers.engines.ranks.group import Group, join
-from workers.engines.ranks.launch import is_rank
-from workers.engines.ranks.lead import Lead
-from workers.engines.ranks.messages import Command, decode
-from workers.engines.ranks.training import RankedTraining
-from workers.engines.ranks.value import RankedValue
-from workers.engines.torch_training import TorchTraining, enable_gradient_checkpointing
-from workers.engines.torch_value import TorchValue
-from workers.engines.training import TrainingBackend
-from workers.engines.value import ValueEngine
-from workers.engines.value_regression import ValueSettings
+from workers.engines.model.loading import load_value_model, value_head
+from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.training.policy_gradient import ForwardSettings
+from workers.engines.training.ranks.build import Ranks, make_training, make_value
+from workers.engines.training.ranks.group import Group, join
+from workers.engines.training.ranks.launch import is_rank
+from workers.engines.training.ranks.lead import Lead
+from workers.engines.training.ranks.messages import Command, decode
+from workers.engines.training.ranks.training import RankedTraining
+from workers.engines.training.ranks.value import RankedValue
+from workers.engines.training.seam import TrainingBackend
+from workers.engines.training.torch import TorchTraining, enable_gradient_checkpointing
+from workers.engines.value.regression import ValueSettings
+from workers.engines.value.seam import ValueEngine
+from workers.engines.value.torch import TorchValue
 
 TIMEOUT_S = 60.0
 _MAKE, _FORGET, _END, _DISAGREE = -1, -2, -3, -4

@@ -14,15 +14,15 @@ from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.engines.tiny import plain_logprobs
-from workers.engines.local.build import build_local
-from workers.engines.models import load_model
-from workers.engines.optimizer import OptimizerSettings
-from workers.engines.policy_gradient import ForwardSettings
-from workers.engines.scoring import ScoringRequest
-from workers.engines.torch_scoring import build_scoring
-from workers.engines.torch_training import build_training, forward_settings, optimizer_settings
-from workers.engines.torch_value import value_optimizer_settings, value_settings
-from workers.engines.value_regression import ValueSettings
+from workers.engines.generation.local.build import build_local
+from workers.engines.model.loading import load_model
+from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.scoring.torch import build_scoring
+from workers.engines.training.policy_gradient import ForwardSettings
+from workers.engines.training.torch import build_training, forward_settings, optimizer_settings
+from workers.engines.value.regression import ValueSettings
+from workers.engines.value.torch import value_optimizer_settings, value_settings
 
 MODEL = Path(__file__).resolve().parents[3] / "ops" / "tiny_model"
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import torch
 from pipeline.config.load import to_toml
 from pipeline.config.schema import RunConfig
 from tests.pipeline.runtime.fakes import small_config
-from workers.engines.torch_training import forward_settings
-from workers.engines.torch_value import value_settings
+from workers.engines.training.torch import forward_settings
+from workers.engines.value.torch import value_settings
 
 BY_DEVICE = pytest.mark.parametrize(("device", "tokens"), [("cpu", 1024), ("cuda", 16384), ("cuda:1", 16384)])
 

@@ -27,7 +27,7 @@ from protocol.trajectory import FinishReason, TrajectoryChunk
 from tests.pipeline.ledger.builders import LEARNER
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.workers.recording import STOP, RecordingGeneration, sampled_logprobs
-from workers.engines.generation import SamplingParams, Window
+from workers.engines.generation.seam import SamplingParams, Window
 from workers.generator.generator import Generator
 
 MODEL = Path(__file__).resolve().parents[3] / "ops" / "tiny_model"

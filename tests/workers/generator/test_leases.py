@@ -21,7 +21,7 @@ from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
 from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
-from workers.engines.generation import Window, WindowRequest
+from workers.engines.generation.seam import Window, WindowRequest
 from workers.generator.generator import Generator, _Held
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)

@@ -21,7 +21,7 @@ from tests.pipeline.runtime.fakes import context_of, memory_transport, small_con
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
-from workers.engines.generation import SamplingParams, WindowRequest
+from workers.engines.generation.seam import SamplingParams, WindowRequest
 from workers.generator.generator import Generator
 from workers.generator.weight_receiver import WeightsTaker
 

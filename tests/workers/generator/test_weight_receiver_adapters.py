@@ -17,7 +17,7 @@ from protocol.errors import WeightsDamaged, WeightsRejected
 from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.tiny import tiny_model
 from tests.workers.generator.test_weight_receiver import Recorder, World, damage, opened
-from workers.engines.adapter import Adapter
+from workers.engines.model.adapter import Adapter
 from workers.learner.weight_publisher import Publisher
 
 

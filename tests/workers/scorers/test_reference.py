@@ -13,7 +13,7 @@ from protocol.ids import Role
 from tests.pipeline.ledger.builders import GENERATOR, make_chunk
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.scorers.scorers import scorer_context
-from workers.engines.scoring import ScoringRequest
+from workers.engines.scoring.seam import ScoringRequest
 from workers.scorers.reference import Reference
 
 

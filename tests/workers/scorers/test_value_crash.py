@@ -18,7 +18,7 @@ from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, value
 from tests.workers.dying import Killed, Mortal, MortalContext, Quiet, Reaper, mortal_disk
 from tests.workers.scorers.test_value_worker import BATCH, Fleet, ScriptedEngine
-from workers.engines.value import ValueSample, ValueStepResult
+from workers.engines.value.seam import ValueSample, ValueStepResult
 from workers.scorers.value import Value
 
 NUM_BATCHES = 5

@@ -31,8 +31,8 @@ from protocol.memory import MemoryHub
 from protocol.trajectory import Field, TrajectoryChunk
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
-from workers.engines.scoring import ScoringRequest
-from workers.engines.value import ValueSample, ValueStepResult
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.seam import ValueSample, ValueStepResult
 from workers.scorers.value import Value
 
 BATCH = 4

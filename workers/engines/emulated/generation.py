@@ -26,8 +26,8 @@ from workers.engines.emulated.journal import Journal
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.weights import check_tensors
-from workers.engines.generation import EngineStats, Window, WindowRequest
-from workers.engines.windows import check_request, is_live_already, segments
+from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.generation.windows import check_request, is_live_already, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Slot:
 
 
 class EmulatedEngine:
-    """A :class:`workers.engines.generation.GenerationEngine` that samples what was drawn beforehand. Not thread-safe."""
+    """A :class:`workers.engines.generation.seam.GenerationEngine` that samples what was drawn beforehand. Not thread-safe."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from protocol.ids import TrajectoryId
-from workers.engines.streams import stream_key, uniforms
+from workers.engines.model.rng import stream_key, uniforms
 
 _LENGTH_STREAM = 0x4C454E47
 _LOGPROB_STREAM = 0x4C4F4750

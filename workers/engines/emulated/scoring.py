@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from workers.engines.emulated.pace import Pace
-from workers.engines.scoring import ScoringRequest
-from workers.engines.streams import uniforms
+from workers.engines.model.rng import uniforms
+from workers.engines.scoring.seam import ScoringRequest
 
 
 class EmulatedScoring:
-    """A :class:`workers.engines.scoring.ScoringEngine`."""
+    """A :class:`workers.engines.scoring.seam.ScoringEngine`."""
 
     def __init__(self, *, token_s: float = 0.0) -> None:
         """``token_s``: seconds of work for each token, context included."""

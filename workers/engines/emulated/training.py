@@ -18,14 +18,14 @@ from protocol.errors import EngineError
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.state import LearnedState
 from workers.engines.emulated.weights import TENSOR, make_tensor
-from workers.engines.training import StepResult
+from workers.engines.training.seam import StepResult
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
 
 
 class EmulatedTraining:
-    """A :class:`workers.engines.training.TrainingBackend`."""
+    """A :class:`workers.engines.training.seam.TrainingBackend`."""
 
     def __init__(
         self, *, num_weights: int, step_s: float = 0.0, token_s: float = 0.0, scoring_token_s: float = 0.0

@@ -17,12 +17,12 @@ from protocol.errors import EngineError
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.scoring import tail_uniforms
 from workers.engines.emulated.state import LearnedState
-from workers.engines.scoring import ScoringRequest
-from workers.engines.value import ValueSample, ValueStepResult
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.seam import ValueSample, ValueStepResult
 
 
 class EmulatedValue:
-    """A :class:`workers.engines.value.ValueEngine`."""
+    """A :class:`workers.engines.value.seam.ValueEngine`."""
 
     def __init__(self, *, token_s: float = 0.0, step_s: float = 0.0, training_token_s: float = 0.0) -> None:
         """Make an engine that has learned nothing.

@@ -1,0 +1,278 @@
+"""The local engine keeps the generation contract, and its cache costs what is live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from protocol.errors import ConfigError, DataError, EngineError
+from protocol.ids import TrajectoryId
+from tests.workers.engines.generation_contract import drain, request
+from tests.workers.engines.model_contract import ModelContract, published
+from tests.workers.engines.tiny import VOCABULARY, tiny_model
+from workers.engines.build import build_engine
+from workers.engines.generation.local import dense
+from workers.engines.generation.local.cache import SlotCache
+from workers.engines.generation.local.engine import LocalEngine
+from workers.engines.generation.local.slots import SlotTable
+from workers.engines.generation.seam import GenerationEngine
+from workers.engines.model.loading import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
+
+
+class LocalContract(ModelContract):
+    def make_engine(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        stop: Iterable[int] = (1,),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+    ) -> GenerationEngine:
+        return LocalEngine(model, num_slots=num_slots, stop_token_ids=stop, kv_policy=kv_policy)
+
+
+class TestLocalEngineByTransformers(LocalContract):
+    """Models that are large or of another family than the dense one are run by transformers' own forward."""
+
+    @pytest.fixture(autouse=True)
+    def every_model_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dense, "MOST_WEIGHTS", 0)
+
+
+class TestLocalEngine(LocalContract):
+    def test_members_of_a_group_share_the_prefill_of_their_prompt(self, start) -> None:
+        engine = start(num_slots=8)
+        for number in range(4):
+            engine.submit(request(number, prompt=range(2, 22)))
+        engine.advance(1)
+        assert engine.stats().num_prefill_tokens == 19
+
+    def test_advance_returns_early_when_a_slot_falls_free_and_nobody_waits_for_it(self, start) -> None:
+        engine = start(num_slots=2, stop=())
+        engine.submit(request(0, window=3))
+        engine.submit(request(1, window=9))
+        engine.submit(request(2, window=4))
+        # the slot of the first goes to the third at once; only when that ends does a slot stay free
+        assert [w.trajectory.member for w in engine.advance(100)] == [0, 2]
+        assert engine.stats().num_decode_steps == 7
+        assert [w.trajectory.member for w in engine.advance(1)] == []
+        assert [w.trajectory.member for w in engine.advance(100)] == [1]
+        assert engine.stats().num_decode_steps == 9
+
+    def test_cache_memory_follows_need_and_is_given_back(self, start) -> None:
+        engine = start(num_slots=32, stop=())
+        bytes_per_token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, key heads, head dim, float32
+        engine.submit(request(0, window=10))
+        engine.advance(1)
+        assert engine.cache_bytes == 8 * 64 * bytes_per_token
+        for number in range(1, 12):
+            engine.submit(request(number, window=10))
+        engine.advance(1)
+        assert engine.cache_bytes <= 16 * 64 * bytes_per_token
+        drain(engine)
+        for number in range(12):
+            engine.forget(request(number).trajectory)
+        assert engine.cache_bytes == 0
+
+    def test_damaged_weights_are_named_and_not_sampled_from(self, start, new) -> None:
+        engine = start()
+        engine.submit(request())
+        weights = published(new)
+        weights["model.norm.weight"][0] = torch.nan
+        engine.load_weights(weights, 9)
+        with pytest.raises(EngineError, match="version 9"):
+            engine.advance(1)
+
+    def test_bfloat16_serves_float32_weights(self, old) -> None:
+        engine = LocalEngine(tiny_model(dtype=torch.bfloat16), num_slots=4, stop_token_ids=(1,))
+        engine.load_weights(published(old), 0)
+        for number in range(6):
+            engine.submit(request(number))
+        assert len(drain(engine)) == 6
+
+    def test_an_attention_with_sinks_or_soft_caps_is_refused(self) -> None:
+        from workers.engines.generation.local.attention import slot_attention
+        from workers.engines.generation.local.cache import DecodeStep
+
+        step = DecodeStep(torch.arange(1), torch.zeros(1, dtype=torch.int64), 1, None)
+        states = torch.zeros(1, 2, 1, 32)
+        with pytest.raises(EngineError, match="softcap"):
+            slot_attention(torch.nn.Identity(), states, states, states, slot_step=step, softcap=30.0)
+        with pytest.raises(EngineError, match="without a step"):
+            slot_attention(torch.nn.Identity(), states, states, states)
+
+
+@given(data=st.data(), num_slots=st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_rows_hold_their_own_trajectory_through_any_order_of_admissions_endings_and_returns(
+    data: st.DataObject, num_slots: int
+) -> None:
+    """Drive the table as the engine does; each cached key names the trajectory and position it belongs to."""
+    cache = SlotCache(1, num_slots)
+    table = SlotTable(num_slots, cache)
+    layer = cache.layers[0]
+    contexts = {n: np.full(1 + n % 5, n + 2, np.int32) for n in range(10)}
+
+    def check() -> None:
+        assert all(o is not None and o.is_live for o in table.occupants[: table.num_live])
+        assert not any(o.is_live for o in table.occupants[table.num_live :] if o is not None)
+        for row, occupant in enumerate(table.occupants):
+            if occupant is None:
+                continue
+            number = occupant.trajectory.group
+            assert occupant.row == row
+            assert table.find(occupant.trajectory) is occupant
+            np.testing.assert_array_equal(table.context(row), contexts[number])
+            stored = layer.keys[row, 0, : contexts[number].size - 1, 0]
+            assert (stored == number).all()
+
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["enter", "end", "retain", "evict"]))
+        if action == "enter" and table.num_live < num_slots:
+            number = data.draw(st.integers(0, 9))
+            asked = replace(request(prompt=contexts[number], window=4), trajectory=TrajectoryId("t", number, 0))
+            held = table.find(asked.trajectory)
+            if held is not None and held.is_live:
+                continue
+            if table.revive(asked, contexts[number]) is None:
+                occupant = table.admit(asked, contexts[number])
+                cache.reserve(occupant.row + 1, 8)
+                if layer.keys is None:
+                    layer.lazy_initialization(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+                layer.keys[occupant.row] = number
+        elif action in ("end", "retain") and table.num_live:
+            live = table.live()
+            for occupant in data.draw(st.lists(st.sampled_from(live), unique_by=id, min_size=1)):
+                table.end(occupant, retain=action == "retain")
+            table.settle()
+        elif action == "evict":
+            table.evict_retained()
+        check()
+
+
+# -- loading -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(seed=3).save_pretrained(path)
+    vocabulary = {"<pad>": 0, "</s>": 1} | {chr(97 + n): 2 + n for n in range(20)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>").save_pretrained(path)
+    return path
+
+
+def configuration(**generation: object) -> SimpleNamespace:
+    """Make the part of a run's configuration that an engine reads."""
+    settings = {
+        "engine": "local", "num_slots": 4, "dtype": "float32", "device": "cpu", "threads": 1,
+        "stop_token_ids": (7,), "kv_policy": "keep",
+    }  # fmt: skip
+    return SimpleNamespace(generation=SimpleNamespace(**(settings | generation)))
+
+
+def test_an_engine_is_built_from_a_folder_and_stops_at_the_tokenizers_and_the_configured_tokens(folder: Path) -> None:
+    engine = build_engine(configuration(), folder)
+    assert (engine.num_slots, engine.policy_version) == (4, -1)
+    engine.load_weights(published(tiny_model(seed=3)), 0)
+    for number in range(12):
+        engine.submit(request(number, window=200, limit=200))
+    endings = {int(window.tokens[-1]) for window in drain(engine).values()}
+    assert endings <= {1, 7}
+    assert len(endings) == 2
+
+
+def test_an_unknown_engine_is_a_configuration_error(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="expected local, vllm or emulated"):
+        build_engine(configuration(engine="remote"), folder)
+
+
+def test_stop_tokens_come_from_tokenizer_model_and_configuration_each_once(folder: Path) -> None:
+    model = load_model(folder, torch.float32, torch.device("cpu"))
+    assert not model.training
+    assert stop_token_ids(load_tokenizer(folder), model, (9, 1)) == (1, 9)
+    model.generation_config.eos_token_id = [1, 4]
+    assert stop_token_ids(None, model) == (1, 4)
+    assert stop_token_ids(None) == ()
+
+
+def test_a_missing_or_wrong_model_folder_is_a_data_error_that_names_it(folder: Path, tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(DataError, match="is not a folder"):
+        load_model(tmp_path / "nowhere", torch.float32, cpu)
+    with pytest.raises(DataError, match=r"has no config\.json"):
+        load_model(tmp_path, torch.float32, cpu)
+    with pytest.raises(DataError, match=r"has no tokenizer_config\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{ not json")
+    with pytest.raises(DataError, match="does not load"):
+        load_model(tmp_path, torch.float32, cpu)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(DataError, match="does not load"):
+        load_model(tmp_path, torch.float32, cpu)
+
+
+def test_devices_and_types_are_resolved_or_refused_by_name() -> None:
+    assert resolve_device("cpu").type == "cpu"
+    assert resolve_device("auto").type in ("cpu", "cuda")
+    assert resolve_dtype("bfloat16") is torch.bfloat16
+    for wrong in ("gpu", "cuda:99"):
+        with pytest.raises(ConfigError, match=wrong):
+            resolve_device(wrong)
+    with pytest.raises(ConfigError, match="float99"):
+        resolve_dtype("float99")
+    assert VOCABULARY == 64
+
+
+def _noised(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: tensor + 1e-6 for name, tensor in published(model).items()}
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_weights_that_are_loaded_are_served_and_those_that_are_kept_silently_are_named(
+    monkeypatch: pytest.MonkeyPatch, is_dense: bool
+) -> None:
+    if not is_dense:
+        monkeypatch.setattr(dense, "MOST_WEIGHTS", 0)
+    model = tiny_model(seed=1)
+    engine = LocalEngine(model, num_slots=2, stop_token_ids=(1,))
+    first, second = published(tiny_model(seed=2)), published(tiny_model(seed=3))
+    engine.load_weights(first, 0)
+    assert engine.unserved(first) == []
+    assert len(engine.unserved(second)) > 0
+    assert len(engine.unserved(_noised(tiny_model(seed=2)))) > 0, (
+        "an update of a small learning rate is another version, too"
+    )
+    monkeypatch.setattr("workers.engines.generation.local.forward.replace_weights", lambda *_: None)
+    engine.load_weights(second, 1)
+    assert len(engine.unserved(second)) > 0
+
+
+def test_copies_of_the_dense_forward_that_are_not_made_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LocalEngine(tiny_model(seed=1), num_slots=2, stop_token_ids=(1,))
+    engine.load_weights(published(tiny_model(seed=2)), 0)
+    take, new = dense.DenseForward.take_weights, published(tiny_model(seed=3))
+    monkeypatch.setattr(dense.DenseForward, "take_weights", lambda self: None)
+    engine.load_weights(new, 1)
+    monkeypatch.setattr(dense.DenseForward, "take_weights", take)
+    assert engine.unserved(new) == ["(copies of the dense forward)"]
+    assert engine.unserved(new) == []
+
+
+def test_weights_that_are_not_finite_are_served_like_others() -> None:
+    engine = LocalEngine(tiny_model(seed=1), num_slots=2, stop_token_ids=(1,))
+    broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in published(tiny_model(seed=2)).items()}
+    engine.load_weights(broken, 0)
+    assert engine.unserved(broken) == []

@@ -1,0 +1,148 @@
+"""A packed forward gives what each sequence alone would give, and the same gradient."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GraniteConfig, GraniteForCausalLM
+
+from protocol.errors import EngineError
+from tests.workers.engines.tiny import ARCHITECTURES, VOCABULARY, plain_logprobs, ragged, tiny_model
+from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout
+from workers.engines.model.packed import MAX_LOGITS, Entropy, PackedTokens, prepare_packed, score_packed
+
+CPU = torch.device("cpu")
+
+
+def packed_batch(seed: int = 0, num: int = 12) -> tuple[list[tuple[np.ndarray, int]], PackedTokens]:
+    sequences = ragged(np.random.default_rng(seed), num)
+    return sequences, PackedTokens.of([s for s, _ in sequences], [n for _, n in sequences], CPU)
+
+
+@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_logprobs_equal_those_of_each_sequence_alone(architecture: str, max_logits: int) -> None:
+    plain = tiny_model(architecture)
+    packed = prepare_packed(copy.deepcopy(plain))
+    sequences, batch = packed_batch()
+    with torch.no_grad():
+        scores = score_packed(packed, batch, 0.7, max_logits=max_logits)
+        expected = torch.cat([plain_logprobs(plain, tokens, num, 0.7) for tokens, num in sequences])
+    assert plain.config._attn_implementation != PACKED_ATTENTION
+    assert expected.std() > 0.5, "weights so small that every token is as likely would hide a mistake"
+    torch.testing.assert_close(scores.logprobs, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_gradients_equal_those_of_each_sequence_alone(architecture: str, max_logits: int) -> None:
+    plain = tiny_model(architecture, torch.float64)
+    packed = prepare_packed(copy.deepcopy(plain))
+    sequences, batch = packed_batch()
+    weights = torch.randn(batch.targets.numel(), dtype=torch.float64)
+    (score_packed(packed, batch, 0.7, max_logits=max_logits).logprobs * weights).sum().backward()
+    (torch.cat([plain_logprobs(plain, tokens, num, 0.7) for tokens, num in sequences]) * weights).sum().backward()
+    for (name, got), expected in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        assert expected.grad is not None and expected.grad.abs().max() > 0, name
+        torch.testing.assert_close(got.grad, expected.grad, atol=1e-9, rtol=1e-9, msg=name)
+
+
+def test_a_sequence_does_not_feel_what_it_is_packed_with() -> None:
+    model = prepare_packed(tiny_model(dtype=torch.float64))
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(2, VOCABULARY, 30)
+    neighbours = [rng.integers(2, VOCABULARY, size) for size in (30, 29, 80, 2)]
+    with torch.no_grad():
+        alone = score_packed(model, PackedTokens.of([tokens], [20], CPU)).logprobs
+        among = score_packed(model, PackedTokens.of([*neighbours, tokens], [1, 1, 1, 1, 20], CPU)).logprobs[4:]
+    torch.testing.assert_close(among, alone, atol=1e-12, rtol=0)
+
+
+def test_sliding_windows_are_kept_within_each_sequence() -> None:
+    changes = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+    plain = tiny_model("qwen2", torch.float64, **changes)
+    packed = prepare_packed(copy.deepcopy(plain))
+    full = prepare_packed(tiny_model("qwen2", torch.float64))
+    sequences, batch = packed_batch()
+    with torch.no_grad():
+        got = score_packed(packed, batch).logprobs
+        expected = torch.cat([plain_logprobs(plain, tokens, num, 1.0) for tokens, num in sequences])
+        assert (score_packed(full, batch).logprobs - expected).abs().max() > 1e-3, "the window must matter here"
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+
+
+def test_a_model_that_scales_its_logits_is_scored_through_its_own_forward() -> None:
+    config = GraniteConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=VOCABULARY, logits_scaling=4.0, initializer_range=0.2, pad_token_id=None,
+    )  # fmt: skip
+    plain = GraniteForCausalLM(config)
+    packed = prepare_packed(copy.deepcopy(plain))
+    sequences, batch = packed_batch()
+    with torch.no_grad():
+        got = score_packed(packed, batch, max_logits=VOCABULARY).logprobs
+        expected = torch.cat([plain_logprobs(plain, tokens, num, 1.0) for tokens, num in sequences])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+def test_entropy_is_that_of_the_tempered_distribution(max_logits: int) -> None:
+    model = prepare_packed(tiny_model(dtype=torch.float64))
+    _, batch = packed_batch()
+    with torch.no_grad():
+        logits = model(
+            input_ids=batch.tokens[None],
+            position_ids=batch.layout.position_ids[None],
+            packed_layout=batch.layout,
+            use_cache=False,
+        ).logits[0, batch.positions]
+        expected = torch.distributions.Categorical(logits=logits / 0.7).entropy()
+    measured = score_packed(model, batch, 0.7, Entropy.MEASURE, max_logits).entropy
+    followed = score_packed(model, batch, 0.7, Entropy.DIFFERENTIATE, max_logits).entropy
+    assert measured is not None and followed is not None
+    torch.testing.assert_close(measured, expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(followed, expected, atol=1e-10, rtol=0)
+    assert not measured.requires_grad and followed.requires_grad
+    assert score_packed(model, batch).entropy is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=40))
+def test_every_token_finds_its_way_into_a_bucket_and_back(lengths: list[int]) -> None:
+    layout = PackedLayout.of(lengths, CPU)
+    gathered = torch.cat([bucket.gather for bucket in layout.buckets])
+    assert torch.equal(gathered[layout.scatter], torch.arange(sum(lengths)))
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    for bucket in layout.buckets:
+        rows = owner[bucket.gather].unflatten(0, (bucket.num_sequences, bucket.length))
+        assert torch.equal(rows, rows[:, :1].expand_as(rows)), "a row of a bucket holds one sequence"
+    assert sum(bucket.num_sequences for bucket in layout.buckets) == len(lengths)
+    assert layout.num_padded <= 0.34 * sum(lengths) + 16 * len(lengths)
+
+
+def test_positions_begin_anew_with_every_sequence() -> None:
+    """A model with rotary positions could not tell, but at the end of what it was made for."""
+    assert PackedLayout.of([3, 1, 2], CPU).position_ids.tolist() == [0, 1, 2, 0, 0, 1]
+
+
+def test_a_sequence_without_context_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"sequence 1 of 2 has 3 tokens of which 3 are to be scored"):
+        PackedTokens.of([np.arange(5), np.arange(3)], [2, 3], CPU)
+
+
+def test_calling_a_packed_model_without_a_layout_is_refused() -> None:
+    model = prepare_packed(tiny_model())
+    with pytest.raises(EngineError, match="without packed_layout"):
+        model(input_ids=torch.tensor([[2, 3, 4]]), use_cache=False)
+
+
+def test_layers_that_would_mix_sequences_are_refused() -> None:
+    model = tiny_model()
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(EngineError, match="linear_attention, which would mix packed sequences"):
+        prepare_packed(model)

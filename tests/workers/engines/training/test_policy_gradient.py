@@ -1,0 +1,61 @@
+"""Terms of the loss that act through the model alone: each moves what it is meant to move, in the right direction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.objective import Importance, KLEstimator, Objective
+from tests.workers.engines.tiny import make_samples, tiny_model
+from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.packed import prepare_packed
+from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy, accumulate_gradient, batch_totals
+from workers.engines.training.torch import TorchTraining
+
+
+def backend() -> TorchTraining:
+    forward = ForwardSettings(temperature=1.0, micro_batch_tokens=60)
+    return TorchTraining(tiny_model(), forward, OptimizerSettings(learning_rate=3e-3))
+
+
+def without_advantage() -> list[TrainingSample]:
+    samples = make_samples(6, with_old=False)
+    return [replace(s, advantages=np.zeros_like(s.advantages)) for s in samples]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_entropy_coefficient_alone_raises_the_entropy_and_a_negative_one_lowers_it(sign: float) -> None:
+    training, samples = backend(), without_advantage()
+    objective = Objective(entropy_coefficient=sign, importance=Importance.NONE)
+    entropies = [training.step(samples, objective).metrics["entropy"] for _ in range(4)]
+    assert sign * (entropies[-1] - entropies[0]) > 0.01
+
+
+def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
+    training, samples = backend(), without_advantage()
+    objective = Objective(kl_coefficient=1.0, kl_estimator=KLEstimator.K2, importance=Importance.NONE)
+    divergences = [training.step(samples, objective).metrics["reference_kl"] for _ in range(6)]
+    assert divergences[-1] < 0.9 * divergences[0]
+
+
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_a_loss_scale_is_a_factor_of_the_gradient_and_of_nothing_told(by_callback: bool) -> None:
+    """It undoes the mean over ranks: without it, several ranks would make steps of gradients divided by their number."""
+    samples = make_samples(5, with_old=False)
+    plan = [[0, 3], [1, 2, 4]]
+    gradients: list[torch.Tensor] = []
+    losses: list[float] = []
+    for scale in (1.0, 3.0):
+        policy = PackedPolicy(prepare_packed(tiny_model()), ForwardSettings(temperature=1.0, micro_batch_tokens=500))
+        backward = (lambda loss, _: loss.backward()) if by_callback else None
+        sums = accumulate_gradient(
+            policy, samples, Objective(), plan, torch.device("cpu"), backward=backward, loss_scale=scale
+        )
+        losses.append(batch_totals(samples, Objective(), sums).loss)
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    assert losses[0] == losses[1] != 0.0
+    torch.testing.assert_close(gradients[1], 3.0 * gradients[0])

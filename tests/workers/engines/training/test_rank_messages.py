@@ -1,0 +1,67 @@
+"""What ranks are told arrives as it was: values, arrays, types; and nothing else can be told."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.objective import KLEstimator, Objective
+from tests.workers.engines.tiny import make_samples
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.training.ranks.messages import (
+    Command,
+    Evaluate,
+    Gather,
+    Idle,
+    Put,
+    Step,
+    Stop,
+    ValueStep,
+    decode,
+    encode,
+)
+from workers.engines.value.seam import ValueSample
+
+
+def told(command: Command) -> Command:
+    return decode(np.frombuffer(bytearray(encode(command)), np.uint8))
+
+
+@pytest.mark.parametrize("command", [Idle(), Stop(), Gather(True), Put(3, {"exp_avg": ["a.weight"]})])
+def test_plain_commands_arrive_as_they_were(command: Command) -> None:
+    assert told(command) == command
+
+
+@pytest.mark.parametrize("with_old", [True, False])
+def test_samples_and_objective_arrive_with_every_array_and_its_type(with_old: bool) -> None:
+    samples = make_samples(9, with_old=with_old)
+    objective = Objective(kl_estimator=KLEstimator.K2, kl_coefficient=0.25, proximal_version=7)
+    got = told(Step(samples, objective))
+    assert isinstance(got, Step)
+    assert got.objective == objective
+    for left, right in zip(samples, got.samples, strict=True):
+        for field in fields(TrainingSample):
+            expected, value = getattr(left, field.name), getattr(right, field.name)
+            if isinstance(expected, np.ndarray):
+                assert value.dtype == expected.dtype
+                np.testing.assert_array_equal(value, expected)
+            else:
+                assert value == expected
+
+
+def test_numbers_of_numpy_arrive_as_numbers() -> None:
+    sample = ValueSample("t.0.0", np.arange(5, dtype=np.int32), 2, np.ones(3, np.float32), np.float32(0.5))  # pyright: ignore[reportArgumentType]
+    got = told(ValueStep([sample]))
+    assert isinstance(got, ValueStep)
+    assert got.samples[0].reward == 0.5
+    request = told(Evaluate([ScoringRequest(np.arange(4, dtype=np.int32), 2)]))
+    assert isinstance(request, Evaluate)
+    assert request.requests[0].num_scored == 2
+
+
+def test_what_is_no_plain_array_cannot_be_told() -> None:
+    with pytest.raises(TypeError, match="one-dimensional arrays"):
+        encode(Evaluate([ScoringRequest(np.zeros((2, 2), np.int32), 1)]))

@@ -1,0 +1,1 @@
+"""Generation: the seam, and the engines behind it."""

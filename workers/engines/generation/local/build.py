@@ -1,0 +1,38 @@
+"""Make the local generation engine of a run.
+
+*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from workers.engines.generation.local.engine import LocalEngine
+from workers.engines.model.loading import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+
+def build_local(config: RunConfig, model_path: Path) -> LocalEngine:
+    """Load the model onto its device and make an engine around it.
+
+    Raises:
+        DataError: The folder holds no causal language model, or no tokenizer.
+        ConfigError: The device is not here.
+        EngineError: The architecture cannot be served.
+    """
+    generation = config.generation
+    device = resolve_device(generation.device)
+    if device.type == "cpu":
+        torch.set_num_threads(generation.threads)
+    model = load_model(model_path, resolve_dtype(generation.dtype), device)
+    return LocalEngine(
+        model,
+        num_slots=generation.num_slots,
+        stop_token_ids=stop_token_ids(load_tokenizer(model_path), model, generation.stop_token_ids),
+        kv_policy=generation.kv_policy,
+    )

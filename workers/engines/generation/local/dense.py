@@ -1,0 +1,229 @@
+"""The forward of the dense family (Llama, Qwen2, Qwen3) in few operations, for small models, whose steps are mostly calls.
+
+*Consumes* tokens, and a slot cache whose step is set. *Produces* logits of a decode step, or the keys and values of whole
+contexts: up to rounding those of transformers' own forward, on the same cache, by the same attention. *Waits for* the device.
+
+With a small model on a CPU a step is no arithmetic but the price of calls: modules, masks that nobody reads, one rotation for
+queries and another for keys. So the model is taken apart: matrices that read the same input become one, queries and keys are
+normalised and rotated as one tensor, and a residual is added by the product that makes its summand. The joined matrices are
+copies, which cost memory and are made again in every swap of weights; a large model would gain little: :func:`is_dense`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.functional import embedding, linear
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+from workers.engines.generation.local.attention import slot_attention
+
+if TYPE_CHECKING:
+    from workers.engines.generation.local.cache import DecodeStep, SlotCache
+    from workers.engines.model.attention import PackedLayout
+
+MOST_WEIGHTS: Final = 50_000_000
+"""A model with more keeps transformers' forward: there calls take less than a tenth of a step of several rows on one thread."""
+
+_FAMILY: Final = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_LASTING_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions whose frequencies do not depend on the length of what is computed."""
+_POSITIONS_BLOCK: Final = 1024
+
+
+def is_dense(model: PreTrainedModel) -> bool:
+    """Whether :class:`DenseForward` computes what ``model`` does, and the model is so small that it pays."""
+    return (
+        type(model) in _FAMILY
+        and sum(parameter.numel() for parameter in model.parameters()) <= MOST_WEIGHTS
+        and model.model.rotary_emb.rope_type in _LASTING_ROTATIONS
+    )
+
+
+class DenseForward:
+    """What a model's modules compute, on its weights as they were at the last :meth:`take_weights`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Take a model apart for which :func:`is_dense` holds."""
+        self._model: Any = model
+        base = self._model.model
+        self._embedding: torch.Tensor = base.embed_tokens.weight
+        self._layers = [_Layer(layer) for layer in base.layers]
+        self._norm = _Norm(base.norm)
+        self._head: torch.Tensor = self._model.lm_head.weight
+        self._rotations = torch.empty(0)
+        self.take_weights()
+
+    @torch.inference_mode()
+    def take_weights(self) -> None:
+        """Make the model's present weights those of this forward."""
+        for part in (self._norm, *(part for layer in self._layers for part in layer.parts)):
+            part.take_weights()
+
+    @torch.inference_mode()
+    def is_current(self) -> bool:
+        """Whether what was made of the model's weights is what would be made of them now. It is, afterwards."""
+        before = self._copies()
+        self.take_weights()
+        after = self._copies()
+        return all(
+            one.data_ptr() == other.data_ptr() or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+            for one, other in zip(before, after, strict=True)
+        )
+
+    def _copies(self) -> list[torch.Tensor]:
+        parts = (self._norm, *(part for layer in self._layers for part in layer.parts))
+        return [
+            value.clone().contiguous().reshape(-1)
+            for part in parts
+            for _, value in sorted(vars(part).items())
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def prefill(self, tokens: torch.Tensor, cache: SlotCache, layout: PackedLayout) -> None:
+        """Store keys and values of contexts that lie end to end.
+
+        Args:
+            tokens: int64 [N].
+            cache: Its step says where they go.
+            layout: Where each context begins.
+        """
+        hidden = embedding(tokens, self._embedding)
+        cosine, sine = self._rotation(layout.position_ids[None], layout.max_length)
+        for number, layer in enumerate(self._layers):
+            query, key, value = layer.project(hidden, cosine, sine)
+            key, value = cache.update(key, value, number)
+            if number + 1 < len(self._layers):  # nobody reads what follows the last keys and values
+                attended, _ = slot_attention(
+                    None, query, key, value, scaling=layer.scaling, sliding_window=layer.window, packed_layout=layout
+                )
+                hidden = layer.finish(hidden, attended)
+
+    def decode(self, tokens: torch.Tensor, cache: SlotCache, step: DecodeStep) -> torch.Tensor:
+        """Feed one token to each row of a step.
+
+        Args:
+            tokens: int64 [n].
+            cache: Holds what lies before them; its step is ``step``.
+            step: Where they lie.
+
+        Returns:
+            Logits [n, vocabulary] of the next token, in the model's type.
+        """
+        hidden = embedding(tokens, self._embedding)
+        cosine, sine = self._rotation(step.positions[:, None], step.longest)
+        for number, layer in enumerate(self._layers):
+            query, key, value = layer.project(hidden, cosine, sine)
+            key, value = cache.update(key, value, number)
+            attended, _ = slot_attention(
+                None, query, key, value, scaling=layer.scaling, sliding_window=layer.window, slot_step=step
+            )
+            hidden = layer.finish(hidden, attended)
+        return linear(self._norm(hidden), self._head)
+
+    def _rotation(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
+        """Return cosines and sines, [B, 1, T, head dim] each, of positions [B, T] below ``longest``."""
+        if longest > self._rotations.shape[0]:
+            every = torch.arange(-(-longest // _POSITIONS_BLOCK) * _POSITIONS_BLOCK, device=positions.device)
+            cosine, sine = self._model.model.rotary_emb(self._embedding, every[None])
+            sine[..., : sine.shape[-1] // 2].neg_()  # so that the other half of a head need only be turned, not negated
+            self._rotations = torch.stack((cosine[0], sine[0]), 1)
+        return self._rotations[positions].unsqueeze(1).unbind(3)
+
+
+class _Norm:
+    """RMSNorm, computed in float32: of hidden states, or of queries and keys side by side, so many heads of each."""
+
+    def __init__(self, *modules: Any, heads: tuple[int, ...] = ()) -> None:
+        self._modules, self._heads = modules, heads
+        self._width = modules[0].weight.shape[0]
+        # length of a vector whose mean square is epsilon
+        self._least = torch.tensor(
+            math.sqrt(modules[0].variance_epsilon * self._width), device=modules[0].weight.device
+        )
+
+    def take_weights(self) -> None:
+        # float32 [width] or [heads, 1, width], times the square root of the width: what divides is a length, not a mean
+        weights = [module.weight.float() * math.sqrt(self._width) for module in self._modules]
+        self._weight = weights[0]
+        if self._heads:
+            self._weight = torch.cat([w.expand(n, 1, -1) for w, n in zip(weights, self._heads, strict=True)])
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        length = torch.linalg.vector_norm(hidden, 2, -1, True, dtype=torch.float32)
+        return (hidden / torch.hypot(length, self._least)).mul_(self._weight).to(hidden.dtype)
+
+
+class _Linear:
+    """Linear modules that read the same input, as one; a single one is not copied."""
+
+    def __init__(self, *modules: torch.nn.Linear) -> None:
+        self._modules = modules
+        self._weight: torch.Tensor = modules[0].weight
+        self._bias: torch.Tensor | None = modules[0].bias
+        if len(modules) > 1:
+            self._weight = torch.cat([module.weight.detach() for module in modules])
+            self._bias = None if self._bias is None else torch.cat([module.bias.detach() for module in modules])
+
+    def take_weights(self) -> None:
+        if len(self._modules) > 1:
+            torch.cat([module.weight for module in self._modules], out=self._weight)
+            if self._bias is not None:
+                torch.cat([module.bias for module in self._modules], out=self._bias)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return linear(hidden, self._weight, self._bias)
+
+    def added_to(self, residual: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        if self._bias is not None:
+            residual = residual + self._bias
+        return torch.addmm(residual, hidden, self._weight.T)
+
+
+class _Layer:
+    """One layer's modules."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, feed = layer.self_attn, layer.mlp
+        inputs = attention.q_proj, attention.k_proj, attention.v_proj
+        self._heads = tuple(module.out_features // attention.head_dim for module in inputs)
+        self.scaling: float = attention.scaling
+        self.window: int | None = getattr(attention, "sliding_window", None)
+        self._attention_norm = _Norm(layer.input_layernorm)
+        self._attention_in = _Linear(*inputs)
+        self._head_norm = None
+        if hasattr(attention, "q_norm"):
+            self._head_norm = _Norm(attention.q_norm, attention.k_norm, heads=self._heads[:2])
+        self._attention_out = _Linear(attention.o_proj)
+        self._feed_norm = _Norm(layer.post_attention_layernorm)
+        self._feed_in = _Linear(feed.gate_proj, feed.up_proj)
+        self._activation: Callable[[torch.Tensor], torch.Tensor] = feed.act_fn.forward
+        self._feed_out = _Linear(feed.down_proj)
+
+    @property
+    def parts(self) -> list[_Norm | _Linear]:
+        """What holds weights."""
+        return [part for part in vars(self).values() if isinstance(part, _Norm | _Linear)]
+
+    def project(
+        self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values, [B, heads, T, head dim] each, of hidden states [B * T, hidden]."""
+        rows, _, length, head_dim = cosine.shape
+        query_heads, key_heads, value_heads = self._heads
+        states = self._attention_in(self._attention_norm(hidden)).view(rows, length, -1, head_dim).transpose(1, 2)
+        turned, value = states.split_with_sizes((query_heads + key_heads, value_heads), 1)
+        if self._head_norm is not None:
+            turned = self._head_norm(turned)
+        turned = torch.addcmul(turned * cosine, turned.roll(head_dim // 2, -1), sine)
+        query, key = turned.split_with_sizes((query_heads, key_heads), 1)
+        return query, key, value
+
+    def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output, [B * T, hidden], from its input and what attention made of it."""
+        hidden = self._attention_out.added_to(hidden, attended.reshape(hidden.shape[0], -1))
+        gate, up = self._feed_in(self._feed_norm(hidden)).chunk(2, -1)
+        return self._feed_out.added_to(hidden, self._activation(gate).mul_(up))

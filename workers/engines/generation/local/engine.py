@@ -1,0 +1,277 @@
+"""The local generation engine: continuous batching over slots, for any causal language model of transformers.
+
+*Consumes* window requests and weights. *Produces* windows. *Waits for* the device only: ``advance`` computes and returns.
+
+    advance = admit (revive retained rows, prefill new ones) -> decode one token per live row -> settle what has ended, again
+
+A request waits until slots are free, and enters together with a few others or a few steps later at most. One that ends at
+its window leaves its cache row behind, so that the trajectory's next window needs no prefill if it comes back before the slot
+is wanted by another. New weights take effect between two tokens. By the KV policy ``keep``, later tokens attend to keys and
+values of earlier weights; by ``recompute``, every live context is filled in again first. Either way a token's log-prob is that
+of the distribution it was really drawn from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from protocol.errors import Diverged, EngineError
+from protocol.ids import TrajectoryId
+from protocol.trajectory import FinishReason
+from workers.engines.generation.local.forward import SlotForward
+from workers.engines.generation.local.slots import Occupant, SlotTable
+from workers.engines.generation.sampling import Distributions, sample
+from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.generation.windows import check_request, is_live_already
+from workers.engines.model.rng import uniforms
+
+ADMIT_SHARE = 16
+"""New requests enter together once one in so many slots is free: a prefill costs about a decode step, however small it is."""
+ADMIT_PATIENCE = 4
+"""Decode steps after which a waiting request enters whatever is free."""
+
+
+class LocalEngine:
+    """A :class:`workers.engines.generation.seam.GenerationEngine` in this process. Not thread-safe."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        stop_token_ids: Iterable[int] = (),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+    ) -> None:
+        """Take over a model.
+
+        Args:
+            model: On its device, in its type; its weights count only from the first ``load_weights`` on.
+            num_slots: Requests decoded at once.
+            stop_token_ids: Tokens that end a response.
+            kv_policy: What becomes of the KV cache when weights change.
+        """
+        self._forward = SlotForward(model, num_slots)
+        self._slots = SlotTable(num_slots, self._forward.cache)
+        self._waiting: deque[WindowRequest] = deque()
+        self._waiting_names: set[TrajectoryId] = set()
+        self._steps_held = 0
+        self._kv_policy = kv_policy
+        self._must_recompute = False
+        self._policy_version = -1
+        self._vocabulary = int(self._forward.config.vocab_size)
+        self._is_stop = np.zeros(self._vocabulary, bool)
+        self._is_stop[list(stop_token_ids)] = True
+        self._distributions: Distributions | None = None
+        self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Requests decoded at once."""
+        return self._slots.num_slots
+
+    @property
+    def policy_version(self) -> int:
+        """Version that new tokens are sampled with; -1 before the first weights."""
+        return self._policy_version
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that the KV cache holds now."""
+        return self._forward.cache.num_bytes
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: WindowRequest) -> None:
+        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
+        positions = getattr(self._forward.config, "max_position_embeddings", None)
+        check_request(request, positions=positions, vocabulary=self._vocabulary)
+        held = self._slots.find(request.trajectory)
+        if (held is not None and held.is_live) or request.trajectory in self._waiting_names:
+            raise is_live_already(request)
+        self._waiting.append(request)
+        self._waiting_names.add(request.trajectory)
+
+    @torch.inference_mode()
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are ignored."""
+        if trajectory in self._waiting_names:
+            self._waiting_names.remove(trajectory)
+            self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
+        held = self._slots.find(trajectory)
+        if held is None:
+            return
+        if held.is_live:
+            self._slots.end(held, retain=False)
+            self._settle()
+        else:
+            self._slots.evict(held)
+
+    @torch.inference_mode()
+    def cut(self) -> list[Window]:
+        """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
+        self._waiting.clear()
+        self._waiting_names.clear()
+        live = self._slots.live()
+        lengths = self._slots.arrays.lengths
+        windows = [self._window(o, FinishReason.WINDOW) for o in live if lengths[o.row] > o.start]
+        for occupant in reversed(live):
+            self._slots.end(occupant, retain=not self._must_recompute)
+        self._settle()
+        return windows
+
+    def stats(self) -> EngineStats:
+        """Return counters."""
+        return EngineStats(
+            num_live=self._slots.num_live + len(self._waiting),
+            num_decode_steps=self._num_decode_steps,
+            num_sampled_tokens=self._num_sampled_tokens,
+            num_prefill_tokens=self._num_prefill_tokens,
+        )
+
+    def close(self) -> None:
+        """Nothing runs besides this process."""
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Without effect: this engine and its caller are one process."""
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        self._forward.load_weights(tensors)
+        self._policy_version = policy_version
+        for occupant in self._slots.live():
+            occupant.versions.append((int(self._slots.arrays.lengths[occupant.row]), policy_version))
+        if self._kv_policy == "recompute":
+            self._slots.evict_retained()
+            self._must_recompute = self._slots.num_live > 0
+
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of ``tensors`` that the next token would not be computed with."""
+        return self._forward.unserved(tensors)
+
+    # -- computing -----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def advance(self, max_steps: int) -> list[Window]:
+        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
+
+        Raises EngineError before the first weights, and Diverged when the weights give logits that are not finite.
+        """
+        if self._policy_version < 0:
+            raise EngineError("the engine was advanced before its first weights; call load_weights first")
+        finished: list[Window] = []
+        for _ in range(max_steps):
+            self._admit()
+            if self._slots.num_live == 0:
+                break
+            finished += self._step()
+            if finished and self._slots.num_live + len(self._waiting) < self.num_slots:
+                break
+        return finished
+
+    def _admit(self) -> None:
+        if self._must_recompute:
+            self._must_recompute = False
+            self._prefill(self._slots.live())
+        free = self.num_slots - self._slots.num_live
+        if not self._waiting or free == 0:
+            self._steps_held = 0
+            return
+        together = min(len(self._waiting), -(-self.num_slots // ADMIT_SHARE))
+        if self._slots.num_live and free < together and self._steps_held < ADMIT_PATIENCE:
+            self._steps_held += 1
+            return
+        self._steps_held = 0
+        # those with a retained row first: they cost nothing, and nobody evicts them meanwhile
+        entered: list[Occupant] = []
+        for request in [r for r in self._waiting if self._slots.find(r.trajectory) is not None][:free]:
+            revived = self._slots.revive(request, _context_of(request))
+            if revived is not None:
+                self._waiting.remove(request)
+                entered.append(revived)
+        fresh: list[Occupant] = []
+        while self._waiting and self._slots.num_live < self.num_slots:
+            request = self._waiting.popleft()
+            fresh.append(self._slots.admit(request, _context_of(request)))
+        for occupant in entered + fresh:
+            occupant.versions = [(occupant.start, self._policy_version)]
+            self._waiting_names.remove(occupant.trajectory)
+        self._prefill(fresh)
+        self._distributions = None
+
+    def _prefill(self, occupants: list[Occupant]) -> None:
+        rows = [occupant.row for occupant in occupants]
+        if rows:
+            self._num_prefill_tokens += self._forward.prefill([self._slots.context(row) for row in rows], rows)
+
+    def _step(self) -> list[Window]:
+        """Sample one token for every live row; return the windows that end with it."""
+        slots, n = self._slots, self._slots.num_live
+        arrays, rows = slots.arrays, np.arange(slots.num_live)
+        lengths = arrays.lengths[:n]
+        logits = self._forward.decode(arrays.tokens[rows, lengths - 1].astype(np.int64), lengths - 1)
+        if self._distributions is None:
+            params = [occupant.request.sampling for occupant in slots.live()]
+            self._distributions = Distributions.of(params, self._vocabulary, logits.device)
+        uniform = torch.from_numpy(uniforms(arrays.keys[:n], lengths - arrays.offsets[:n])).to(logits.device)
+        chosen, chosen_logprobs = sample(logits, self._distributions, uniform)
+        tokens, logprobs = chosen.cpu().numpy(), chosen_logprobs.cpu().numpy()
+        if not np.isfinite(logprobs).all():
+            raise Diverged(
+                f"policy version {self._policy_version} gives logits that are not finite: training has diverged; lower "
+                "learner.learning_rate, and resume from a checkpoint of an earlier version (remove the later ones)"
+            )
+        arrays.tokens[rows, lengths] = tokens
+        arrays.logprobs[rows, lengths] = logprobs
+        lengths += 1
+        self._num_decode_steps += 1
+        self._num_sampled_tokens += n
+        stopped = self._is_stop[tokens]
+        over = stopped | (lengths == arrays.ends[:n])
+        return self._finish(np.flatnonzero(over), stopped) if over.any() else []
+
+    def _finish(self, rows: np.ndarray, stopped: np.ndarray) -> list[Window]:
+        ending: list[Occupant] = []
+        windows: list[Window] = []
+        for row in rows.tolist():
+            occupant = self._slots.occupants[row]
+            assert occupant is not None, "live rows are occupied"
+            request, length = occupant.request, int(self._slots.arrays.lengths[row])
+            if stopped[row]:
+                reason = FinishReason.STOP
+            elif length - request.prompt_tokens.size >= request.max_response_tokens:
+                reason = FinishReason.LENGTH
+            else:
+                reason = FinishReason.WINDOW
+            windows.append(self._window(occupant, reason))
+            ending.append(occupant)
+        for occupant, window in zip(ending, windows, strict=True):
+            self._slots.end(occupant, retain=not window.finish_reason.is_final)
+        self._settle()
+        return windows
+
+    def _window(self, occupant: Occupant, reason: FinishReason) -> Window:
+        arrays = self._slots.arrays
+        length = int(arrays.lengths[occupant.row])
+        return Window(
+            trajectory=occupant.trajectory,
+            tokens=arrays.tokens[occupant.row, occupant.start : length].copy(),
+            behavior_logprobs=arrays.logprobs[occupant.row, occupant.start : length].copy(),
+            segments=occupant.segments(length),
+            finish_reason=reason,
+        )
+
+    def _settle(self) -> None:
+        self._slots.settle()
+        self._distributions = None
+
+
+def _context_of(request: WindowRequest) -> np.ndarray:
+    return np.concatenate([request.prompt_tokens, request.response_tokens]).astype(np.int32)

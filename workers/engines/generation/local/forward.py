@@ -1,0 +1,167 @@
+"""Run a causal LM on the slot cache: prefill of whole contexts, decode of one token a row.
+
+*Consumes* contexts and row numbers. *Produces* filled cache rows, and logits. *Waits for* the device.
+
+A prefill fills the cache for all but a context's last token; that one goes through the next decode step with everybody
+else's, so every token is sampled at one place. Contexts are laid end to end without padding, and members of a group, which
+share their prompt, are computed once. Small models of the dense family go through
+``workers.engines.generation.local.dense``, all others through transformers' own forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.process import work
+from protocol.errors import EngineError
+from workers.engines.generation.local.attention import SLOT_ATTENTION, hide
+from workers.engines.generation.local.cache import DecodeStep, PrefillStep, SlotCache
+from workers.engines.generation.local.dense import DenseForward, is_dense
+from workers.engines.generation.local.weights import replace_weights, unserved_weights
+from workers.engines.model.attention import PackedLayout
+from workers.engines.model.layers import count_layers
+
+PREFILL_TOKENS = 8192
+"""Tokens of one prefill forward; a longer context goes alone."""
+
+_SLOT_LAYERS = {"full_attention", "sliding_attention", "attention"}
+
+
+def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Make ``model`` attend over the slot cache from now on; return it in evaluation mode.
+
+    Raises:
+        EngineError: The model mixes tokens by other means than attention through transformers' attention interface.
+    """
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - _SLOT_LAYERS
+    if kinds:
+        raise EngineError(
+            f"{type(model).__name__} has layers of kind {', '.join(sorted(kinds))}, which keep state outside the slot cache; "
+            f"only {', '.join(sorted(_SLOT_LAYERS))} layers can be served: choose another model"
+        )
+    model.set_attn_implementation(SLOT_ATTENTION)
+    if model.config._attn_implementation != SLOT_ATTENTION:
+        raise EngineError(
+            f"{type(model).__name__} does not call attention through transformers' AttentionInterface, so the local engine "
+            "cannot serve it; choose another model (Qwen2, Qwen3 and Llama do)"
+        )
+    return count_layers(model).eval()
+
+
+class SlotForward:
+    """A model and its slot cache."""
+
+    def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
+        self.model = prepare_model(model)
+        self.config = model.config.get_text_config()
+        self.cache = SlotCache(self.config.num_hidden_layers, num_slots)
+        self.device = model.device
+        self._columns = torch.arange(0, device=self.device)
+        self._dense = DenseForward(model) if is_dense(model) else None
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        replace_weights(self.model, tensors)
+        if self._dense is not None:
+            self._dense.take_weights()
+
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of tensors that the next step would not be computed with."""
+        found = unserved_weights(self.model, tensors)
+        return found if self._dense is None or self._dense.is_current() else [*found, "(copies of the dense forward)"]
+
+    def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
+        """Fill the cache rows with all but the last token of each context.
+
+        Args:
+            contexts: int32 [length] each, at least one token.
+            rows: Slot row of each context.
+
+        Returns:
+            Tokens computed: shared contexts count once.
+        """
+        wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
+        for context, row in zip(contexts, rows, strict=True):
+            if context.size > 1:
+                head = context[:-1]
+                wanted.setdefault(head.tobytes(), (head, []))[1].append(row)
+        if not wanted:
+            return 0
+        self.cache.reserve(max(rows) + 1, max(context.size for context in contexts))
+        by_length = sorted(wanted.values(), key=lambda entry: entry[0].size)
+        computed, total = 0, sum(head.size for head, _ in by_length)
+        batch: list[tuple[np.ndarray, list[int]]] = []
+        with work.task("prefill", float(total), "tokens"):
+            for entry in by_length:
+                if batch and sum(head.size for head, _ in batch) + entry[0].size > PREFILL_TOKENS:
+                    computed += self._prefill(batch, total)
+                    batch = []
+                batch.append(entry)
+            return computed + self._prefill(batch, total)
+
+    def _prefill(self, batch: list[tuple[np.ndarray, list[int]]], total: int) -> int:
+        lengths = np.array([head.size for head, _ in batch])
+        starts = np.cumsum(lengths) - lengths
+        stored = [(start, head.size, row) for (head, rows), start in zip(batch, starts, strict=True) for row in rows]
+        source = np.concatenate([np.arange(start, start + size) for start, size, _ in stored])
+        positions = np.concatenate([np.arange(size) for _, size, _ in stored])
+        target = np.repeat([row for _, _, row in stored], [size for _, size, _ in stored])
+        layout = PackedLayout.of(lengths, self.device)
+        self.cache.step = PrefillStep(self._put(source), self._put(target), self._put(positions))
+        tokens = self._put(np.concatenate([head for head, _ in batch]).astype(np.int64))
+        with work.part(int(lengths.sum()) / total):
+            self._fill(tokens, layout)
+        return int(lengths.sum())
+
+    def _fill(self, tokens: torch.Tensor, layout: PackedLayout) -> None:
+        if self._dense is not None:
+            self._dense.prefill(tokens, self.cache, layout)
+        else:  # the base model: a prefill needs keys and values, no logits
+            self.model.base_model(
+                input_ids=tokens[None],
+                position_ids=layout.position_ids[None],
+                past_key_values=self.cache,
+                use_cache=True,
+                packed_layout=layout,
+            )
+
+    def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """Feed one token to each of the first n rows.
+
+        Args:
+            tokens: int64 [n].
+            positions: int64 [n]: where each lies in its row.
+
+        Returns:
+            Logits [n, vocabulary] of the next token, in the model's type.
+        """
+        longest = int(positions.max()) + 1
+        self.cache.reserve(positions.size, longest)
+        step = self._decode_step(positions, longest)
+        self.cache.step = step
+        if self._dense is not None:
+            return self._dense.decode(self._put(tokens), self.cache, step)
+        output = self.model(
+            input_ids=self._put(tokens)[:, None],
+            position_ids=step.positions[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            slot_step=step,
+        )
+        return output.logits[:, -1]
+
+    def _decode_step(self, positions: np.ndarray, longest: int) -> DecodeStep:
+        if self._columns.shape[0] < max(longest, positions.size):
+            self._columns = torch.arange(2 * max(longest, positions.size), device=self.device)
+        place = self._put(positions)
+        mask = None
+        if int(positions.min()) + 1 < longest:
+            mask = hide(self._columns[:longest] > place[:, None], self.model.dtype)
+        return DecodeStep(self._columns[: positions.size], place, longest, mask)
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -1,0 +1,218 @@
+"""Who sits in which slot row: live requests first, then rows kept for trajectories that may come back.
+
+*Consumes* admissions and endings. *Produces* row numbers and the per-row numbers that a decode step reads. *Waits for*
+nothing.
+
+Invariant: rows ``0 .. num_live - 1`` are live; every later row is free or retained. Rows are swapped to keep it so. Swaps are
+collected and carried out at once by :meth:`SlotTable.settle`, for the table's own arrays and the KV cache alike, so that a
+step in which many requests end moves each row at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from protocol.ids import TrajectoryId
+from protocol.trajectory import Segment
+from workers.engines.generation.local.cache import SlotCache
+from workers.engines.generation.seam import WindowRequest
+from workers.engines.generation.windows import segments
+from workers.engines.model.rng import stream_key
+
+_LENGTH_BLOCK = 256
+
+
+@dataclass(slots=True)
+class Occupant:
+    """A trajectory that holds a row."""
+
+    trajectory: TrajectoryId
+    row: int
+    request: WindowRequest
+    start: int
+    """Context tokens (prompt and earlier response) when the present window began."""
+    versions: list[tuple[int, int]]
+    """(context length, policy version): from that length on, tokens are of that version."""
+    is_live: bool = True
+    last_used: int = 0
+    """Grows with every use; the smallest is evicted first."""
+
+    def segments(self, length: int) -> tuple[Segment, ...]:
+        """Return the runs of one version among the window's tokens, up to context length ``length``."""
+        return segments(self.versions, length)
+
+
+@dataclass(slots=True)
+class _Arrays:
+    """Per-row numbers, indexed by row. T is the length that rows have grown to."""
+
+    tokens: np.ndarray
+    """int32 [rows, T]: prompt and response"""
+    logprobs: np.ndarray
+    """float32 [rows, T]: behaviour log-probs where this engine sampled the token in the present window"""
+    lengths: np.ndarray
+    """int64 [rows]: tokens of the context, the newest sampled one included; the KV cache holds one less"""
+    ends: np.ndarray
+    """int64 [rows]: context length at which the window is over"""
+    offsets: np.ndarray
+    """int64 [rows]: prompt tokens, so that ``lengths - offsets`` is the position to sample next"""
+    keys: np.ndarray
+    """uint64 [rows]: random streams"""
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter((self.tokens, self.logprobs, self.lengths, self.ends, self.offsets, self.keys))
+
+
+@dataclass(slots=True)
+class SlotTable:
+    """Rows of one engine, and the cache whose rows they are."""
+
+    num_slots: int
+    cache: SlotCache
+    num_live: int = 0
+    occupants: list[Occupant | None] = field(default_factory=list)
+    """By row."""
+    arrays: _Arrays = field(init=False)
+    _by_trajectory: dict[TrajectoryId, Occupant] = field(default_factory=dict)
+    _order: dict[int, int] = field(default_factory=dict)
+    """Row -> row where its content still lies, for rows that were swapped and are not settled."""
+    _clock: int = 0
+
+    def __post_init__(self) -> None:
+        self.occupants = [None] * self.num_slots
+        self.arrays = _Arrays(
+            tokens=np.zeros((self.num_slots, _LENGTH_BLOCK), np.int32),
+            logprobs=np.zeros((self.num_slots, _LENGTH_BLOCK), np.float32),
+            lengths=np.zeros(self.num_slots, np.int64),
+            ends=np.zeros(self.num_slots, np.int64),
+            offsets=np.zeros(self.num_slots, np.int64),
+            keys=np.zeros(self.num_slots, np.uint64),
+        )
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def find(self, trajectory: TrajectoryId) -> Occupant | None:
+        """Return who holds a row for a trajectory, live or retained."""
+        return self._by_trajectory.get(trajectory)
+
+    def live(self) -> list[Occupant]:
+        """Return the live occupants in row order."""
+        return [occupant for occupant in self.occupants[: self.num_live] if occupant is not None]
+
+    def context(self, row: int) -> np.ndarray:
+        """Return int32 [length]: prompt and response of a settled row. A view."""
+        return self.arrays.tokens[row, : self.arrays.lengths[row]]
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def revive(self, request: WindowRequest, context: np.ndarray) -> Occupant | None:
+        """Make the retained row of the request's trajectory live again if it holds exactly this context.
+
+        A row with another context (the trajectory went on elsewhere) is evicted. The table must be settled.
+        """
+        held = self.find(request.trajectory)
+        if held is None or held.is_live:
+            return None
+        if not np.array_equal(self.context(held.row), context):
+            self.evict(held)
+            return None
+        self._swap(held.row, self.num_live)
+        held.request, held.is_live = request, True
+        self.num_live += 1
+        self.settle()
+        return self._begin(held, context.size)
+
+    def admit(self, request: WindowRequest, context: np.ndarray) -> Occupant:
+        """Give a new request the next live row, evicting the retained row that was used least recently if none is free.
+
+        The caller knows that ``num_live < num_slots``. The table must be settled.
+        """
+        row = self.num_live
+        if self.occupants[row] is not None:
+            free = next((r for r in range(row + 1, self.num_slots) if self.occupants[r] is None), None)
+            if free is None:
+                oldest = min(filter(None, self.occupants[row:]), key=lambda occupant: occupant.last_used)
+                free = oldest.row
+                self.evict(oldest)
+            self._swap(row, free)
+            self.cache.reserve(free + 1, 0)
+            self.settle()
+        occupant = Occupant(request.trajectory, row, request, 0, [])
+        self.occupants[row] = occupant
+        self._by_trajectory[request.trajectory] = occupant
+        self.num_live += 1
+        self._reserve(context.size + 1)
+        self.arrays.tokens[row, : context.size] = context
+        self.arrays.keys[row] = stream_key(request.seed, request.trajectory)
+        self.arrays.offsets[row] = request.prompt_tokens.size
+        return self._begin(occupant, context.size)
+
+    def _begin(self, occupant: Occupant, length: int) -> Occupant:
+        request, row = occupant.request, occupant.row
+        window = min(request.window_tokens, request.max_response_tokens - request.response_tokens.size)
+        self._reserve(length + window)
+        self.cache.max_length = max(self.cache.max_length, request.prompt_tokens.size + request.max_response_tokens)
+        self.arrays.lengths[row] = length
+        self.arrays.ends[row] = length + window
+        self.arrays.keys[row] = stream_key(request.seed, request.trajectory)
+        occupant.start = length
+        self._touch(occupant)
+        return occupant
+
+    def end(self, occupant: Occupant, *, retain: bool) -> None:
+        """Take a live occupant out of the live rows; keep its row's content if asked to. Settle before the next step."""
+        last = self.num_live - 1
+        self._swap(occupant.row, last)
+        self.num_live = last
+        occupant.is_live = False
+        self._touch(occupant)
+        if not retain:
+            self.evict(occupant)
+
+    def evict(self, occupant: Occupant) -> None:
+        """Free a row that is not live; the last one to go gives the cache's memory back."""
+        self.occupants[occupant.row] = None
+        del self._by_trajectory[occupant.trajectory]
+        if not self._by_trajectory:
+            self.cache.release()
+
+    def evict_retained(self) -> None:
+        """Free every row that is not live."""
+        for occupant in [o for o in self.occupants[self.num_live :] if o is not None]:
+            self.evict(occupant)
+
+    def settle(self) -> None:
+        """Carry out the collected swaps in the arrays and the cache."""
+        moves = [(to, came) for to, came in self._order.items() if to != came and self.occupants[to] is not None]
+        self._order.clear()
+        if not moves:
+            return
+        targets, sources = [to for to, _ in moves], [came for _, came in moves]
+        for array in self.arrays:
+            array[targets] = array[sources]
+        self.cache.move(targets, sources, int(self.arrays.lengths[targets].max()) - 1)
+
+    def _swap(self, a: int, b: int) -> None:
+        if a == b:
+            return
+        self._order[a], self._order[b] = self._order.get(b, b), self._order.get(a, a)
+        one, other = self.occupants[a], self.occupants[b]
+        self.occupants[a], self.occupants[b] = other, one
+        if one is not None:
+            one.row = b
+        if other is not None:
+            other.row = a
+
+    def _touch(self, occupant: Occupant) -> None:
+        self._clock += 1
+        occupant.last_used = self._clock
+
+    def _reserve(self, length: int) -> None:
+        have = self.arrays.tokens.shape[1]
+        if length > have:
+            extra = -(-(length - have) // _LENGTH_BLOCK) * _LENGTH_BLOCK
+            self.arrays.tokens = np.pad(self.arrays.tokens, ((0, 0), (0, extra)))
+            self.arrays.logprobs = np.pad(self.arrays.logprobs, ((0, 0), (0, extra)))

@@ -1,0 +1,62 @@
+"""Put published weights into a model, all of them or none.
+
+*Consumes* tensors by their Hugging Face names. *Produces* nothing but the model's new state. *Waits for* nothing.
+
+Weights that nobody will change while they are served, and that have the model's type and place, are not copied: the model
+computes with them where they lie, which takes no time and, on one host, no memory. Others are copied.
+
+Everything is checked before anything is written. Tied tensors (``lm_head.weight`` and the embedding, usually) are published
+once, under the name that owns them; a second name may be present, if it says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from workers.engines.model.check_weights import fit_weights
+from workers.engines.model.weights_file import PublishedWeights
+
+
+def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to the model's own type.
+
+    Raises:
+        WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types are mixed up, or two names
+            of one tied tensor disagree. The model is then as it was.
+    """
+    state = model.state_dict(keep_vars=True)
+    chosen = fit_weights(state, tensors)
+    is_lasting = isinstance(tensors, PublishedWeights) and tensors.is_lasting
+    with torch.no_grad():
+        for name, tensor in chosen.items():
+            own = state[name]
+            if is_lasting and tensor.dtype == own.dtype and tensor.device == own.device:
+                own.data = tensor
+            else:
+                own.copy_(tensor)
+
+
+@torch.no_grad()
+def unserved_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of published tensors that ``model`` does not compute with, bit for bit once cast to its own type.
+
+    What the model uses where it lies costs nothing to compare; a copy costs one more pass over it.
+    """
+    state = model.state_dict(keep_vars=True)
+    return [
+        name
+        for name, tensor in fit_weights(state, tensors).items()
+        if not _is_same(state[name].detach(), tensor.detach())
+    ]
+
+
+def _is_same(own: torch.Tensor, published: torch.Tensor) -> bool:
+    if own.data_ptr() == published.data_ptr() and own.dtype == published.dtype and own.device == published.device:
+        return True
+    wanted = published.to(device=own.device, dtype=own.dtype)
+    # as bytes: weights that have diverged are the same although NaN is not equal to itself
+    return torch.equal(
+        own.contiguous().reshape(-1).view(torch.uint8), wanted.contiguous().reshape(-1).view(torch.uint8)
+    )

@@ -1,0 +1,95 @@
+"""From a run's configuration to vLLM's engine arguments.
+
+*Consumes* settings. *Produces* keyword arguments of vLLM's ``EngineArgs``. *Waits for* nothing; imports no vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
+EXTENSION = "workers.engines.generation.vllm.worker.WorkerExtension"
+_SCORED_AT_ONCE = 64
+
+
+def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
+    """Return vLLM's arguments for a run."""
+    generation, vllm = config.generation, config.generation.vllm
+    extra: dict[str, Any] = dict(vllm.engine_args)
+    if vllm.block_tokens is not None:
+        extra["block_size"] = vllm.block_tokens
+    if vllm.tensor_parallel_size > 1:
+        extra["tensor_parallel_size"] = vllm.tensor_parallel_size
+    if vllm.data_parallel_size > 1:
+        extra["data_parallel_size"] = vllm.data_parallel_size
+    return engine_arguments(
+        model_path,
+        num_slots=generation.num_slots,
+        positions=config.data.max_prompt_tokens + generation.max_response_tokens,
+        dtype=generation.dtype,
+        on_cpu=on_cpu,
+        extra=extra,
+    )
+
+
+def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
+    """Return vLLM's arguments for a run's reference in the folder ``model_path``, whose weights are read here."""
+    reference = config.reference
+    num_tokens = reference.micro_batch_tokens
+    arguments = engine_arguments(
+        model_path,
+        num_slots=min(_SCORED_AT_ONCE, num_tokens) - 1,
+        positions=config.data.max_prompt_tokens + config.generation.max_response_tokens + 1,
+        dtype=config.model.dtype,
+        on_cpu=on_cpu,
+    )
+    arguments |= {
+        "load_format": "safetensors",
+        "enable_prefix_caching": False,
+        "enforce_eager": True,  # prompts only: there is no decode step to make fast
+        "max_num_batched_tokens": num_tokens,
+    }
+    if reference.vllm.tensor_parallel_size > 1:
+        arguments["tensor_parallel_size"] = reference.vllm.tensor_parallel_size
+    return arguments | reference.vllm.engine_args
+
+
+def engine_arguments(
+    model_path: Path,
+    *,
+    num_slots: int,
+    positions: int,
+    dtype: str,
+    on_cpu: bool,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return vLLM's arguments.
+
+    Args:
+        model_path: Folder of the model. Its weights are not read: the first published version brings them.
+        num_slots: Requests decoded at once; one more is let in, so that a probe never waits for a window to end.
+        positions: Longest sequence, prompt and response.
+        dtype: ``float32`` or ``bfloat16``.
+        on_cpu: Step plainly, without compiling anything.
+        extra: What the configuration passes through; it comes last.
+    """
+    arguments: dict[str, Any] = {
+        "model": str(model_path),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": dtype,
+        "max_model_len": positions,
+        "max_num_seqs": num_slots + 1,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "worker_extension_cls": EXTENSION,
+    }
+    if on_cpu:
+        arguments |= {"distributed_executor_backend": "uni", "enforce_eager": True, "async_scheduling": False}
+    return arguments | dict(extra or {})

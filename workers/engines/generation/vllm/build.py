@@ -1,0 +1,115 @@
+# pyright: reportMissingImports=false
+"""Make the vLLM engine of a run.
+
+*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first weights. *Waits for* vLLM to
+load: seconds on a CPU, up to minutes on GPUs, where it compiles.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoConfig
+
+from pipeline.preflight.vllm import check_versions
+from protocol.errors import ConfigError, EngineError
+from workers.engines.generation.vllm.arguments import arguments_of
+from workers.engines.generation.vllm.engine import VllmEngine
+from workers.engines.model.loading import load_tokenizer, model_state, resolve_device, stop_token_ids
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+    from workers.engines.generation.vllm.core import Core
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Mean difference to the learner's log-probs that the coarsest type in the way may cause, in nats."""
+
+
+def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
+    """Start vLLM around a model and make an engine of it.
+
+    Raises:
+        ConfigError: vLLM is missing or of another version, or it refuses the model, an argument or the memory that is there.
+        DataError: The folder holds no tokenizer.
+    """
+    check_versions()
+    generation = config.generation
+    device = resolve_device(generation.device)
+    prepare_environment(generation.threads, generation.vllm.kv_cache_gb, on_cpu=device.type == "cpu")
+    hf_config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+    arguments = arguments_of(config, model_path, on_cpu=device.type == "cpu")
+    return VllmEngine(
+        start_core(config, arguments, on_cpu=device.type == "cpu"),
+        model_state(hf_config),
+        num_slots=generation.num_slots,
+        vocabulary=int(hf_config.get_text_config().vocab_size),
+        positions=int(arguments["max_model_len"]),
+        stop_token_ids=stop_token_ids(
+            load_tokenizer(model_path), None, _stop_tokens(model_path, generation.stop_token_ids)
+        ),
+        kv_policy=generation.kv_policy,
+        pause=generation.vllm.pause,
+        tolerance=tolerance(config),
+    )
+
+
+def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool) -> Core:
+    """Start vLLM in this process or beside it. Raises ConfigError with vLLM's own reason when it does not start."""
+    mode = config.generation.vllm.mode
+    try:
+        if mode == "in-process" or (mode == "auto" and on_cpu):
+            from workers.engines.generation.vllm.in_process import InProcessCore
+
+            return InProcessCore(arguments, temperature=config.generation.temperature)
+        from workers.engines.generation.vllm.background import BackgroundCore
+
+        return BackgroundCore(arguments, temperature=config.generation.temperature)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"vLLM does not start with {config.model.path}: {type(error).__name__}: {error}; change the model, "
+            "[generation.vllm], or set generation.engine to local"
+        ) from error
+
+
+def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None:
+    """Set what vLLM reads from the environment when it is imported; what a person has set stays.
+
+    Args:
+        threads: Torch's, on a CPU.
+        kv_cache_gb: KV cache on a CPU, GiB.
+        on_cpu: Whether it runs on one.
+    """
+    settings = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    if on_cpu:
+        torch.set_num_threads(threads)
+        # The supervisor gives a worker its threads; vLLM would bind them all to the first cores.
+        settings |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def tolerance(config: RunConfig) -> float:
+    """Return how far an engine's log-probs may be from the learner's, in nats a token."""
+    given = config.generation.vllm.parity_tolerance
+    if given is not None:
+        return given
+    return max(TOLERANCE[name] for name in (config.generation.dtype, config.model.dtype, config.weights.dtype))
+
+
+def _stop_tokens(model_path: Path, configured: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the configured stop tokens and those of the model's generation settings."""
+    from transformers import GenerationConfig
+
+    try:
+        named = GenerationConfig.from_pretrained(model_path, local_files_only=True).eos_token_id
+    except OSError:
+        named = AutoConfig.from_pretrained(model_path, local_files_only=True).eos_token_id
+    return (*configured, *([named] if isinstance(named, int) else named or ()))

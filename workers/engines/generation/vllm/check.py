@@ -1,0 +1,59 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""``python -P -m workers.engines.generation.vllm.check CONFIG``: whether vLLM itself would take a run's models and arguments.
+
+*Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and vLLM's own reason on standard error. *Waits for*
+vLLM's import, seconds; no weights are read and nothing is computed. ``headrace config check`` and ``headrace up`` run it, since
+only vLLM knows its architectures and arguments, and the command line does not import it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.load import load_config
+from pipeline.process.exit_codes import ExitCode
+from protocol.errors import ConfigError
+from workers.engines.generation.vllm.arguments import arguments_of, scoring_arguments
+from workers.engines.generation.vllm.build import prepare_environment
+from workers.engines.model.loading import resolve_device
+
+
+def check(path: Path) -> None:
+    """Raise what keeps vLLM from making the engines of the configuration in ``path``: generators', and the reference's."""
+    config = load_config([path])
+    generation, reference = config.generation, config.reference
+    if generation.engine == "vllm":
+        on_cpu = resolve_device(generation.device).type == "cpu"
+        prepare_environment(generation.threads, generation.vllm.kv_cache_gb, on_cpu=on_cpu)
+        in_process = on_cpu or generation.vllm.mode == "in-process"
+        _check_arguments(arguments_of(config, config.model.path, on_cpu=on_cpu), count_devices=not in_process)
+    if config.scores_with_vllm:
+        on_cpu = resolve_device(reference.device).type == "cpu"
+        prepare_environment(reference.threads, reference.vllm.kv_cache_gb, on_cpu=on_cpu)
+        _check_arguments(scoring_arguments(config, config.reference_model, on_cpu=on_cpu), count_devices=not on_cpu)
+
+
+def _check_arguments(arguments: dict[str, Any], *, count_devices: bool) -> None:
+    from vllm import EngineArgs
+
+    try:
+        vllm_config = EngineArgs(**arguments).create_engine_config()
+    except (TypeError, ValueError, NotImplementedError, AssertionError, RuntimeError, OSError) as error:
+        raise ConfigError(f"{type(error).__name__}: {error}") from error
+    if not count_devices:
+        return
+    import torch
+
+    wanted = vllm_config.parallel_config.world_size_across_dp
+    if wanted > torch.cuda.device_count():
+        raise ConfigError(f"tensor and data parallel sizes need {wanted} GPUs, {torch.cuda.device_count()} are visible")
+
+
+if __name__ == "__main__":
+    try:
+        check(Path(sys.argv[1]))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(ExitCode.CONFIG)

@@ -1,0 +1,105 @@
+"""What :class:`workers.engines.generation.vllm.engine.VllmEngine` asks of vLLM: requests in, samples out, weights in between.
+
+*Consumes* requests. *Produces* samples. *Waits for* vLLM, each wait with a deadline. Two implementations: ``in_process`` steps
+vLLM on the caller's thread, ``background`` talks to processes that run on by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from workers.engines.generation.seam import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRequest:
+    """One request to vLLM: a window of a trajectory."""
+
+    name: str
+    """Unique among live ones."""
+    context: np.ndarray
+    """int32 [prompt and earlier response tokens]"""
+    num_prompt_tokens: int
+    max_tokens: int
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]
+    stream: int
+    """Key of the trajectory's random stream (``workers.engines.model.rng.stream_key``)."""
+    salt: str
+    """Cached prefixes are shared only among requests of one salt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What vLLM has sampled for a request."""
+
+    name: str
+    tokens: np.ndarray
+    """int32 [new tokens]"""
+    logprobs: np.ndarray
+    """float32 [new tokens]"""
+    spans: tuple[tuple[int, int], ...]
+    """(policy version, number of tokens), in order, adding up to all tokens"""
+    num_cached_tokens: int
+    """Tokens of the context that were not computed, since a cached prefix held them."""
+    is_over: bool
+    """False when it was cut."""
+
+
+class Core(Protocol):
+    """vLLM with a model, for one thread."""
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether tokens are drawn from the trajectory's stream; else from vLLM's, by request seed."""
+        ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Prefixes are cached in blocks of so many tokens."""
+        ...
+
+    def add(self, request: CoreRequest) -> None:
+        """Queue a request."""
+        ...
+
+    def step(self, timeout_s: float) -> list[Sample]:
+        """Decode once, or wait at most ``timeout_s`` for what decodes by itself; return what is over.
+
+        Raises EngineDied when vLLM is dead.
+        """
+        ...
+
+    def cut(self, names: Sequence[str]) -> list[Sample]:
+        """End requests at the present token; return those that have sampled something."""
+        ...
+
+    def stage(self, path: Path, policy_version: int) -> None:
+        """Bring a version's file near to where ``load`` needs it, while decoding goes on. May be called on another thread.
+        Raises EngineDied."""
+        ...
+
+    def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
+        """Change the weights between two tokens. With ``recompute`` live contexts are filled in again under the new ones, and
+        no cached prefix outlives the old."""
+        ...
+
+    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[Sample]]:
+        """Return float32 [tokens - 1] log-probs of a sequence's tokens but the first, and what became over meanwhile."""
+        ...
+
+    def num_steps(self) -> int:
+        """Return decode steps so far; of a core in the background, an estimate."""
+        ...
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        ...

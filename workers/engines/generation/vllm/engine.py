@@ -1,0 +1,313 @@
+"""The vLLM engine: windows, segments and endings around a *core* that samples, and the proof that it samples what it says.
+
+*Consumes* window requests and published weights. *Produces* windows. *Waits for* the core, with deadlines.
+
+    advance = feed (requests into free slots) -> core.step -> windows of what is over, again
+
+**New weights** take effect between two tokens. By the pause mode ``keep`` live windows go on under them; by ``wait`` they end
+first, by ``abort`` they are cut where they are (their trajectories go on as continued ones). By the KV policy ``keep`` a live
+window keeps its keys and values, and a trajectory whose last window was sampled here finds its cached blocks again; by
+``recompute`` every live context is filled in again, and nothing that was cached before the update is used after it. Prefixes
+are shared through vLLM's cache only among requests of one *salt*, which names the policy version that they began under.
+
+**Parity.** Published weights carry a probe: a sequence and the learner's own log-probs of it. The engine scores it after every
+update, before any token of the new version leaves. One that does not agree is quarantined: it says so, keeps the old version's
+number, and refuses to go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+
+from pipeline.process import work
+from protocol.errors import Diverged, EngineDied, EngineError, ParityFailed
+from protocol.ids import TrajectoryId
+from protocol.trajectory import FinishReason, Segment
+from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.generation.vllm.core import Core, CoreRequest, Sample
+from workers.engines.generation.windows import check_request, is_live_already
+from workers.engines.model.check_weights import fit_weights
+from workers.engines.model.rng import stream_key
+from workers.engines.model.weights_file import Probe, PublishedWeights
+
+TURN_S = 0.02
+"""Longest wait for a core in the background, a step."""
+DRAIN_S = 600.0
+"""Longest wait for live windows to end, by the pause mode ``wait``."""
+PROBE_S = 120.0
+"""Longest wait for a probe."""
+
+PauseMode = Literal["keep", "wait", "abort"]
+
+
+class VllmEngine:
+    """A :class:`workers.engines.generation.seam.GenerationEngine`. Not thread-safe."""
+
+    def __init__(
+        self,
+        core: Core,
+        state: Mapping[str, torch.Tensor],
+        *,
+        num_slots: int,
+        vocabulary: int,
+        positions: int,
+        stop_token_ids: Iterable[int] = (),
+        kv_policy: Literal["keep", "recompute"] = "keep",
+        pause: PauseMode = "keep",
+        tolerance: float = 1e-3,
+    ) -> None:
+        """Drive a core.
+
+        Args:
+            core: vLLM with a model of the right architecture; its weights count only from the first ``load_weights`` on.
+            state: The model's names and shapes, as ``state_dict(keep_vars=True)`` of transformers' model has them.
+            num_slots: Requests decoded at once.
+            vocabulary: Token ids that the model knows.
+            positions: Longest sequence.
+            stop_token_ids: Tokens that end a response.
+            kv_policy: What becomes of the KV cache when weights change.
+            pause: What becomes of live windows when weights change.
+            tolerance: Largest mean difference between the core's log-probs and the learner's, in nats.
+        """
+        self._core = core
+        self._state = state
+        self._num_slots = num_slots
+        self._vocabulary = vocabulary
+        self._positions = positions
+        self._stop = tuple(sorted(set(stop_token_ids)))
+        self._kv_policy = kv_policy
+        self._pause: PauseMode = pause
+        self._tolerance = tolerance
+        self._policy_version = -1
+        self._waiting: deque[WindowRequest] = deque()
+        self._live: dict[str, WindowRequest] = {}
+        self._names: dict[TrajectoryId, str] = {}
+        self._ready: list[Window] = []
+        self._salts: dict[TrajectoryId, str] = {}
+        self._numbers = itertools.count()
+        self._nonce = secrets.token_hex(4)
+        self._failure: EngineError | None = None
+        self._num_sampled_tokens = self._num_prefill_tokens = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Requests decoded at once."""
+        return self._num_slots
+
+    @property
+    def policy_version(self) -> int:
+        """Version that new tokens are sampled with; -1 before the first weights."""
+        return self._policy_version
+
+    def stats(self) -> EngineStats:
+        """Return counters; prefilled and sampled tokens are counted when their window is over."""
+        return EngineStats(
+            num_live=len(self._live) + len(self._waiting) + len(self._ready),
+            num_decode_steps=self._core.num_steps(),
+            num_sampled_tokens=self._num_sampled_tokens,
+            num_prefill_tokens=self._num_prefill_tokens,
+        )
+
+    def close(self) -> None:
+        """End vLLM."""
+        self._core.close()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return none: ``load_weights`` holds log-probs against the learner's."""
+        del tensors
+        return []
+
+    def submit(self, request: WindowRequest) -> None:
+        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
+        check_request(request, vocabulary=self._vocabulary, positions=self._positions)
+        name = request.trajectory
+        if name in self._names or any(waiting.trajectory == name for waiting in self._waiting):
+            raise is_live_already(request)
+        self._waiting.append(request)
+
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """Free whatever is kept of a trajectory, live or waiting; its cached blocks fall free as vLLM needs them."""
+        self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
+        self._ready = [window for window in self._ready if window.trajectory != trajectory]
+        self._salts.pop(trajectory, None)
+        name = self._names.pop(trajectory, None)
+        if name is not None:
+            del self._live[name]
+            self._core.cut([name])
+
+    def cut(self) -> list[Window]:
+        """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
+        self._waiting.clear()
+        windows, self._ready = [*self._ready, *self._cut_live()], []
+        return windows
+
+    def _cut_live(self) -> list[Window]:
+        windows = self._windows(self._core.cut(list(self._live))) if self._live else []
+        self._live.clear()
+        self._names.clear()
+        return windows
+
+    # -- computing -----------------------------------------------------------------------------------------------------
+
+    def advance(self, max_steps: int) -> list[Window]:
+        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
+
+        Raises:
+            EngineError: Before the first weights.
+            EngineDied: vLLM is dead or hangs. What was live goes on elsewhere.
+            Diverged: The weights give log-probs that are not finite.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._policy_version < 0:
+            raise EngineError("the engine was advanced before its first weights; call load_weights first")
+        finished, self._ready = self._ready, []
+        for _ in range(max_steps):
+            self._feed()
+            if not self._live:
+                break
+            finished += self._step()
+            if finished and len(self._live) + len(self._waiting) < self._num_slots:
+                break
+        return finished
+
+    def _feed(self) -> None:
+        while self._waiting and len(self._live) < self._num_slots:
+            request = self._waiting.popleft()
+            name = f"{request.trajectory}/{next(self._numbers)}"
+            used = request.response_tokens.size
+            self._core.add(
+                CoreRequest(
+                    name=name,
+                    context=np.concatenate([request.prompt_tokens, request.response_tokens]).astype(np.int32),
+                    num_prompt_tokens=request.prompt_tokens.size,
+                    max_tokens=min(request.window_tokens, request.max_response_tokens - used),
+                    sampling=request.sampling,
+                    stop_token_ids=self._stop,
+                    stream=stream_key(request.seed, request.trajectory),
+                    salt=self._salt(request.trajectory),
+                )
+            )
+            self._live[name] = request
+            self._names[request.trajectory] = name
+
+    def _salt(self, trajectory: TrajectoryId) -> str:
+        """By ``keep``, a trajectory that was sampled here goes on in the cache that it began in."""
+        salt = f"{self._nonce}/{self._policy_version}"
+        if self._kv_policy == "recompute":
+            return salt
+        salt = self._salts.pop(trajectory, salt)
+        self._salts[trajectory] = salt
+        while len(self._salts) > 8 * self._num_slots:  # those longest not seen went on elsewhere
+            del self._salts[next(iter(self._salts))]
+        return salt
+
+    def _step(self) -> list[Window]:
+        try:
+            before = self._core.num_steps()
+            samples = self._core.step(TURN_S)
+            if self._core.num_steps() != before:  # what decodes by itself may have stood still meanwhile
+                work.step()
+            return self._windows(samples)
+        except EngineDied as error:
+            self._failure = error
+            raise
+
+    def _windows(self, samples: Iterable[Sample]) -> list[Window]:
+        windows: list[Window] = []
+        for sample in samples:
+            request = self._live.pop(sample.name)
+            del self._names[request.trajectory]
+            windows.append(self._window(request, sample))
+        return windows
+
+    def _window(self, request: WindowRequest, sample: Sample) -> Window:
+        if not np.isfinite(sample.logprobs).all():
+            raise Diverged(
+                f"policy version {sample.spans[-1][0]} gives log-probs that are not finite: training has diverged; lower "
+                "learner.learning_rate, and resume from a checkpoint of an earlier version (remove the later ones)"
+            )
+        length = request.response_tokens.size + sample.tokens.size
+        if sample.is_over and sample.tokens[-1] in self._stop:
+            reason = FinishReason.STOP
+        elif sample.is_over and length >= request.max_response_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            reason = FinishReason.WINDOW
+        if reason.is_final:
+            self._salts.pop(request.trajectory, None)
+        self._num_sampled_tokens += sample.tokens.size
+        self._num_prefill_tokens += request.prompt_tokens.size + request.response_tokens.size - sample.num_cached_tokens
+        return Window(
+            trajectory=request.trajectory,
+            tokens=sample.tokens,
+            behavior_logprobs=sample.logprobs,
+            segments=tuple(Segment(version, num) for version, num in sample.spans),
+            finish_reason=reason,
+        )
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Bring published weights to vLLM's devices. Raises EngineDied when vLLM is dead or hangs."""
+        if isinstance(tensors, PublishedWeights) and tensors.path is not None:
+            self._core.stage(tensors.path, policy_version)
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """Take new weights between two tokens.
+
+        Raises:
+            WeightsRejected: They do not fit the model; the old ones stay in use.
+            ParityFailed: With them vLLM computes other log-probs than the learner. The engine is quarantined.
+            EngineDied: vLLM is dead or hangs.
+        """
+        if self._failure is not None:
+            raise self._failure
+        chosen = fit_weights(self._state, tensors)
+        path = tensors.path if isinstance(tensors, PublishedWeights) else None
+        try:
+            if self._pause == "wait":
+                self._ready += self._finish_live()
+            elif self._pause == "abort":
+                self._ready += self._cut_live()
+            self._core.load(
+                PublishedWeights(chosen, path=path), policy_version, recompute=self._kv_policy == "recompute"
+            )
+            if isinstance(tensors, PublishedWeights) and tensors.probe is not None:
+                self._check_parity(tensors.probe, policy_version)
+        except (EngineDied, ParityFailed) as error:
+            self._failure = error
+            raise
+        self._policy_version = policy_version
+
+    def _finish_live(self) -> list[Window]:
+        windows: list[Window] = []
+        turns = 0
+        while self._live:
+            windows += self._windows(self._core.step(TURN_S))
+            turns += 1
+            if turns * TURN_S > DRAIN_S and not windows:
+                raise EngineDied(f"no live window ended within {DRAIN_S:g} s; vLLM hangs: a new engine takes its place")
+        return windows
+
+    def _check_parity(self, probe: Probe, policy_version: int) -> None:
+        """Compare the learner's log-probs of the probe with vLLM's; hold back what ends meanwhile."""
+        scored, over = self._core.probe(probe.tokens, PROBE_S)
+        difference = float(np.abs(scored - probe.logprobs).mean())
+        if not difference <= self._tolerance:
+            raise ParityFailed(
+                f"with the weights of version {policy_version} vLLM's log-probs of the probe differ from the learner's by "
+                f"{difference:.3g} nats a token, at most {self._tolerance:g} is allowed: vLLM did not take every weight, or "
+                "computes in a coarser type than generation.vllm.parity_tolerance was set for; no token of this version "
+                "was kept"
+            )
+        self._ready += self._windows(over)

@@ -1,0 +1,221 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""vLLM in this process, stepped on the caller's thread: what serves a CPU best, and what tests can drive token by token.
+
+*Consumes* requests. *Produces* samples. *Waits for* nothing: a step computes and returns.
+
+Partial output is read from vLLM's request states, which hold it anyway: asking vLLM to report every token as it comes would
+cost a tenth of a small model's decode step. Log-probs, which cost about as much again, are not asked of vLLM where the model is
+on this CPU: the sampler keeps them in a journal.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from protocol.errors import EngineDied
+from workers.engines.generation.vllm.core import CoreRequest, Sample
+from workers.engines.generation.vllm.worker import STREAM
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.engines.generation.vllm.journal import Journal
+
+_PROBE = "headrace-probe"
+
+
+class InProcessCore:
+    """A :class:`workers.engines.generation.vllm.core.Core` on vLLM's ``LLMEngine``."""
+
+    def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
+        """Load the model.
+
+        Args:
+            arguments: Of vLLM's ``EngineArgs``.
+            temperature: Of probes.
+        """
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import EngineArgs, LLMEngine
+
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self.has_streams = all(self._engine.collective_rpc("headrace_begin", args=(temperature,)))
+        self.block_tokens = int(self._engine.vllm_config.cache_config.block_size)
+        self._journal: Journal | None = None
+        if self.has_streams:
+            (self._journal,) = self._engine.collective_rpc("headrace_keep_logprobs")
+        self._starts: dict[str, int] = {}
+        self._version = -1
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+        self._inner: dict[str, str] = {}
+        self._num_steps = 0
+
+    @property
+    def llm(self) -> Any:
+        """The engine of vLLM itself."""
+        return self._engine
+
+    @property
+    def live(self) -> list[str]:
+        """Names of requests that are neither over nor cut."""
+        return list(self._inner)
+
+    def add(self, request: CoreRequest) -> None:
+        """Queue a request."""
+        self._spans[request.name] = [(self._version, 0)]
+        self._inner[request.name] = (
+            self._engine.add_request(
+                request.name,
+                {"prompt_token_ids": request.context.tolist(), "cache_salt": request.salt},
+                sampling_params(request, seeded=not self.has_streams, logprobs=self._journal is None),
+            )
+            or request.name
+        )
+        self._starts[request.name] = request.context.size
+
+    def step(self, timeout_s: float) -> list[Sample]:
+        """Decode one token per live row; return what is over. Raises EngineDied."""
+        del timeout_s
+        return [self._sample(output) for output in self._step()]
+
+    def cut(self, names: Sequence[str]) -> list[Sample]:
+        """End requests at the present token; return those that have sampled something."""
+        samples = [sample for sample in map(self._partial, names) if sample.tokens.size]
+        self._engine.abort_request(list(names))
+        for name in names:
+            del self._spans[name]
+            self._forget(name)
+        return samples
+
+    def stage(self, path: Path, policy_version: int) -> None:
+        """Nothing goes on beside this thread."""
+
+    def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
+        """Change the weights between two steps."""
+        for name, spans in self._spans.items():
+            spans.append((policy_version, self._num_sampled(name)))
+        self._version = policy_version
+        self._engine.collective_rpc("headrace_load", args=(list(tensors.items()),))
+        if recompute:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[Sample]]:
+        """Score a sequence; live requests go on meanwhile."""
+        self._engine.add_request(_PROBE, {"prompt_token_ids": tokens.tolist()}, probe_params())
+        over: list[Sample] = []
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            outputs = self._step()
+            found = next((output for output in outputs if output.request_id == _PROBE), None)
+            over += [self._sample(output) for output in outputs if output is not found]
+            if found is not None:
+                return prompt_logprobs(found, tokens), over
+        self._engine.abort_request([_PROBE])
+        raise EngineDied(
+            f"vLLM did not score a probe of {tokens.size} tokens within {timeout_s:g} s; it hangs or is overloaded"
+        )
+
+    def num_steps(self) -> int:
+        """Return decode steps so far."""
+        return self._num_steps
+
+    def close(self) -> None:
+        """Nothing runs besides this process, and its end frees the model faster than vLLM would."""
+
+    def _step(self) -> list[Any]:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            raise EngineDied(f"vLLM failed in a decode step: {type(error).__name__}: {error}") from error
+        self._num_steps += 1
+        return outputs
+
+    def _num_sampled(self, name: str) -> int:
+        return self._state(name).detokenizer.num_output_tokens()
+
+    def _state(self, name: str) -> Any:
+        return self._engine.output_processor.request_states[self._inner[name]]
+
+    def _partial(self, name: str) -> Sample:
+        state = self._state(name)
+        tokens = np.asarray(state.detokenizer.output_token_ids[:], np.int32)
+        logprobs = self._logprobs(name, tokens.size, state.logprobs_processor.logprobs)
+        return Sample(name, tokens, logprobs, spans_of(self._spans[name], tokens.size), 0, is_over=False)
+
+    def _sample(self, output: Any) -> Sample:
+        name, completion = output.request_id, output.outputs[0]
+        tokens = np.asarray(completion.token_ids, np.int32)
+        logprobs = self._logprobs(name, tokens.size, completion.logprobs)
+        self._forget(name)
+        spans = spans_of(self._spans.pop(name), tokens.size)
+        return Sample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
+
+    def _logprobs(self, name: str, num_tokens: int, reported: Any) -> np.ndarray:
+        """Return float32 [num_tokens] of what a request has sampled, from the journal, or from what vLLM reported."""
+        if self._journal is not None:
+            return self._journal.read(self._inner[name], self._starts[name], num_tokens)
+        return np.asarray(reported.logprobs[:num_tokens], np.float32)
+
+    def _forget(self, name: str) -> None:
+        inner = self._inner.pop(name)
+        del self._starts[name]
+        if self._journal is not None:
+            self._journal.forget(inner)
+
+
+def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = False, logprobs: bool = True) -> Any:
+    """Return vLLM's parameters of a request.
+
+    Args:
+        request: What is asked for.
+        seeded: Whether vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a request; it winds that back
+            when a context is filled in by parts, which a CPU's generators cannot do.
+        as_they_come: Whether tokens are reported as they come, or at the end.
+        logprobs: Whether vLLM is to report log-probs.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=request.max_tokens,
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=True,  # ours are all named above
+        seed=request.stream >> 1 if seeded else None,  # vLLM takes signed 64 bits
+        logprobs=0 if logprobs else None,
+        flat_logprobs=logprobs and not as_they_come,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA if as_they_come else RequestOutputKind.FINAL_ONLY,
+        extra_args={STREAM: (request.stream, request.num_prompt_tokens)},
+    )
+
+
+def probe_params() -> Any:
+    """Return vLLM's parameters of a probe: score the prompt, from scratch, and sample one token for nobody."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_reading_prefix_cache=True,
+    )  # fmt: skip
+
+
+def prompt_logprobs(output: Any, tokens: np.ndarray) -> np.ndarray:
+    """Return float32 [tokens - 1] from a probe's output."""
+    rows = output.prompt_logprobs[1:]
+    return np.array([row[int(token)].logprob for row, token in zip(rows, tokens[1:], strict=True)], np.float32)
+
+
+def spans_of(starts: Sequence[tuple[int, int]], num_tokens: int) -> tuple[tuple[int, int], ...]:
+    """Turn (version, number of tokens sampled before it) into (version, number of tokens sampled under it), none empty."""
+    ends = [start for _, start in starts[1:]] + [num_tokens]
+    return tuple((version, end - start) for (version, start), end in zip(starts, ends, strict=True) if end > start)

@@ -1,0 +1,83 @@
+"""A published version on its way to the device, beside decoding: the pause of a swap is then a copy within the device's memory.
+
+*Consumes* a weight file. *Produces* its tensors on the device. *Waits for* a thread that copies, and that ends by itself; who
+takes the tensors asks before whether it has.
+
+A version is staged only where there is room for the weights a second time: with parallel ranks each stages all of them and
+takes its share. Where there is none, or copying fails, the swap reads the file as if nothing had been staged. A version is
+known by its number: the same path may hold another one later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import torch
+
+from protocol.errors import WeightsRejected
+from workers.engines.model.weights_file import PublishedWeights, read_weights
+
+_log = logging.getLogger(__name__)  # of vLLM's process, which is not ours to set up
+
+_ROOM = 1.25
+"""Free memory over the size of the file, so that decoding does not run short."""
+
+
+class Staging:
+    """One rank's staged version."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Stage on ``device``."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # one: memory is reused by stream
+        self._thread: threading.Thread | None = None
+        self._version = -1
+        self._tensors: PublishedWeights | None = None
+
+    def begin(self, path: Path, policy_version: int) -> bool:
+        """Begin to copy a version in place of the one before; return whether there is room for it."""
+        self._end()
+        if _free_bytes(self._device) < _ROOM * path.stat().st_size:
+            return False
+        self._version = policy_version
+        self._thread = threading.Thread(target=self._copy, args=(path,), name="staging", daemon=True)
+        self._thread.start()
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is being copied."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def take(self, policy_version: int) -> PublishedWeights | None:
+        """Give out a version and forget it; None when none is staged, or another one, which is left to come."""
+        return self._end() if policy_version == self._version else None
+
+    def _end(self) -> PublishedWeights | None:
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+        tensors, self._tensors = self._tensors, None
+        return tensors
+
+    def _copy(self, path: Path) -> None:
+        try:
+            mapped = read_weights(path)
+            with torch.cuda.stream(self._stream):
+                copies = {name: tensor.to(self._device, copy=True) for name, tensor in mapped.items()}
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._tensors = PublishedWeights(copies, probe=mapped.probe)
+        except (OSError, WeightsRejected, torch.OutOfMemoryError) as error:
+            _log.warning("version %d was not staged, so its swap will take longer: %s", self._version, error)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return what can be allocated on a device: free, or kept by torch and unused."""
+    if device.type != "cuda":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

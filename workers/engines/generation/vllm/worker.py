@@ -1,0 +1,183 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""What runs inside vLLM's own worker processes: taking weights, and drawing tokens from the trajectory's random stream.
+
+*Consumes* calls by name (``collective_rpc``) and, at every decode step, logits. *Produces* tokens with the log-probs of the
+distribution that they were drawn from. *Waits for* nothing.
+
+vLLM seeds a generator for each request and draws from it in order, so a trajectory that goes on in another request, batch or
+process would draw other numbers. Here the sampler of vLLM's first model runner is replaced by the one that the local engine
+uses (``workers.engines.generation.sampling``, ``streams``): the number for response position p is a function of (run seed,
+trajectory, p) alone, so a trajectory goes on identically whichever engine continues it, as far as two kernels compute the
+same logits. Batches in which no row came from us (vLLM's own warm-up, a benchmark's plain requests) are left to vLLM's
+sampler; a probe's row among ours is sampled as ours are, from a stream of its own.
+
+vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which this does not reach. It keys its numbers
+by the request's seed and the position in the sequence; since every window of a trajectory has the same seed, that is the same
+promise within vLLM, with other numbers than the local engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.sampler import Sampler
+
+from workers.engines.generation.sampling import Distributions, sample
+from workers.engines.generation.seam import SamplingParams
+from workers.engines.generation.vllm.journal import Journal
+from workers.engines.generation.vllm.staging import Staging
+from workers.engines.model.rng import uniforms
+from workers.engines.model.weights_file import read_weights
+
+STREAM = "headrace_stream"
+"""In a request's ``extra_args``: (key of the random stream, number of prompt tokens)."""
+
+
+class _Row(NamedTuple):
+    """What a request asks of its sampling."""
+
+    stream: tuple[int, int] | None
+    """Key of the random stream, number of prompt tokens; None for a request that is not ours."""
+    sampling: SamplingParams
+
+
+class StreamSampler(Sampler):
+    """vLLM's sampler for batches without a stream; ours for those in which a row has one."""
+
+    def __init__(self, runner: Any) -> None:
+        """Sample for the rows of ``runner.input_batch``."""
+        super().__init__("processed_logprobs")
+        self._runner = runner
+        self._rows: dict[str, _Row] = {}
+        self._names: list[str] = []
+        self._keys = np.empty(0, np.uint64)
+        self._offsets = np.empty(0, np.int64)
+        self._lines = np.empty(0, np.int64)
+        self._distributions: Distributions | None = None
+        self.journal: Journal | None = None
+        """Where log-probs are kept for an engine in this process; None when vLLM is to report them."""
+        self.temperature = 1.0
+        """Of prompt log-probs; sampled ones have their request's own."""
+
+    def forward(self, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **options: Any) -> SamplerOutput:
+        """Sample one token per row of ``logits`` [rows, vocabulary]."""
+        batch = self._runner.input_batch
+        self._look_at(batch.req_ids[: batch.num_reqs], logits)
+        if self._distributions is None or logits.shape[0] != self._keys.size:
+            return super().forward(logits, sampling_metadata, *args, **options)
+        places = batch.num_tokens_no_spec[: self._keys.size]
+        uniform = torch.from_numpy(uniforms(self._keys, places - self._offsets)).to(logits.device)
+        tokens, logprobs = sample(logits, self._distributions, uniform)
+        if self.journal is not None:
+            self.journal.write(self._lines, places, logprobs.numpy())
+        chosen = tokens.to(torch.int32).unsqueeze(-1)
+        if sampling_metadata.max_num_logprobs is None:
+            return SamplerOutput(chosen, None)
+        ranks = torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device)
+        return SamplerOutput(chosen, LogprobsTensors(chosen, logprobs.unsqueeze(-1), ranks))
+
+    def compute_logprobs(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return log-probs [rows, vocabulary] at the probe's temperature."""
+        return (logits.float() / self.temperature).log_softmax(dim=-1)
+
+    @staticmethod
+    def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+        """Gather the log-prob of each given token; without ranks, whose kernel would have to be compiled first."""
+        if num_logprobs:
+            return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
+        column = token_ids.unsqueeze(-1)
+        ranks = torch.zeros(token_ids.shape[0], dtype=torch.int64, device=token_ids.device)
+        return LogprobsTensors(column.to(torch.int32), logprobs.gather(-1, column), ranks)
+
+    def _look_at(self, names: list[str], logits: torch.Tensor) -> None:
+        """Gather the rows' streams and distributions, once for every change of the batch."""
+        if names == self._names:
+            return
+        self._names = list(names)
+        vocabulary = logits.shape[-1]
+        # most of a batch was in the one before: a request is read once
+        self._rows = {name: self._rows.get(name) or self._read(name, vocabulary) for name in names}
+        rows = self._rows.values()
+        self._distributions = None
+        if all(row.stream is None for row in rows):
+            return
+        streams = [row.stream or (0, 0) for row in rows]
+        if self.journal is not None:
+            self._lines = self.journal.lines([name if row.stream else None for name, row in self._rows.items()])
+        self._keys = np.array([stream[0] for stream in streams], np.uint64)
+        self._offsets = np.array([stream[1] for stream in streams], np.int64)
+        self._distributions = Distributions.of([row.sampling for row in rows], vocabulary, logits.device)
+
+    def _read(self, name: str, vocabulary: int) -> _Row:
+        params = self._runner.requests[name].sampling_params
+        top_k = params.top_k if 0 < params.top_k < vocabulary else 0
+        return _Row((params.extra_args or {}).get(STREAM), SamplingParams(params.temperature, params.top_p, top_k))
+
+
+class WorkerExtension:
+    """Methods that vLLM mixes into its worker class; called on every rank at once."""
+
+    model_runner: Any
+
+    def headrace_begin(self, temperature: float) -> bool:
+        """Take over sampling where that is possible; return whether it was. Prompt log-probs are at ``temperature``."""
+        runner = self.model_runner
+        if not (isinstance(getattr(runner, "sampler", None), Sampler) and hasattr(runner, "input_batch")):
+            return False
+        runner.sampler = StreamSampler(runner)
+        runner.sampler.temperature = temperature
+        return True
+
+    def headrace_keep_logprobs(self) -> Journal | None:
+        """Keep log-probs of tokens with a stream here from now on; return where, for a caller in this process.
+
+        None where that would wait for a device in every step, or where steps overlap: then vLLM reports them.
+        """
+        runner = self.model_runner
+        if torch.device(runner.device).type != "cpu" or getattr(runner, "use_async_scheduling", True):
+            return None
+        runner.sampler.journal = Journal(runner.max_model_len)
+        return runner.sampler.journal
+
+    def headrace_stage(self, path: str, policy_version: int) -> bool:
+        """Begin to bring a version to this rank's device, beside decoding; return whether there is room for it."""
+        return self._headrace_staging().begin(Path(path), policy_version)
+
+    def headrace_is_staged(self) -> bool:
+        """Whether what was begun is over."""
+        return self._headrace_staging().is_over
+
+    def headrace_load_file(self, path: str, policy_version: int) -> None:
+        """Take a version: what was staged of it, else its file, which every rank maps; each copies its own share."""
+        staged = self._headrace_staging().take(policy_version)
+        self.headrace_load((staged or read_weights(Path(path))).items())
+
+    def headrace_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take weights by their Hugging Face names. They were checked against the model before."""
+        with torch.no_grad():
+            self.model_runner.reload_weights(weights_iterator=iter(tensors))
+            repack_tied_head(self.model_runner.get_model())
+
+    def _headrace_staging(self) -> Staging:
+        if not hasattr(self, "_staging"):  # a mixin has no constructor of its own
+            self._staging = Staging(torch.device(self.model_runner.device))
+        return self._staging
+
+
+def repack_tied_head(model: torch.nn.Module) -> None:
+    """Pack a tied output layer again.
+
+    On a CPU vLLM keeps a packed copy of the output layer for its matrix product. A reload packs every layer whose weights
+    came, and a tied output layer's never come: they are the embedding's. Its copy would stay the old one, silently.
+    """
+    head = getattr(model, "lm_head", None)
+    if head is None or not hasattr(head, "cpu_linear") or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    dispatch_cpu_unquantized_gemm(head, remove_weight=False)

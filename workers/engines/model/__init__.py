@@ -1,0 +1,1 @@
+"""What all engines around a model share: loading, packed attention, weights as files, optimiser, random streams."""

@@ -1,0 +1,139 @@
+"""An adapter on its way to the generators: a small share of the weights' bytes, and how to make the weights of it again.
+
+*Consumes* low-rank parts and the frozen weights below them; on the other side, the bytes of both. *Produces* publications: of
+the frozen weights, once; of the adapter, at every version; and, on the other side, of the merged weights. *Waits for* nothing.
+
+    weight = base + scaling * (B A)
+
+Merged weights are laid out by the rule for whole versions, made one tensor at a time, in the arithmetic of peft's own merge: on
+a CPU the file is the one that publishing the learner's merged weights would have made, bit for bit. So every engine takes it
+as it takes any other version, and none needs peft.
+
+An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``. Its metadata say which base it belongs to, by
+the digest of that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+
+from pipeline.weights.tensorfile import Publication, read_contents
+from protocol.errors import WeightsDamaged, WeightsRejected
+from workers.engines.model.weights_file import Probe, lay_out, probe_metadata, spec_of, view_weights
+
+_ADAPTER = "headrace.adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Low-rank parts, and what is below them; all on the CPU."""
+
+    layers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    """Name of a layer -> A [rank, columns] and B [rows, rank], its weight being [rows, columns]."""
+    scaling: float
+    """Of the product B A: alpha / rank."""
+    below: Callable[[], Iterable[tuple[str, torch.Tensor]]]
+    """Yields the frozen weights by the model's own names, tied ones once."""
+
+
+class _Stored(msgspec.Struct):
+    base: str
+    scaling: float
+
+
+def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
+    """Lay out the weights below an adapter as :func:`workers.engines.model.weights_file.publish_tensors` does whole
+    versions; but those that something is added to keep their own type where ``dtype`` would round them: only the sum is
+    rounded."""
+    wanted: torch.dtype = getattr(torch, dtype)
+    adapted = {f"{layer}.weight" for layer in adapter.layers}
+    named = dict(adapter.below())
+
+    def kept(name: str, tensor: torch.Tensor) -> torch.dtype:
+        is_rounded = name in adapted and not torch.equal(tensor.to(wanted).to(tensor.dtype), tensor)
+        return tensor.dtype if is_rounded else wanted
+
+    return lay_out([spec_of(name, tensor, kept(name, tensor)) for name, tensor in named.items()], named.__getitem__)
+
+
+def publish_adapter(adapter: Adapter, base_digest: str, *, probe: Probe | None = None) -> Publication:
+    """Lay out an adapter in the type that it is trained in; ``probe`` is of the merged weights."""
+    named = {
+        f"{layer}.lora_{part}.weight": tensor
+        for layer, parts in adapter.layers.items()
+        for part, tensor in zip("AB", parts, strict=True)
+    }
+    stored = msgspec.json.encode(_Stored(base_digest, adapter.scaling)).decode()
+    specs = [spec_of(name, tensor, tensor.dtype) for name, tensor in named.items()]
+    return lay_out(specs, named.__getitem__, {_ADAPTER: stored, **probe_metadata(probe)})
+
+
+def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
+    """Lay out the weights that an adapter makes of its base.
+
+    Args:
+        adapter: uint8 [bytes of the adapter's file].
+        base: uint8 [bytes of the base's file]. Neither may change before the publication is written.
+        base_digest: Of ``base``.
+        dtype: As in :func:`workers.engines.model.weights_file.publish_tensors`.
+
+    Raises:
+        WeightsDamaged: One of them cannot be read.
+        WeightsRejected: The adapter is of another base, or does not fit it.
+    """
+    try:
+        stored = msgspec.json.decode(read_contents(adapter).metadata.get(_ADAPTER, ""), type=_Stored)
+    except msgspec.DecodeError as error:
+        raise WeightsDamaged(f"a version that was announced with a base is no adapter: {error}") from error
+    if stored.base != base_digest:
+        raise WeightsRejected(f"the adapter is for weights with digest {stored.base}, not for those with {base_digest}")
+    parts, below = view_weights(adapter), view_weights(base)
+    pairs = _pairs(parts, below)
+
+    def make(name: str) -> torch.Tensor:
+        return merge(below[name], *pairs[name], stored.scaling) if name in pairs else below[name]
+
+    specs = [spec_of(name, tensor, getattr(torch, dtype)) for name, tensor in below.items()]
+    return lay_out(specs, make, probe_metadata(parts.probe))
+
+
+def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's ``get_delta_weight`` and a sum are.
+
+    Args:
+        base: [rows, columns]
+        a: [rank, columns]
+        b: [rows, rank]
+        scaling: Of the product.
+    """
+    added = b.clone() @ a.clone()  # copies: how a product is summed up may depend on how its factors are aligned
+    return added.mul_(scaling).add_(base)
+
+
+def _pairs(
+    parts: Mapping[str, torch.Tensor], below: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return name of a weight below -> A and B. Raises WeightsRejected when they do not fit it."""
+    pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for layer in dict.fromkeys(name.rpartition(".lora_")[0] for name in parts):
+        a, b = (parts.get(f"{layer}.lora_{part}.weight") for part in "AB")
+        base = below.get(f"{layer}.weight")
+        shapes = [None if tensor is None else tuple(tensor.shape) for tensor in (base, a, b)]
+        if (
+            a is None
+            or b is None
+            or base is None
+            or shapes[0] != (*b.shape[:1], *a.shape[1:])
+            or a.shape[0] != b.shape[-1]
+        ):
+            raise WeightsRejected(
+                f"an adapter does not fit what it is for: {layer or next(iter(parts))} has weight, A and B of shapes {shapes}; "
+                "learner and generators must load the same architecture"
+            )
+        pairs[f"{layer}.weight"] = (a, b)
+    return pairs

@@ -1,0 +1,245 @@
+"""Attention over packed sequences: many sequences in one row of tokens, none of which sees another.
+
+*Consumes* queries, keys and values of a row ``[1, heads, N, head dim]`` and a :class:`PackedLayout` that says where each
+sequence starts. *Produces* the attention output of the same row. *Waits for* nothing.
+
+The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model that carries this name calls it in
+every layer. No mask is registered under the name, which is how transformers is told to make none: the layout alone decides
+who sees whom. On CUDA in half precision the row goes to a variable-length kernel as it is. Elsewhere sequences of similar
+length meet in small padded buckets, inside attention only; every other layer works on the N tokens and nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from protocol.errors import EngineError
+
+PACKED_ATTENTION = "headrace_packed"
+"""Name under which transformers knows :func:`packed_attention`."""
+
+BUCKET_FILL = 0.75
+"""A sequence shorter than this share of a bucket's longest opens the next bucket."""
+
+BUCKET_SLACK = 16
+"""Sequences at most this many tokens shorter than the longest stay in its bucket, however short it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sequences of similar length that go through attention together, padded to the longest."""
+
+    gather: torch.Tensor
+    """int64 [num_sequences * length]: place in the row of each padded place; padding repeats a sequence's last token."""
+    num_sequences: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where the sequences of a packed row lie.
+
+    Example: lengths (3, 2) make position_ids [0, 1, 2, 0, 1] and cumulative_lengths [0, 3, 5].
+    """
+
+    position_ids: torch.Tensor
+    """int64 [N]: place of each token in its own sequence."""
+    cumulative_lengths: torch.Tensor
+    """int32 [num_sequences + 1], from 0 to N."""
+    max_length: int
+    buckets: tuple[Bucket, ...]
+    scatter: torch.Tensor
+    """int64 [N]: place of each token among the padded places of all buckets, laid end to end."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int] | np.ndarray, device: torch.device) -> PackedLayout:
+        """Lay sequences of these lengths (each at least 1) end to end. Raises ValueError for an empty list or sequence."""
+        sizes = np.asarray(lengths, dtype=np.int64)
+        if sizes.size == 0 or sizes.min() < 1:
+            raise ValueError(
+                f"a packed row was asked for with sequence lengths {sizes.tolist()}; each must be at least 1"
+            )
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        position_ids = np.arange(ends[-1]) - np.repeat(starts, sizes)
+        scatter = np.empty(int(ends[-1]), dtype=np.int64)
+        buckets: list[Bucket] = []
+        offset = 0
+        for members in _group_by_length(sizes):
+            length = int(sizes[members[0]])
+            column = np.arange(length)
+            gather = starts[members][:, None] + np.minimum(column[None, :], sizes[members][:, None] - 1)
+            buckets.append(Bucket(torch.from_numpy(gather.ravel()).to(device), len(members), length))
+            for row, member in enumerate(members):
+                first = offset + row * length
+                scatter[starts[member] : ends[member]] = np.arange(first, first + sizes[member])
+            offset += len(members) * length
+        return cls(
+            position_ids=torch.from_numpy(position_ids).to(device),
+            cumulative_lengths=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device),
+            max_length=int(sizes.max()),
+            buckets=tuple(buckets),
+            scatter=torch.from_numpy(scatter).to(device),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return int(self.position_ids.numel())
+
+    @property
+    def num_padded(self) -> int:
+        """Places that attention computes for nothing when it works in buckets."""
+        return sum(bucket.num_sequences * bucket.length for bucket in self.buckets) - self.num_tokens
+
+
+def packed_attention(
+    module: torch.nn.Module | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    packed_layout: PackedLayout | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend causally within each sequence of a packed row, as transformers' attention functions do.
+
+    Args:
+        module: The calling layer; not read.
+        query: [1, query heads, N, head dim].
+        key: [1, key heads, N, head dim]; key heads divide query heads (grouped-query attention).
+        value: Like ``key``.
+        attention_mask: None, since transformers makes no mask for this function.
+        scaling: Factor of the scores; head dim ** -0.5 when absent.
+        dropout: Ignored: the log-probs of a policy must not depend on chance.
+        sliding_window: A token sees only so many tokens back, itself included.
+        packed_layout: The row's layout, handed to the model's ``forward`` as a keyword.
+        options: What else a model hands to its attention; refused when it would change the result.
+
+    Returns:
+        [1, N, query heads, head dim], and None in place of attention weights.
+
+    Raises:
+        EngineError: Without a layout, with a mask, or for soft-capped scores and attention sinks.
+    """
+    if packed_layout is None or attention_mask is not None:
+        raise EngineError(
+            f"attention {PACKED_ATTENTION} was called "
+            f"{'without packed_layout' if packed_layout is None else 'with a mask'}; "
+            "run the model through workers.engines.model.packed, or load it with another attn_implementation"
+        )
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise EngineError(
+                f"the model's attention uses {name}, which packed attention cannot compute; "
+                "train a model without it (Qwen2, Qwen3 and Llama have none)"
+            )
+    if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    elif key.dtype != value.dtype or query.dtype != value.dtype:
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    window = sliding_window if sliding_window is not None and sliding_window < packed_layout.max_length else None
+    # [N, heads, head dim]: one row of memory per token, so that gathering a token copies one piece
+    query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _varlen_kernel() is not None:
+        output = _attend_varlen(query, key, value, packed_layout, scaling, window)
+    else:
+        output = _attend_buckets(query, key, value, packed_layout, scaling, window)
+    return output.unsqueeze(0), None
+
+
+def _attend_buckets(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: PackedLayout,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    outputs: list[torch.Tensor] = []
+    grouped = query.shape[1] != key.shape[1]
+    for bucket in layout.buckets:
+        shape = (bucket.num_sequences, bucket.length)
+        q, k, v = (
+            tensor.index_select(0, bucket.gather).unflatten(0, shape).transpose(1, 2) for tensor in (query, key, value)
+        )
+        mask = _window_mask(bucket.length, window, query.device) if window is not None else None
+        # Padding lies to the right, so a causal mask alone keeps every real token from seeing it.
+        attended = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+        )
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, layout.scatter)
+
+
+def _attend_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: PackedLayout,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    kernel = _varlen_kernel()
+    assert kernel is not None, "the caller asked whether there is a kernel"
+    lengths, longest = layout.cumulative_lengths, layout.max_length
+    if query.shape[1] != key.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    return kernel(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        lengths,
+        lengths,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+    )
+
+
+@cache
+def _varlen_kernel() -> Any | None:
+    """Return torch's variable-length attention, or None where this torch has none with the options we need."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys() else None
+
+
+def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """Return bool [length, length]: query i sees keys i - window + 1 .. i."""
+    place = torch.arange(length, device=device)
+    distance = place[:, None] - place[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+def _group_by_length(sizes: np.ndarray) -> list[list[int]]:
+    """Group sequences so that each is nearly as long as the longest of its group, which comes first."""
+    groups: list[list[int]] = []
+    shortest = 0.0
+    for member in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[member])
+        if not groups or size < shortest:
+            groups.append([])
+            shortest = min(BUCKET_FILL * size, size - BUCKET_SLACK)
+        groups[-1].append(member)
+    return groups
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

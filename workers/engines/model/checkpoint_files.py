@@ -1,0 +1,279 @@
+"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it. Nothing is pickled.
+
+*Consumes* and *produces* a folder:
+
+    model/                    config, safetensors weights, tokenizer: what ``from_pretrained`` reads
+    optimizer.safetensors     <state>/<parameter name> for every parameter that was ever stepped, and rng/<device>
+    training.json             number of steps taken
+
+*Waits for* the disk. A snapshot is a copy in memory, which another thread may write while training goes on. A load reads and
+checks everything before anything is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from pipeline.process import work
+from protocol.errors import DataError
+from workers.engines.model.layers import count_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODEL_FOLDER = "model"
+OPTIMIZER_FILE = "optimizer.safetensors"
+TRAINING_FILE = "training.json"
+
+_FORMAT = 1
+_RNG = "rng"
+_TOKENIZER_FILES = (
+    "tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "*.model", "*.tiktoken",
+)  # fmt: skip
+
+
+class TrainingState(msgspec.Struct, frozen=True):
+    """What ``training.json`` holds."""
+
+    format: int
+    num_steps: int
+    """Optimiser steps applied; places the learning-rate schedule."""
+
+
+def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
+    """Copy the weights to the host's memory; return what writes the copy, as :func:`model_writer` does."""
+    state = model.state_dict(keep_vars=True)
+    return model_writer(
+        model, {name: _copy(state[name]) for name in dict.fromkeys(weight_owners(model).values())}, tokenizer_from
+    )
+
+
+def model_writer(
+    model: PreTrainedModel, weights: Mapping[str, torch.Tensor], tokenizer_from: Path | None
+) -> Callable[[Path], None]:
+    """Return what writes a model in Hugging Face format, with the tokenizer files of ``tokenizer_from``. That raises OSError,
+    and may run on any thread.
+
+    Args:
+        model: Says what the model is; its own weights, which may be nowhere (``meta``), are not read.
+        weights: What to write, on the host, one tensor for each owner of :func:`weight_owners`.
+        tokenizer_from: A folder with tokenizer files.
+    """
+    named = {name: weights[owner] for name, owner in weight_owners(model).items()}  # tied weights stay tied: one tensor
+
+    def write(folder: Path) -> None:
+        count_files()
+        with storage_errors(folder / MODEL_FOLDER):
+            model.save_pretrained(folder / MODEL_FOLDER, state_dict=named)
+        for path in sorted(tokenizer_from.iterdir()) if tokenizer_from is not None else ():
+            if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TOKENIZER_FILES):
+                shutil.copyfile(path, folder / MODEL_FOLDER / path.name)
+        work.step()
+
+    return write
+
+
+def weight_owners(model: PreTrainedModel) -> dict[str, str]:
+    """Return, for every name in a model's state, the first name of the same tensor: tied names have one owner."""
+    owners: dict[int, str] = {}
+    return {name: owners.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the same model on no device, as it is before it is cut into shares or adapted: what :func:`model_writer` and
+    :func:`read_model` know a model by."""
+    with torch.device("meta"):
+        skeleton = type(model)(model.config)
+    torch.nn.Module.to(skeleton, model.dtype)
+    if hasattr(model, "generation_config"):  # a value model has none
+        skeleton.generation_config = model.generation_config
+    for name, parameter in model.named_parameters():
+        skeleton.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return skeleton
+
+
+def snapshot_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int
+) -> Callable[[Path], None]:
+    """Copy the optimiser's state by parameter name, the random streams, and the number of steps; return what writes the copy,
+    as :func:`optimizer_writer` does."""
+    return optimizer_writer(
+        {
+            f"{key}/{name}": _copy(value)
+            for name, parameter in parameters.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+        },
+        num_steps,
+    )
+
+
+def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Callable[[Path], None]:
+    """Return what writes an optimiser's state, the random streams of now, and the number of steps. That raises OSError, and may
+    run on any thread.
+
+    Args:
+        states: ``<state>/<parameter name>`` -> tensor on the host.
+        num_steps: Applied so far.
+    """
+    tensors = {**states, **{f"{_RNG}/{device}": state for device, state in rng_states().items()}}
+
+    def write(folder: Path) -> None:
+        with storage_errors(folder / OPTIMIZER_FILE):
+            save_file(tensors, folder / OPTIMIZER_FILE)
+        work.step()
+        (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(TrainingState(format=_FORMAT, num_steps=num_steps)))
+
+    return write
+
+
+def read_training_state(folder: Path) -> TrainingState:
+    """Read ``training.json``. Raises DataError naming it."""
+    path = folder / TRAINING_FILE
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=TrainingState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
+    if state.format != _FORMAT:
+        raise DataError(f"{path} has format {state.format}, expected {_FORMAT}; resume with the release that wrote it")
+    return state
+
+
+def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
+    """Read the weights under ``folder/model`` that fit ``model``, by its own names. Raises DataError naming the file."""
+    count_files()
+    path = folder / MODEL_FOLDER
+    for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
+        if not file.is_file():
+            raise DataError(f"{file} is missing; resume from another checkpoint")
+        if file.suffix == ".safetensors":
+            _read_tensors(file)
+    try:
+        loaded, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            type(model).from_pretrained(
+                path, dtype=model.dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            ),
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(f"{path} does not load: {error}; resume from another checkpoint") from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := report.get(problem):
+            raise DataError(
+                f"{path} does not fit the model of this run: {problem.replace('_', ' ')} {sorted(map(str, names))[:4]}; "
+                "resume with the model that the checkpoint was made from"
+            )
+    weights = loaded.state_dict()
+    expected = model.state_dict()
+    if foreign := sorted(weights.keys() - expected.keys()):
+        raise DataError(
+            f"{path} has weights that the model of this run has not: {foreign[:4]}; "
+            "resume with the model that the checkpoint was made from"
+        )
+    for name, tensor in expected.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            got = tuple(weights[name].shape) if name in weights else "nothing"
+            raise DataError(
+                f"{path} has {got} for {name}, expected shape {tuple(tensor.shape)}; "
+                "resume with the model that the checkpoint was made from"
+            )
+    return weights
+
+
+def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Put what :func:`read_model` read into ``model``, in place."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            tensor.copy_(weights[name])
+
+
+def read_optimizer(
+    parameters: Mapping[str, torch.Tensor], folder: Path
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Read state by parameter name, and the random streams by device. Raises DataError naming the file."""
+    path = folder / OPTIMIZER_FILE
+    if not path.is_file():
+        raise DataError(f"{path} is missing; resume from another checkpoint")
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    rng: dict[str, torch.Tensor] = {}
+    for label, tensor in _read_tensors(path).items():
+        key, _, name = label.partition("/")
+        if key == _RNG:
+            rng[name] = tensor
+        elif name not in parameters or (tensor.ndim > 0 and tensor.shape != parameters[name].shape):
+            raise DataError(
+                f"{path} holds {label} of shape {tuple(tensor.shape)}, which fits no parameter; "
+                "resume with the model that the checkpoint was made from"
+            )
+        else:
+            states.setdefault(name, {})[key] = tensor
+    return states, rng
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    states: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """Put what :func:`read_optimizer` read back; the optimiser's settings stay those of the configuration."""
+    optimizer.state.clear()
+    for name, state in states.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            # a count of steps stays where the optimiser put it: beside its parameter if it is fused, else on the CPU
+            key: value.to(parameter.device, copy=True)
+            if value.ndim or optimizer.defaults.get("fused")
+            else value.clone()
+            for key, value in state.items()
+        }
+
+
+def restore_rng(states: Mapping[str, torch.Tensor]) -> None:
+    """Put the random streams back, of those devices that are here."""
+    for device, state in states.items():
+        if device == "cpu":
+            torch.set_rng_state(state)
+        elif (index := int(device.removeprefix("cuda:"))) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, index)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host that nothing else writes to."""
+    copied = tensor.detach().to("cpu", copy=True).contiguous()
+    work.step()
+    return copied
+
+
+def rng_states() -> dict[str, torch.Tensor]:
+    """Return torch's random streams by device."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states |= {f"cuda:{index}": torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}
+    return states
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Let a disk that refuses a safetensors file be the OSError that it is."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(path)) from error

@@ -1,0 +1,248 @@
+"""Models and tokenizers from a folder, for every engine alike: one way to load, one way to refuse.
+
+*Consumes* the folder of a Hugging Face causal language model. *Produces* a model in evaluation mode, its tokenizer, and the
+tokens that end a response. *Waits for* the disk only: nothing is ever fetched from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.preflight.value_model import HEAD_PREFIXES, ValueSource, value_source
+from protocol.errors import ConfigError, DataError, EngineError
+from workers.engines.model.layers import count_files
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""Names that a configuration may use."""
+
+_OURS_ONLY: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+"""What a model folder may not do: have something fetched, be unpickled, or bring code that is run."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that a configuration names; ``auto`` takes CUDA when torch sees one, else the CPU.
+
+    Raises:
+        ConfigError: The name is not a device, or torch does not see that device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}, expected auto, cpu, cuda or cuda:N; correct it") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {name!r}, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; "
+            "use auto or cpu, or install a CUDA build of torch"
+        )
+    return device
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """Return the torch type of a configured name. Raises ConfigError for an unknown one."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise ConfigError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}") from None
+
+
+def load_model(
+    path: Path, dtype: torch.dtype, device: torch.device, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """Load a causal language model from a folder, in evaluation mode.
+
+    Args:
+        path: Folder with ``config.json`` and safetensors weights.
+        dtype: Type that the weights are cast to.
+        device: Where they go.
+        attn_implementation: Name of an attention function known to transformers; its own choice when absent.
+
+    Raises:
+        DataError: The folder is missing, or does not hold a causal language model.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    count_files()
+    _check_folder(path, "config.json", "a model")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, **_OURS_ONLY
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise DataError(
+            f"{path} does not load as a causal language model of transformers: {error}; "
+            "give a folder written by save_pretrained"
+        ) from error
+    torch.nn.Module.to(model, device)  # moves in place
+    return model.eval()
+
+
+def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
+    """Return the names and shapes of a causal language model's weights, on no device; tied names hold one object."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return model.state_dict(keep_vars=True)
+
+
+def load_value_model(
+    path: Path, dtype: torch.dtype, device: torch.device, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """Load a value model: a backbone with a scalar head at every token, in evaluation mode.
+
+    From a causal language model its layers are taken, and the head starts at 0: every value is 0 at first, which is the right
+    answer to knowing nothing when rewards are centred, and adds no noise of its own to the first advantages. (The layers begin
+    to move with the second step, when the head is no longer 0.)
+
+    Args:
+        path: A causal language model, or a value model with its head.
+        dtype: Type that the weights are cast to.
+        device: Where they go.
+        attn_implementation: Name of an attention function known to transformers; its own choice when absent.
+
+    Raises:
+        DataError: The folder is missing or holds neither, or transformers has no token classifier of this architecture.
+    """
+    from transformers import AutoModelForTokenClassification
+    from transformers.utils import logging
+
+    count_files()
+    source = value_source(path)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the language model's head is not used, and ours is new, is meant
+    try:
+        model, report = AutoModelForTokenClassification.from_pretrained(
+            path,
+            num_labels=1,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            output_loading_info=True,
+            **_OURS_ONLY,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{path} does not load as a value model (a token classifier of transformers): {error}; give value.path an "
+            "architecture that has one, such as Qwen2, Qwen3 or Llama"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    head = value_head(model)
+    missing = [str(name) for name in report["missing_keys"]]
+    if source is ValueSource.BACKBONE:
+        missing = [name for name in missing if not name.startswith(HEAD_PREFIXES)]
+        torch.nn.init.zeros_(head.weight)
+        if head.bias is not None:
+            torch.nn.init.zeros_(head.bias)
+    if missing:
+        raise DataError(
+            f"{path} lacks weights that a value model needs: {sorted(missing)[:4]}; give a complete folder written by "
+            "save_pretrained"
+        )
+    torch.nn.Module.to(model, device)  # moves in place
+    return model.eval()
+
+
+def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Load a reward model: a sequence classifier with one label, in evaluation mode.
+
+    Args:
+        path: A folder that :func:`pipeline.preflight.reward_model.check_reward_model` takes.
+        dtype: Type that the weights are cast to.
+        device: Where they go.
+
+    Raises:
+        DataError: transformers has no sequence classifier of this architecture, or the folder lacks weights of it.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    count_files()
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, **_OURS_ONLY
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{path} does not load as a sequence classifier of transformers: {error}; give reward.model.path a folder written "
+            "by save_pretrained"
+        ) from error
+    if report["missing_keys"]:
+        raise DataError(
+            f"{path} lacks weights that a reward model needs: {sorted(map(str, report['missing_keys']))[:4]}; its scores would "
+            "be random: give reward.model.path a complete folder written by save_pretrained"
+        )
+    torch.nn.Module.to(model, device)  # moves in place
+    return model.eval()
+
+
+def value_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """Return the linear layer that reads a value off a hidden state. Raises EngineError when there is none with one output."""
+    for name in HEAD_PREFIXES:
+        head = getattr(model, name.removesuffix("."), None)
+        if isinstance(head, torch.nn.Linear) and head.out_features == 1:
+            return head
+    raise EngineError(
+        f"{type(model).__name__} has no linear head with one output under {' or '.join(HEAD_PREFIXES)}; choose a model whose "
+        "token classifier ends in one (Qwen2, Qwen3 and Llama do)"
+    )
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that lies beside a model.
+
+    Raises:
+        DataError: The folder is missing or holds no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    _check_folder(path, "tokenizer_config.json", "a tokenizer")
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path} holds no tokenizer that transformers can read: {error}; save one beside the model"
+        ) from error
+
+
+def stop_token_ids(
+    tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel | None = None, extra: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """Collect the tokens that end a response: the tokenizer's, those of the model's generation settings, and ``extra``.
+
+    Args:
+        tokenizer: Its end-of-sequence token counts, when it has one.
+        model: Its generation config may name further ones, as chat models do.
+        extra: Configured ones.
+
+    Returns:
+        Sorted ids, each once. Empty when nothing ends a response but its limit.
+    """
+    found = set(extra)
+    if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
+        found.add(tokenizer.eos_token_id)
+    if model is not None:
+        settings = getattr(model, "generation_config", None) or model.config
+        named = getattr(settings, "eos_token_id", None)
+        found.update([named] if isinstance(named, int) else named or ())
+    return tuple(sorted(found))
+
+
+def _check_folder(path: Path, file: str, what: str) -> None:
+    if not path.is_dir():
+        raise DataError(
+            f"{path} is not a folder, expected one that holds {what}; correct the path in the configuration"
+        )
+    if not (path / file).is_file():
+        raise DataError(
+            f"{path} has no {file}, so it holds no {what.removeprefix('a ')}; give a folder written by save_pretrained"
+        )

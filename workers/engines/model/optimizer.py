@@ -1,0 +1,139 @@
+"""AdamW with a warm-up, whose steps happen as a whole or not at all: what policy and value model are trained with.
+
+*Consumes* gradients that lie in the parameters. *Produces* optimiser steps, and the files of an exact resume. *Waits for*
+nothing. Loss and gradient norm are looked at before the optimiser touches anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from pipeline.process import work
+from workers.engines.model.checkpoint_files import (
+    TrainingState,
+    read_optimizer,
+    restore_optimizer,
+    restore_rng,
+    snapshot_optimizer,
+)
+
+GRADIENT = 0.95
+"""About the share that making the gradient has in an optimiser step, for those who look on."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its schedule."""
+
+    learning_rate: float
+    """After warm-up; constant from there."""
+    warmup_steps: int = 0
+    """Optimiser steps; step k (from 1) of the warm-up has k / warmup_steps of the rate."""
+    weight_decay: float = 0.0
+    """Decoupled; on matrices only, never on norms and biases."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    """Longer gradients are scaled down to this global norm."""
+
+    def rate_after(self, num_steps: int) -> float:
+        """Return the rate of the step that follows ``num_steps``: linear warm-up, then constant."""
+        share = (num_steps + 1) / self.warmup_steps if self.warmup_steps else 1.0
+        return self.learning_rate * min(1.0, share)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedStep:
+    """What became of the gradients."""
+
+    applied: bool
+    """False when loss or gradient was not finite: parameters and optimiser state are then exactly what they were."""
+    grad_norm: float
+    """Before it was scaled down."""
+    learning_rate: float
+
+
+def make_adamw(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """Make the optimiser of ``parameters``, with weight decay on matrices only."""
+    decayed = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters.values() if parameter.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+
+
+class GuardedAdamW:
+    """AdamW on named parameters."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> None:
+        """Step ``parameters``, which stay where they are."""
+        self._parameters = dict(parameters)
+        self._settings = settings
+        self._optimizer = make_adamw(self._parameters, settings)
+        self.num_steps = 0
+        """Steps applied since the start of the run, over resumes."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step: linear warm-up, then constant."""
+        return self._settings.rate_after(self.num_steps)
+
+    def step(self, loss: float) -> AppliedStep:
+        """Step along the gradients that lie in the parameters, if they and ``loss`` are finite."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        if isinstance(norm, DTensor):  # of gradients that are shared out among ranks
+            norm = norm.full_tensor()
+        grad_norm = float(norm)
+        work.step()
+        learning_rate = self.learning_rate
+        applied = math.isfinite(loss) and math.isfinite(grad_norm)
+        if applied:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+            work.step()
+            self.num_steps += 1
+        return AppliedStep(applied, grad_norm, learning_rate)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state_of(self, name: str) -> dict[str, torch.Tensor]:
+        """Return a parameter's state, to be read or changed; empty before its first step."""
+        return self._optimizer.state[self._parameters[name]]
+
+    def forget(self, num_steps: int) -> None:
+        """Forget all state; ``num_steps`` steps have been taken."""
+        self._optimizer.state.clear()
+        self.num_steps = num_steps
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy optimiser state, random streams and the number of steps; return what writes the copy into a folder."""
+        return snapshot_optimizer(self._optimizer, self._parameters, self.num_steps)
+
+    def read(self, folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+        """Read what a :meth:`snapshot` wrote, for :meth:`restore`; nothing changes. Raises DataError naming the file."""
+        return read_optimizer(self._parameters, folder)
+
+    def restore(
+        self,
+        read: tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+        state: TrainingState,
+    ) -> None:
+        """Put back what :meth:`read` returned: the next step is the one that would have been."""
+        states, rng = read
+        restore_optimizer(self._optimizer, self._parameters, states)
+        restore_rng(rng)
+        self.num_steps = state.num_steps

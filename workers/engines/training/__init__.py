@@ -1,0 +1,1 @@
+"""Training: the seam, and the backends behind it."""

@@ -1,0 +1,47 @@
+"""What the learner thinks of one fixed sequence: published with every version, so that an engine can be held against it.
+
+*Consumes* the training backend. *Produces* a probe. *Waits for* one small forward pass.
+
+The sequence is the same in every run of a model: token ids spread over the vocabulary by a fixed stream. What matters is not
+what it says but that every weight has a part in its log-probs, the output layer's row of every probed token among them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.config.schema import RunConfig
+from pipeline.preflight.model_folder import read_model_config
+from workers.engines.model.weights_file import Probe
+from workers.engines.training.seam import TrainingBackend
+
+PROBE_TOKENS = 48
+
+
+def probe_tokens(vocabulary: int, longest: int) -> np.ndarray:
+    """Return int32 [n] token ids, n being PROBE_TOKENS or ``longest``."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, vocabulary, size=min(PROBE_TOKENS, longest)).astype(np.int32)
+
+
+def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe:
+    """Score the probe's sequence with the backend's present weights, at the sampling temperature."""
+    folder = read_model_config(config.model.path)
+    vocabulary = folder.get("vocab_size") or folder["text_config"]["vocab_size"]
+    tokens = probe_tokens(int(vocabulary), config.data.max_prompt_tokens + config.generation.max_response_tokens)
+    num_scored = tokens.size - 1
+    zeros = np.zeros(num_scored, np.float32)
+    sample = TrainingSample(
+        name="probe",
+        tokens=tokens,
+        prompt_length=1,
+        loss_mask=np.ones(num_scored, bool),
+        advantages=zeros,
+        behavior_logprobs=zeros,
+        versions=np.zeros(num_scored, np.int32),
+        reference_logprobs=None,
+        old_logprobs=None,
+    )
+    (logprobs,) = backend.response_logprobs([sample])
+    return Probe(tokens, logprobs.astype(np.float32))

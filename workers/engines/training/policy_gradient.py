@@ -1,0 +1,218 @@
+"""What every training backend does between weights and optimiser: log-probs of samples, and the gradient of an objective.
+
+*Consumes* a policy and training samples. *Produces* log-probs, or gradients accumulated in the policy's parameters with the
+sums of which loss and metrics of the whole batch are made. *Waits for* nothing.
+
+Loss weights are made from the whole batch before it is cut into micro-batches, so that the cut changes nothing but memory: not
+the cut into micro-batches, and not the sharing of them among ranks. Sums stay on the device until the last micro-batch is done:
+one wait for the device a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.algorithms.batching import PackedBatch, TrainingSample, pack
+from pipeline.algorithms.loss import imitation_loss, token_loss
+from pipeline.process import work
+from protocol.errors import EngineError
+from workers.engines.model.micro_batches import Backward, Plan, share_of_plan
+from workers.engines.model.packed import Entropy, PackedTokens, TokenScores, score_packed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.algorithms.objective import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSettings:
+    """How samples go through the model."""
+
+    temperature: float
+    """Of sampling; log-probs are those of the sampler."""
+    micro_batch_tokens: int
+    """Prompt and response tokens of one forward; a longer sample is a forward of its own."""
+    autocast: torch.dtype | None = None
+    """Type to compute in where it is safe; the weights' own when absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """Loss and metrics of a whole batch; the gradients are in the parameters."""
+
+    loss: float
+    metrics: dict[str, float]
+    """Means over the loss mask, ``policy_ratio_max``, and with an imitation term ``nll``, the mean over its own mask."""
+    num_tokens: int
+    """Prompt and response tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSums:
+    """What one rank's micro-batches add to loss and metrics: scalars on the device, float64."""
+
+    sums: dict[str, torch.Tensor]
+    """``loss``, and of each metric the sum over tokens; the same names on every rank."""
+    largest_ratio: torch.Tensor
+
+
+class PackedPolicy(torch.nn.Module):
+    """A causal language model whose ``forward`` scores packed tokens: so that whatever wraps modules (sharding, offloading)
+    sees all that happens between weights and log-probs as one forward pass."""
+
+    def __init__(self, model: PreTrainedModel, settings: ForwardSettings) -> None:
+        """Score with ``model``, which went through ``prepare_packed``."""
+        super().__init__()
+        self.model = model
+        self._settings = settings
+
+    def forward(self, batch: PackedTokens, entropy: Entropy) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return log-probs [M] and entropies [M] (or None) of the scored tokens; see ``score_packed``."""
+        context: AbstractContextManager[object] = nullcontext()
+        if self._settings.autocast is not None:
+            context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
+        with context:
+            scores = score_packed(self.model, batch, self._settings.temperature, entropy)
+        return scores.logprobs, scores.entropy
+
+
+@torch.no_grad()
+def sample_logprobs(
+    policy: torch.nn.Module, samples: Sequence[TrainingSample], plan: Plan, device: torch.device
+) -> dict[int, np.ndarray]:
+    """Return float32 [response tokens] for each sample that ``plan`` names, by its index, without gradients."""
+    results: dict[int, np.ndarray] = {}
+    lengths = [int(sample.tokens.size) for sample in samples]
+    for indices in plan:
+        with work.part(share_of_plan(plan, indices, lengths)):
+            batch = _pack(samples, indices)
+            logprobs, _ = policy(PackedTokens.from_batch(batch, device), Entropy.NONE)
+        results |= zip(indices, batch.split(logprobs.to("cpu", torch.float32).numpy()), strict=False)
+    return results
+
+
+def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
+    """See whether ``samples`` make an optimiser batch: before anything is computed, and before any other rank is told.
+
+    Raises:
+        EngineError: There is no sample, or some have old log-probs and some have none.
+    """
+    if not samples:
+        raise EngineError("an optimiser step was asked for on 0 samples; skip it")
+    with_old = sum(sample.old_logprobs is not None for sample in samples)
+    if objective.needs_old and with_old not in (0, len(samples)):
+        raise EngineError(
+            f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them or none: fill them in with "
+            "response_logprobs before the first of several steps"
+        )
+
+
+def accumulate_gradient(
+    policy: torch.nn.Module,
+    samples: Sequence[TrainingSample],
+    objective: Objective,
+    plan: Plan,
+    device: torch.device,
+    *,
+    backward: Backward | None = None,
+    loss_scale: float = 1.0,
+) -> BatchSums:
+    """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
+
+    Args:
+        policy: A :class:`PackedPolicy`, or what wraps one.
+        samples: One optimiser batch, which passed :func:`check_samples`. With ``old_logprobs`` on none of them, the present
+            policy is the proximal one, as it is in the only step of an update: its own log-probs stand in, without gradient,
+            and one forward pass is spared.
+        objective: The loss.
+        plan: The micro-batches to compute here: all of the batch's, or one rank's share.
+        device: Of the policy's inputs.
+        backward: What takes the gradient; ``loss.backward()`` when absent.
+        loss_scale: Factor of the gradient only: the number of ranks where a backend averages gradients over them.
+    """
+    weights = objective.token_weights(samples)
+    has_imitation = objective.imitation_coefficient > 0.0
+    imitation = objective.imitation_weights(samples) if has_imitation else []
+    entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
+    sums: dict[str, torch.Tensor] = {}
+    largest_ratio = torch.zeros((), dtype=torch.float64, device=device)
+    lengths = [int(sample.tokens.size) for sample in samples]
+    for number, indices in enumerate(plan, start=1):
+        with work.part(share_of_plan(plan, indices, lengths)):
+            batch = _pack(samples, indices)
+            scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy))
+            losses, metrics = _token_loss(objective, batch, scores)
+            counts = float(bool(indices))
+            chosen = indices or [_shortest(samples)]
+            weight = counts * torch.from_numpy(np.concatenate([weights[index] for index in chosen])).to(losses)
+            loss = (losses * weight).sum()
+            if has_imitation:
+                nll = imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
+                weight = counts * torch.from_numpy(np.concatenate([imitation[index] for index in chosen])).to(losses)
+                loss = loss + (nll * weight).sum()
+                metrics["nll"] = nll.detach()
+            for name, values in {**metrics, "loss": loss.detach()}.items():
+                total = counts * values.double().sum()
+                sums[name] = sums[name] + total if name in sums else total
+            largest_ratio = torch.maximum(largest_ratio, counts * metrics["policy_ratio"].max().double())
+            if backward is None:
+                (loss * loss_scale).backward()
+            else:
+                backward(loss * loss_scale, sums["loss"] if number == len(plan) else None)
+    return BatchSums(sums, largest_ratio)
+
+
+def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: BatchSums) -> BatchTotals:
+    """Make loss and metrics of the whole batch from sums over all of it; waits for the device."""
+    num_loss_tokens = max(1, sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples))
+    *values, largest_ratio = torch.stack([*sums.sums.values(), sums.largest_ratio]).tolist()
+    totals = dict(zip(sums.sums, values, strict=True))
+    loss = totals.pop("loss")
+    counts: dict[str, int] = {}
+    if "nll" in totals:
+        counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in objective.imitation_weights(samples)))
+    metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
+    return BatchTotals(
+        loss=loss,
+        metrics=metrics | {"policy_ratio_max": largest_ratio},
+        num_tokens=sum(int(sample.tokens.size) for sample in samples),
+    )
+
+
+def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:
+    """Lay a micro-batch end to end; an empty one is the shortest sample, for something must go through the model."""
+    return pack([samples[index] for index in indices or [_shortest(samples)]])
+
+
+def _shortest(samples: Sequence[TrainingSample]) -> int:
+    return min(range(len(samples)), key=lambda index: samples[index].tokens.size)
+
+
+def _token_loss(
+    objective: Objective, batch: PackedBatch, scores: TokenScores
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    device = scores.logprobs.device
+
+    def on_device(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return token_loss(
+        objective,
+        logprobs=scores.logprobs,
+        old_logprobs=scores.logprobs.detach() if batch.old_logprobs is None else on_device(batch.old_logprobs),
+        behavior_logprobs=on_device(batch.behavior_logprobs),
+        reference_logprobs=None if batch.reference_logprobs is None else on_device(batch.reference_logprobs),
+        entropy=scores.entropy,
+        advantages=on_device(batch.advantages),
+        mask=on_device(batch.loss_mask),
+        row_ids=on_device(batch.row_ids),
+        num_rows=batch.num_rows,
+        versions=on_device(batch.versions),
+    )

@@ -1,0 +1,81 @@
+"""What the policy's and the critic's backends on shares have in common.
+
+*Consumes* shares, and on rank 0 calls and folders. *Produces* this rank's part of a batch, what all parts make together, and
+what an exact resume needs. *Waits for* the other ranks.
+
+Every rank is told the whole batch, makes the same loss weights of it, and computes its share of the micro-batches: so the sum
+over ranks is the sum that one process would have made, in another order of adding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.algorithms.batching import TrainingSample, plan_ranks
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.training.ranks.group import Group
+from workers.engines.training.ranks.lead import Lead
+from workers.engines.training.ranks.messages import Command
+from workers.engines.training.ranks.sharded import ShardedModel, Shards
+from workers.engines.value.seam import ValueSample
+
+
+class RankedBackend:
+    """A model in shares. A kind of it tells its commands by ``self._lead.run``, and adds to ``obey`` what they do."""
+
+    def __init__(
+        self, shards: Shards, model: ShardedModel, group: Group, lead: Lead, *, micro_batch_tokens: int
+    ) -> None:
+        """Compute with ``shards``; ``model`` gathers, saves and loads them."""
+        self._shards = shards
+        self._model = model
+        self._group = group
+        self._lead = lead
+        self._max_tokens = micro_batch_tokens
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps applied since the start of the run, over resumes."""
+        return self._shards.num_steps
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Gather what an exact resume needs; return what writes it, as one process alone would, on any thread."""
+        return self._model.snapshot()
+
+    def load(self, folder: Path) -> None:
+        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with nothing changed."""
+        self._model.load(folder)
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        self._lead.stop()
+
+    def obey(self, command: Command) -> Any:
+        """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""
+        return self._model.obey(command)
+
+    @property
+    def _loss_scale(self) -> float:
+        """What makes gradients those of the whole batch, where the shares average them over the ranks."""
+        return float(self._group.size) if self._shards.averages_gradients else 1.0
+
+    def _plan(
+        self, sequences: Sequence[TrainingSample] | Sequence[ScoringRequest] | Sequence[ValueSample]
+    ) -> list[list[int]]:
+        """Return this rank's micro-batches, as indices into ``sequences``."""
+        lengths = [int(sequence.tokens.size) for sequence in sequences]
+        return plan_ranks(lengths, self._group.size, self._max_tokens)[self._group.rank]
+
+    def _bring_together(self, lengths: Sequence[int], own: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+        """Return float32 [length] for each sequence of the batch, of which this rank has its ``own``, by index."""
+        ends = np.cumsum(lengths)
+        everything = np.zeros(int(ends[-1]), np.float32)
+        for index, values in own.items():
+            everything[ends[index] - lengths[index] : ends[index]] = values
+        # one rank has each, the others 0: a sum brings them together as they are
+        return np.split(self._group.sum(torch.from_numpy(everything)).numpy(), ends[:-1])

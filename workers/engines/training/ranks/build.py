@@ -1,0 +1,165 @@
+"""From a configuration to one rank of a learner or value worker.
+
+*Consumes* a run's configuration, and the environment that the launcher set. *Produces* a backend on this rank's share: on
+rank 0 what the worker drives, on the others what follows it. *Waits for* the other ranks to come, and the disk, while the
+model loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline.config.load import to_toml
+from workers.engines.model.attention import PACKED_ATTENTION
+from workers.engines.model.checkpoint_files import make_skeleton
+from workers.engines.model.loading import load_model, load_value_model
+from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.packed import prepare_packed
+from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy
+from workers.engines.training.ranks.group import Group, join, peers
+from workers.engines.training.ranks.lead import Lead
+from workers.engines.training.ranks.sharded import ShardedModel, Shards
+from workers.engines.training.ranks.training import RankedTraining
+from workers.engines.training.ranks.value import RankedValue
+from workers.engines.training.torch import enable_gradient_checkpointing, forward_settings, optimizer_settings
+from workers.engines.value.regression import PackedValue, ValueSettings
+from workers.engines.value.torch import value_optimizer_settings, value_settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.config.learning import DeepSpeedSection
+    from pipeline.config.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank, and how to lead the others."""
+
+    group: Group
+    lead: Lead
+
+
+def enter(config: RunConfig, device: str, threads: int) -> Ranks:
+    """Meet the other ranks of a run's worker.
+
+    Raises:
+        ConfigError: A rank reads another configuration, or has no device.
+        EngineDied: The others did not come.
+    """
+    if device == "cpu" or not torch.cuda.is_available():
+        torch.set_num_threads(threads)
+    # a first step may compile kernels; nothing between two steps takes longer than a worker may stand still
+    timeout_s = max(config.supervisor.start_timeout_s, config.supervisor.stuck_after_s or 0.0)
+    group = join(device, timeout_s=timeout_s)
+    with peers():
+        group.agree(hashlib.sha256(to_toml(config).encode()).digest(), "configuration")
+    return Ranks(group, Lead(group, timeout_s=timeout_s))
+
+
+def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
+    """Make this rank of a run's learner, on the start model.
+
+    Raises:
+        DataError: The folder holds no causal language model.
+        ConfigError: A rank reads another configuration, or has no device.
+        EngineDied: The other ranks did not come.
+    """
+    ranks = enter(config, config.model.device, config.learner.threads)
+    model = load_model(config.model.path, torch.float32, torch.device("cpu"), PACKED_ATTENTION)
+    if config.model.gradient_checkpointing:
+        enable_gradient_checkpointing(model)
+    backend = make_training(
+        model,
+        forward_settings(config, ranks.group.device),
+        optimizer_settings(config),
+        ranks,
+        zero=config.learner.deepspeed if config.learner.backend == "deepspeed" else None,
+        tokenizer_from=config.model.path,
+    )
+    return ranks, backend
+
+
+def make_training(
+    model: PreTrainedModel,
+    forward: ForwardSettings,
+    optimizer: OptimizerSettings,
+    ranks: Ranks,
+    *,
+    zero: DeepSpeedSection | None = None,
+    tokenizer_from: Path | None = None,
+) -> RankedTraining:
+    """Share ``model``, the same on every rank, out among them: by DeepSpeed where ``zero`` says how, else by FSDP2.
+
+    Raises:
+        EngineError: The model's sequences cannot be packed, or it cannot be cut.
+    """
+    module = PackedPolicy(prepare_packed(model).eval(), forward)
+    skeleton = make_skeleton(model)
+    shards = cut(module, model, optimizer, ranks.group, zero)
+    sharded = ShardedModel(skeleton, shards, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)
+    return RankedTraining(shards, sharded, forward, ranks.group, ranks.lead)
+
+
+def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
+    """Make this rank of a run's value worker, on ``value.path`` or the start model.
+
+    Raises:
+        DataError: The folder holds neither a causal language model nor a value model.
+        ConfigError: A rank reads another configuration, or has no device.
+        EngineDied: The other ranks did not come.
+    """
+    path = config.value.path or config.model.path
+    ranks = enter(config, config.value.device, config.value.threads)
+    engine = make_value(
+        load_value_model(path, torch.float32, torch.device("cpu"), PACKED_ATTENTION),
+        value_settings(config, ranks.group.device),
+        value_optimizer_settings(config),
+        ranks,
+        zero=config.value.deepspeed if config.value.backend == "deepspeed" else None,
+        tokenizer_from=path,
+    )
+    return ranks, engine
+
+
+def make_value(
+    model: PreTrainedModel,
+    settings: ValueSettings,
+    optimizer: OptimizerSettings,
+    ranks: Ranks,
+    *,
+    zero: DeepSpeedSection | None = None,
+    tokenizer_from: Path | None = None,
+) -> RankedValue:
+    """Share a value model out among ranks, as :func:`make_training` does a policy.
+
+    Raises:
+        EngineError: The model's sequences cannot be packed, it has no scalar head, or it cannot be cut.
+    """
+    module = PackedValue(prepare_packed(model).eval(), settings)
+    skeleton = make_skeleton(model)
+    shards = cut(module, model, optimizer, ranks.group, zero)
+    sharded = ShardedModel(skeleton, shards, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)
+    return RankedValue(shards, sharded, settings, ranks.group, ranks.lead)
+
+
+def cut(
+    module: torch.nn.Module,
+    model: PreTrainedModel,
+    optimizer: OptimizerSettings,
+    group: Group,
+    zero: DeepSpeedSection | None,
+) -> Shards:
+    """Cut ``model``, which ``module`` computes with, into shares."""
+    if zero is None:
+        from workers.engines.training.ranks.fsdp2 import Fsdp2Shards
+
+        return Fsdp2Shards(module, model, optimizer, group)
+    from workers.engines.training.ranks.zero import ZeroShards
+
+    return ZeroShards(module, model, optimizer, group, zero)

@@ -1,0 +1,42 @@
+"""The other ranks than 0: they wait for the next command, do it, and know nothing of messages, claims and files.
+
+*Consumes* commands of rank 0. *Produces* their share of what it asks for. *Waits for* the next command, at most the group's
+time limit: rank 0 says a few times within it that it is still there. *Unblocked by* rank 0; when that is gone, this process
+ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.load import read_resolved
+from pipeline.process.exit_codes import exit_code_of
+from protocol.errors import HeadraceError
+from protocol.ids import Role
+from workers.engines.training.ranks.group import Group, peers
+from workers.engines.training.ranks.messages import Command, Idle, Stop, decode
+
+
+def follow(group: Group, obey: Callable[[Command], Any]) -> None:
+    """Carry out rank 0's commands until it stops. Raises EngineDied when a rank is gone, and what ``obey`` raises."""
+    with peers():
+        while not isinstance(command := decode(group.broadcast_bytes(None)), Stop):
+            if not isinstance(command, Idle):
+                obey(command)
+
+
+def follower(role: Role, run_dir: Path, rank: int) -> int:
+    """Be one of the other ranks of a run's learner or value worker; return the exit code."""
+    from workers.engines.training.ranks import build
+
+    try:
+        config = read_resolved(run_dir)
+        ranks, backend = build.ranked_training(config) if role is Role.LEARNER else build.ranked_value(config)
+        follow(ranks.group, backend.obey)
+    except HeadraceError as error:
+        sys.stderr.write(f"{role}, rank {rank}: {error}\n")
+        return exit_code_of(error)
+    return 0

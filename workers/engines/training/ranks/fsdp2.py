@@ -1,0 +1,119 @@
+"""Shares by torch's FSDP2: every parameter is cut along its first dimension, and whole only while its layer computes.
+
+*Consumes* a module around a model, and the ranks. *Produces* :class:`workers.engines.training.ranks.sharded.Shards`.
+*Waits for* the other ranks, in every method that computes.
+
+Each transformer layer is a unit of its own, the rest (embedding, last norm, head) one more: so memory holds the whole weights
+of one layer and of that rest. The same guarded AdamW as in one process steps the shares: its arithmetic is by element, and
+the norm of the gradient is taken over all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from protocol.errors import EngineError
+from workers.engines.model.optimizer import AppliedStep, GuardedAdamW, OptimizerSettings
+from workers.engines.training.ranks.group import Group
+from workers.engines.training.ranks.sharded import STEP
+
+
+class Fsdp2Shards:
+    """A share of a model, as :class:`workers.engines.training.ranks.sharded.Shards`."""
+
+    averages_gradients = True
+
+    def __init__(
+        self, module: torch.nn.Module, model: torch.nn.Module, settings: OptimizerSettings, group: Group
+    ) -> None:
+        """Cut ``model``, which lies whole on every rank, into shares.
+
+        Args:
+            module: What is called for a forward pass, around ``model``.
+            model: The model; its layers become units.
+            settings: How it is stepped.
+            group: The ranks.
+
+        Raises:
+            EngineError: The model has no layers that transformers calls its own.
+        """
+        layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+        if not layers:
+            raise EngineError(
+                f"{type(model).__name__} has no layers that can be cut into shares one by one; choose Qwen2, Qwen3 or "
+                "Llama, or the torch backend"
+            )
+        for layer in layers:
+            fully_shard(layer, mesh=group.mesh)
+        # without this the rest stays whole after a pass without gradients, and a load or a step would not be seen
+        fully_shard(module, mesh=group.mesh, reshard_after_forward=True)
+        self.module = module
+        self._parameters = {name: cast("torch.nn.Parameter", value) for name, value in model.named_parameters()}
+        self._buffers = dict(model.named_buffers())
+        self._settings = settings
+        trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self._optimizer = GuardedAdamW(trained, settings)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps applied since the start of the run, over resumes."""
+        return self._optimizer.num_steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step."""
+        return self._optimizer.learning_rate
+
+    def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
+        """Add the gradient of a micro-batch's loss, averaged over ranks, to the shares of the gradient."""
+        del total  # whether it is finite is seen in the step
+        loss.backward()
+
+    def step(self, loss: float) -> AppliedStep:
+        """Step along the gradients, if they and the whole batch's ``loss`` are finite."""
+        return self._optimizer.step(loss)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._optimizer.clear()
+
+    def weight(self, name: str) -> torch.Tensor:
+        """Return a whole parameter or buffer."""
+        return _whole(self._parameters[name] if name in self._parameters else self._buffers[name])
+
+    def state(self, name: str, key: str) -> torch.Tensor:
+        """Return a parameter's whole optimiser state of one kind."""
+        return _whole(self._optimizer.state_of(name)[key])
+
+    @torch.no_grad()
+    def put_weight(self, name: str, value: torch.Tensor) -> None:
+        """Set a parameter or buffer from its whole value."""
+        target = self._parameters[name] if name in self._parameters else self._buffers[name]
+        target.copy_(_share(value, target))
+
+    def begin_states(self, num_steps: int) -> None:
+        """Forget all optimiser state."""
+        self._optimizer.forget(num_steps)
+
+    def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
+        """Set a parameter's optimiser state of one kind from its whole value."""
+        parameter, state = self._parameters[name], self._optimizer.state_of(name)
+        state[key] = _share(value, parameter)
+        state[STEP] = torch.tensor(float(self.num_steps), device=parameter.device)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _share(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return this rank's share of ``value``, which every rank has whole, cut like ``like``. A copy."""
+    value = value.to(like.device, like.dtype, copy=True)
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)

@@ -1,0 +1,151 @@
+"""The ranks of one worker as torch's process group: who is who, and how numbers get from one to the others.
+
+*Consumes* the environment that the launcher set, or nothing for a rank that is alone. *Produces* broadcasts and sums. *Waits
+for* the other ranks, at most the group's time limit; a rank that has died ends every wait at once.
+
+Numbers on the host go by gloo, on GPUs by NCCL; both stay on this host's loopback and shared memory. Ranks find one another
+through a file in a folder that only this user can read: nothing listens for strangers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from protocol.errors import ConfigError, EngineDied
+from workers.engines.model.loading import resolve_device
+from workers.engines.training.ranks.launch import GROUP_FILE, LOOPBACK, RANK_DIR
+
+_DIGEST_BYTES = 32
+_TRANSPORTS = ("gloo", "NCCL", "ProcessGroup", "pair closure")
+"""One of them stands in every complaint of a collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All ranks of this worker, as one of them sees them. What fails between them is raised as it comes: see :func:`peers`."""
+
+    rank: int
+    size: int
+    device: torch.device
+    """Where this rank computes."""
+    mesh: DeviceMesh
+    """All ranks in one row."""
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this is rank 0, the worker itself."""
+        return self.rank == 0
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Fill ``tensor`` with rank 0's, in place, and return it."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+    def broadcast_bytes(self, data: bytes | None) -> np.ndarray:
+        """Return rank 0's ``data`` on every rank, as uint8 that may be written to."""
+        length = self.broadcast(torch.tensor([len(data) if data is not None else 0], dtype=torch.int64))
+        if data is not None:
+            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        else:
+            buffer = torch.empty(int(length), dtype=torch.uint8)
+        return self.broadcast(buffer).numpy()
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up ``tensor`` over all ranks, in place, and return it."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Put the largest over all ranks into ``tensor`` and return it. Raises EngineDied."""
+        if self.size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor
+
+    def agree(self, digest: bytes, what: str) -> None:
+        """See whether all ranks have the same ``what``, by its digest of 32 bytes.
+
+        Raises:
+            ConfigError: They have not; every rank is told which ones differ from rank 0.
+        """
+        if len(digest) != _DIGEST_BYTES:
+            raise ValueError(f"a digest of {len(digest)} bytes was given; expected {_DIGEST_BYTES}")
+        if self.size == 1:
+            return
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        told = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(told, mine)
+        if others := [rank for rank in range(1, self.size) if not torch.equal(told[rank], told[0])]:
+            raise ConfigError(
+                f"ranks {', '.join(map(str, others))} of {self.size} have another {what} than rank 0; all ranks of a worker "
+                "read the same run's folder: leave it alone while they start, and start the run again"
+            )
+
+
+def join(device: str, *, timeout_s: float) -> Group:
+    """Be one of the ranks that the launcher started, or the only one when it did not start this process.
+
+    A process joins once; later calls return the same ranks.
+
+    Args:
+        device: As configured: ``auto``, ``cpu`` or ``cuda``; with several ranks each takes the GPU of its own number.
+        timeout_s: No collective may take longer.
+
+    Raises:
+        ConfigError: The device is not here, or there are fewer GPUs than ranks.
+        EngineDied: The others did not come in time.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    here = _device(device, rank, size)
+    if not dist.is_initialized():
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+        store = FileStore(str(Path(os.environ[RANK_DIR]) / GROUP_FILE), size) if size > 1 else HashStore()
+        if here.type == "cuda":
+            torch.cuda.set_device(here)
+        with peers():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo",
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+    return Group(rank, size, here, init_device_mesh(here.type, (size,)))
+
+
+@contextmanager
+def peers() -> Iterator[None]:
+    """Let a rank that is gone, or does not answer in time, be what it is. Around whatever speaks with other ranks."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(word in str(error) for word in _TRANSPORTS):
+            raise
+        raise EngineDied(
+            f"rank {os.environ.get('RANK', '0')} cannot reach the other ranks of its worker: {str(error).splitlines()[0]}; "
+            "one of them has ended or stands still, and they go on together from the last checkpoint"
+        ) from error
+
+
+def _device(name: str, rank: int, size: int) -> torch.device:
+    device = resolve_device(name)
+    if size == 1 or device.type == "cpu":
+        return device
+    if size > torch.cuda.device_count():
+        raise ConfigError(
+            f"{size} ranks are to compute on {torch.cuda.device_count()} GPUs, and each takes one; lower the number of ranks, "
+            "or set the device to cpu"
+        )
+    return torch.device("cuda", rank)

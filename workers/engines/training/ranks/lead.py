@@ -1,0 +1,82 @@
+"""Rank 0's side of the commands: each is told to all ranks and carried out by all at once.
+
+*Consumes* calls of a backend. *Produces* commands, and now and then the word that rank 0 is still there. *Waits for* the ranks
+that carry a command out.
+
+A follower's wait for the next command has the group's time limit, and a learner may have nothing to do for hours: so a thread
+tells the others that there is nothing to do, a few times within that limit. One lock keeps it apart from commands.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from protocol.errors import EngineDied
+from workers.engines.training.ranks.group import Group, peers
+from workers.engines.training.ranks.messages import Command, Idle, Stop, encode
+
+T = TypeVar("T")
+
+_BEATS = 6
+"""Words within the group's time limit."""
+_STOP_S = 2.0
+"""A backend that is closed in the middle of a command waits so long for it; then its process ends, which tells the others
+too."""
+
+
+class Lead:
+    """Tells the other ranks what to do."""
+
+    def __init__(self, group: Group, *, timeout_s: float) -> None:
+        """Lead ``group``, whose time limit is ``timeout_s``."""
+        self._group = group
+        self._lock = threading.Lock()
+        self._failure: EngineDied | None = None
+        self._ended = threading.Event()
+        if group.size > 1:
+            threading.Thread(target=self._beat, args=(timeout_s / _BEATS,), name="ranks", daemon=True).start()
+
+    def run(self, command: Command, obey: Callable[[Command], T]) -> T:
+        """Have all ranks carry ``command`` out, this one by ``obey``; return what this one got.
+
+        Raises EngineDied when a rank is gone, and what ``obey`` raises.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._tell(command)
+            with peers():
+                return obey(command)
+
+    def stop(self) -> None:
+        """Let the others end. Without effect when one of them has died, or when a command does not come to its end."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if self._lock.acquire(timeout=_STOP_S):
+            try:
+                if self._failure is None:
+                    self._tell(Stop())
+            except EngineDied as error:
+                self._failure = error
+            finally:
+                self._lock.release()
+
+    def _tell(self, command: Command) -> None:
+        if self._group.size > 1:
+            with peers():
+                self._group.broadcast_bytes(encode(command))
+
+    def _beat(self, every_s: float) -> None:
+        while not self._ended.wait(every_s):
+            if not self._lock.acquire(blocking=False):
+                continue  # a command is on its way
+            try:
+                self._tell(Idle())
+            except EngineDied as error:
+                self._failure = error
+                return
+            finally:
+                self._lock.release()

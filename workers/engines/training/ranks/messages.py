@@ -1,0 +1,110 @@
+"""What rank 0 tells the others: typed commands as MessagePack, their arrays as raw bytes behind it; nothing is pickled.
+
+*Consumes* a command. *Produces* one run of bytes, and the command again from it. *Waits for* nothing.
+
+    8 bytes: length h of the head | head: MessagePack, each array as [dtype, elements, offset] | arrays, each at a multiple of 8
+
+Both ends are processes of one release on one host, started together: no version is told, and a byte order is not asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.objective import Objective
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.seam import ValueSample
+
+_ALIGN = 8
+
+
+class Idle(msgspec.Struct, frozen=True, tag=True):
+    """Nothing to do: rank 0 is still there."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """The backend is closed; a follower's work is done."""
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """Compute the log-probs of responses."""
+
+    samples: list[TrainingSample]
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """Take an optimiser step of the policy."""
+
+    samples: list[TrainingSample]
+    objective: Objective
+
+
+class Evaluate(msgspec.Struct, frozen=True, tag=True):
+    """Compute values."""
+
+    requests: list[ScoringRequest]
+
+
+class ValueStep(msgspec.Struct, frozen=True, tag=True):
+    """Take an optimiser step of the value model."""
+
+    samples: list[ValueSample]
+
+
+class Gather(msgspec.Struct, frozen=True, tag=True):
+    """Bring all weights together on rank 0."""
+
+    with_optimizer: bool
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """Take weights and optimiser state from rank 0, which broadcasts each tensor: weights first, then states."""
+
+    num_steps: int
+    states: dict[str, list[str]]
+    """State's name -> names of the parameters that have it."""
+
+
+Command = Idle | Stop | Score | Step | Evaluate | ValueStep | Gather | Put
+
+
+def encode(command: Command) -> bytes:
+    """Return a command as bytes."""
+    parts: list[bytes] = []
+    size = 0
+
+    def reference(value: Any) -> Any:
+        nonlocal size
+        if isinstance(value, np.generic):
+            return value.item()
+        if not isinstance(value, np.ndarray) or value.ndim != 1:
+            raise TypeError(f"a {type(value).__name__} cannot be told to other ranks; expected one-dimensional arrays")
+        array = cast("np.ndarray[Any, np.dtype[Any]]", value)
+        data = array.tobytes()
+        told = [array.dtype.str, array.size, size]
+        padded = data + bytes(-len(data) % _ALIGN)
+        parts.append(padded)
+        size += len(padded)
+        return told
+
+    head = msgspec.msgpack.encode(command, enc_hook=reference)
+    return b"".join([len(head).to_bytes(_ALIGN, "little"), head, bytes(-len(head) % _ALIGN), *parts])
+
+
+def decode(data: np.ndarray) -> Command:
+    """Return the command in uint8 ``data``; its arrays are views of it."""
+    length = int.from_bytes(data[:_ALIGN].tobytes(), "little")
+    arrays = data[_ALIGN + length + -length % _ALIGN :]
+
+    def resolve(declared: type, told: Any) -> Any:
+        if declared is not np.ndarray:
+            raise NotImplementedError(f"a rank was told a {declared}, which no command holds")
+        name, elements, offset = told
+        dtype = np.dtype(name)
+        return arrays[offset : offset + elements * dtype.itemsize].view(dtype)
+
+    return msgspec.msgpack.decode(data[_ALIGN : _ALIGN + length].tobytes(), type=Command, dec_hook=resolve)

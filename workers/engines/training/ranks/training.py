@@ -1,0 +1,116 @@
+"""The policy's training backend on shares: one rank or several behind :class:`workers.engines.training.seam.TrainingBackend`.
+
+*Consumes* training samples and an objective, on rank 0. *Produces* log-probs, optimiser steps, weights and checkpoints, there.
+*Waits for* the other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.process import work
+from workers.engines.model.optimizer import GRADIENT
+from workers.engines.training.policy_gradient import (
+    BatchSums,
+    ForwardSettings,
+    accumulate_gradient,
+    batch_totals,
+    check_samples,
+    sample_logprobs,
+)
+from workers.engines.training.ranks.backend import RankedBackend
+from workers.engines.training.ranks.group import Group
+from workers.engines.training.ranks.lead import Lead
+from workers.engines.training.ranks.messages import Command, Score, Step
+from workers.engines.training.ranks.sharded import ShardedModel, Shards
+from workers.engines.training.seam import StepResult
+from workers.engines.training.torch import memory_errors
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.objective import Objective
+
+
+class RankedTraining(RankedBackend):
+    """A policy in shares."""
+
+    def __init__(self, shards: Shards, model: ShardedModel, forward: ForwardSettings, group: Group, lead: Lead) -> None:
+        """Train ``shards``; ``model`` gathers, saves and loads them."""
+        super().__init__(shards, model, group, lead, micro_batch_tokens=forward.micro_batch_tokens)
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step: linear warm-up, then constant."""
+        return self._shards.learning_rate
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return float32 [response tokens] for each sample under the present weights, at the sampling temperature."""
+        return self._lead.run(Score(list(samples)), self.obey) if samples else []
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+
+        Raises:
+            EngineError: There is no sample, old log-probs are missing, or a device has no memory for a micro-batch.
+            EngineDied: A rank is gone.
+        """
+        check_samples(samples, objective)
+        return self._lead.run(Step(list(samples), objective), self.obey)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
+        return self._model.tensors()
+
+    def adapter(self) -> None:
+        """There is none."""
+
+    def obey(self, command: Command) -> Any:
+        """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""
+        match command:
+            case Score():
+                return self._score(command.samples)
+            case Step():
+                return self._step(command.samples, command.objective)
+            case _:
+                return super().obey(command)
+
+    def _score(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        own = sample_logprobs(self._shards.module, samples, self._plan(samples), self._group.device)
+        return self._bring_together([sample.response_length for sample in samples], own)
+
+    def _step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        shards = self._shards
+        try:
+            with memory_errors(self._max_tokens):
+                with work.part(GRADIENT):
+                    sums = accumulate_gradient(
+                        shards.module,
+                        samples,
+                        objective,
+                        self._plan(samples),
+                        self._group.device,
+                        backward=shards.backward,
+                        loss_scale=self._loss_scale,
+                    )
+                totals = batch_totals(samples, objective, self._over_ranks(sums))
+                step = shards.step(totals.loss)
+        finally:
+            shards.clear()
+        return StepResult(
+            applied=step.applied,
+            loss=totals.loss,
+            grad_norm=step.grad_norm,
+            learning_rate=step.learning_rate,
+            metrics=totals.metrics,
+            num_tokens=totals.num_tokens,
+        )
+
+    def _over_ranks(self, sums: BatchSums) -> BatchSums:
+        stacked = self._group.sum(torch.stack(list(sums.sums.values())))
+        return BatchSums(
+            dict(zip(sums.sums, stacked.unbind(), strict=True)), self._group.largest(sums.largest_ratio.clone())
+        )

@@ -1,0 +1,225 @@
+"""Shares by DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well), offloaded as the settings say.
+
+*Consumes* a module around a model, and the ranks. *Produces* :class:`workers.engines.training.ranks.sharded.Shards`.
+*Waits for* the other ranks, in every method that computes.
+
+DeepSpeed steps plain torch's AdamW on flat fp32 shares; its own optimisers would be compiled at the first start. It clips by
+the same norm, and refuses a step whose gradient is not finite with all state left as it was; a loss that is not finite is made
+one of those. Of its API only what its documentation names is used.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from protocol.errors import EngineError
+from workers.engines.model.optimizer import AppliedStep, OptimizerSettings, make_adamw
+from workers.engines.training.ranks.group import Group
+from workers.engines.training.ranks.sharded import STEP
+
+if TYPE_CHECKING:
+    from pipeline.config.learning import DeepSpeedSection
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ZeroShards:
+    """A share of a model, as :class:`workers.engines.training.ranks.sharded.Shards`."""
+
+    averages_gradients = True
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        model: torch.nn.Module,
+        settings: OptimizerSettings,
+        group: Group,
+        options: DeepSpeedSection,
+    ) -> None:
+        """Cut ``model``, which lies whole on every rank, into shares.
+
+        Args:
+            module: What is called for a forward pass, around ``model``.
+            model: The model, in fp32.
+            settings: How it is stepped.
+            group: The ranks.
+            options: ZeRO's stage, and what else DeepSpeed is to be told.
+
+        Raises:
+            EngineError: DeepSpeed refuses the settings.
+        """
+        deepspeed = _import_deepspeed(group)
+        self._zero = cast("Any", deepspeed.zero)
+        self._tools = cast("Any", deepspeed.utils)
+        self._stage = options.stage
+        self._group = group
+        self._settings = settings
+        self._parameters = dict(model.named_parameters())
+        self._buffers = dict(model.named_buffers())
+        trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        try:
+            with _quietly():
+                engine, *_ = deepspeed.initialize(
+                    model=module,
+                    optimizer=make_adamw(trained, settings),
+                    config=_configuration(settings, options),
+                    dist_init_required=False,
+                )
+        except (ValueError, AssertionError, TypeError) as error:
+            raise EngineError(
+                f"DeepSpeed does not take the settings of [learner.deepspeed]: {error}; correct them"
+            ) from error
+        self._engine = cast("Any", engine)
+        self.module = cast("torch.nn.Module", engine)
+        self.num_steps = 0
+        self._is_linked = False
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step."""
+        return self._settings.rate_after(self.num_steps)
+
+    def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
+        """Add the gradient of a micro-batch's loss, averaged over ranks; with the last one its total over ranks is looked
+        at."""
+        self._engine.set_gradient_accumulation_boundary(total is not None)
+        if total is not None:
+            total = self._group.sum(total.clone())
+            loss = loss * torch.where(torch.isfinite(total), 1.0, math.nan).to(loss)
+        self._engine.backward(loss)
+
+    def step(self, loss: float) -> AppliedStep:
+        """Step along the gradients, unless they or the loss were not finite."""
+        learning_rate = self.learning_rate
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        applied = bool(self._engine.was_step_applied()) and math.isfinite(loss)
+        norm = self._engine.get_global_grad_norm()
+        if applied and not self._is_linked:
+            self._link()
+        self.num_steps += applied
+        return AppliedStep(applied, float(norm) if applied else math.inf, learning_rate)
+
+    def clear(self) -> None:
+        """Do nothing: a step takes the gradients with it, whether it is applied or refused."""
+
+    def weight(self, name: str) -> torch.Tensor:
+        """Return a whole parameter or buffer."""
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            return self._buffers[name]
+        if self._stage < 3:
+            return parameter
+        with self._zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+
+    def state(self, name: str, key: str) -> torch.Tensor:
+        """Return a parameter's whole optimiser state of one kind."""
+        return self._tools.safe_get_full_optimizer_state(self._parameters[name], key)
+
+    @torch.no_grad()
+    def put_weight(self, name: str, value: torch.Tensor) -> None:
+        """Set a parameter or buffer from its whole value: what computes, and the share that is stepped."""
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            self._buffers[name].copy_(value)
+        elif self._stage < 3:
+            parameter.copy_(value)
+            self._tools.safe_set_full_fp32_param(parameter, value.to(parameter.device))
+        else:
+            with self._zero.GatheredParameters([parameter], modifier_rank=0):
+                if self._group.is_lead:
+                    parameter.copy_(value)
+            self._tools.safe_set_local_fp32_param(parameter, self._part(parameter, value))
+
+    def begin_states(self, num_steps: int) -> None:
+        """Forget all optimiser state."""
+        self.num_steps = num_steps
+        inner = self._engine.optimizer.optimizer
+        flat = self._flat_shares()
+        inner.state.clear()
+        for share in flat:
+            inner.state[share] = {STEP: torch.tensor(float(num_steps), device=share.device)}
+            inner.state[share] |= {key: torch.zeros_like(share) for key in _MOMENTS}
+        self._link()
+
+    def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
+        """Set a parameter's optimiser state of one kind from its whole value."""
+        parameter = self._parameters[name]
+        if self._stage < 3:
+            self._tools.safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
+        else:
+            self._tools.safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
+
+    def _link(self) -> None:
+        """Have every parameter know its part of the flat state, once that is there. DeepSpeed does so itself when the first of
+        two parameter groups has been stepped, too early for the second."""
+        self._is_linked = True
+        optimizer = self._engine.optimizer
+        if self._stage < 3:
+            for group, share in zip(optimizer.bit16_groups, self._flat_shares(), strict=True):
+                self._tools.lazy_init_hp_params_optimizer_state(group, share, optimizer.optimizer.state)
+
+    def _flat_shares(self) -> list[torch.Tensor]:
+        optimizer = self._engine.optimizer
+        return list(
+            optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
+        )
+
+    def _part(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a ZeRO-3 parameter's whole value: equal parts, the last one filled up with zeros."""
+        share = cast("Any", parameter).ds_tensor
+        length = int(share.ds_numel)
+        flat = torch.nn.functional.pad(value.flatten(), (0, length * self._group.size - value.numel()))
+        return flat.narrow(0, length * self._group.rank, length).to(share.device)
+
+
+def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> dict[str, Any]:
+    """Return DeepSpeed's configuration."""
+    zero = {
+        "stage": options.stage,
+        "offload_optimizer": options.offload_optimizer or None,
+        "offload_param": options.offload_param or None,
+        **options.zero_optimization,
+    }
+    return {
+        **options.config,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,  # the boundary is told for each micro-batch
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {key: value for key, value in zero.items() if value is not None},
+    }
+
+
+def _import_deepspeed(group: Group) -> Any:
+    """Import DeepSpeed for this device, over torch's process group that is there already, without compiling anything."""
+    os.environ.setdefault("DS_ACCELERATOR", group.device.type)
+    os.environ.setdefault("LOCAL_RANK", str(group.rank))  # which DeepSpeed asks of its surroundings, not of its caller
+    with _quietly():
+        import deepspeed
+        import deepspeed.ops
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled at the first use otherwise
+        deepspeed.init_distributed(dist_backend="nccl" if group.device.type == "cuda" else "gloo", verbose=False)
+    return deepspeed
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep DeepSpeed's remarks to itself: warnings about what is not installed, and a page of its settings."""
+    import logging
+    import warnings
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,74 @@
+"""The seam between the learner and whatever computes gradients: plain torch in one process, FSDP2 and DeepSpeed in
+one or several, behind the same words.
+
+*Consumes* training samples and a loss. *Produces* log-probs, optimiser steps, weights and checkpoints. Blocking; driven
+from the learner's one compute thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pipeline.algorithms.batching import TrainingSample
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.objective import Objective
+    from workers.engines.model.adapter import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimiser step did."""
+
+    applied: bool
+    """False when loss or gradient was not finite: weights and optimiser state are then exactly what they were."""
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    metrics: dict[str, float]
+    """Means over the loss mask of the whole batch: clip_fraction, approx_kl, entropy ..."""
+    num_tokens: int
+    """Prompt and response tokens that went through the model."""
+
+
+class TrainingBackend(Protocol):
+    """Owns the policy's weights and optimiser."""
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return, for each sample, float32 [response tokens] log-probs under the present weights, at the sampling
+        temperature. No gradients."""
+        ...
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. The denominator of the loss is
+        that of the whole batch, so micro-batching changes nothing. Samples without ``old_logprobs`` take the present policy
+        as the proximal one: right for the only step of an update."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors (emulated ones: arrays)."""
+        ...
+
+    def adapter(self) -> Adapter | None:
+        """Return what is trained on top of weights that never change, to be published in their place; None when there is no
+        such thing. The tensors may be the live ones."""
+        ...
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder from the copy: Hugging Face
+        format under ``folder/model``, optimiser, schedule and RNG state beside it (safetensors and JSON, nothing pickled). It
+        may run on another thread while training goes on, and raises OSError. The caller fsyncs and renames."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or damaged."""
+        ...
+
+    def close(self) -> None:
+        """Release what lies outside this process: other ranks end."""
+        ...

@@ -1,0 +1,244 @@
+"""The training backend in plain torch: one process, one device, AdamW.
+
+*Consumes* training samples and an objective. *Produces* log-probs, optimiser steps, weights and checkpoints. *Waits for*
+nothing. The reference that every other backend is tested against.
+
+Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a whole or not at all
+(``workers.engines.model.optimizer``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
+from pipeline.preflight.lora import check_lora
+from pipeline.process import work
+from protocol.errors import EngineError
+from workers.engines.model.attention import PACKED_ATTENTION
+from workers.engines.model.checkpoint_files import read_training_state
+from workers.engines.model.loading import load_model, resolve_device
+from workers.engines.model.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
+from workers.engines.model.packed import prepare_packed
+from workers.engines.training.policy_gradient import (
+    ForwardSettings,
+    PackedPolicy,
+    accumulate_gradient,
+    batch_totals,
+    check_samples,
+    sample_logprobs,
+)
+from workers.engines.training.seam import StepResult
+from workers.engines.training.trained_weights import TrainedWeights, WholeModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.algorithms.objective import Objective
+    from pipeline.config.schema import RunConfig
+    from workers.engines.model.adapter import Adapter
+    from workers.engines.training.lora import LoraSettings
+
+
+class TorchTraining:
+    """A policy and its optimiser behind :class:`workers.engines.training.seam.TrainingBackend`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        forward: ForwardSettings,
+        optimizer: OptimizerSettings,
+        *,
+        gradient_checkpointing: bool = False,
+        tokenizer_from: Path | None = None,
+        lora: LoraSettings | None = None,
+    ) -> None:
+        """Train ``model``.
+
+        Args:
+            model: Any causal language model that can be packed, in the type its weights shall have; it becomes this
+                backend's own.
+            forward: How samples go through it.
+            optimizer: How it is stepped.
+            gradient_checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
+            tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
+            lora: Train an adapter of this shape instead of the weights.
+
+        Raises:
+            EngineError: The model's sequences cannot be packed.
+            ConfigError: The adapter does not fit the model.
+        """
+        self._model = prepare_packed(model).eval()  # without dropout: a ratio must be 1 while the weights are the same
+        self._policy = PackedPolicy(model, forward)
+        self._max_tokens = forward.micro_batch_tokens
+        self._weights = _weights(model, tokenizer_from, lora)
+        if gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        self._optimizer = GuardedAdamW(self._weights.parameters, optimizer)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps applied since the start of the run, over resumes."""
+        return self._optimizer.num_steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step: linear warm-up, then constant."""
+        return self._optimizer.learning_rate
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return float32 [response tokens] for each sample under the present weights, at the sampling temperature."""
+        logprobs = sample_logprobs(self._policy, samples, self._plan(samples), self._model.device)
+        return [logprobs[index] for index in range(len(samples))]
+
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+
+        Raises:
+            EngineError: There is no sample, old log-probs are missing, or the device has no memory for a micro-batch.
+        """
+        check_samples(samples, objective)
+        try:
+            with memory_errors(self._max_tokens):
+                with work.part(GRADIENT):
+                    sums = accumulate_gradient(
+                        self._policy, samples, objective, self._plan(samples), self._model.device
+                    )
+                totals = batch_totals(samples, objective, sums)
+                step = self._optimizer.step(totals.loss)
+        finally:
+            self._optimizer.clear()
+        return StepResult(
+            applied=step.applied,
+            loss=totals.loss,
+            grad_norm=step.grad_norm,
+            learning_rate=step.learning_rate,
+            metrics=totals.metrics,
+            num_tokens=totals.num_tokens,
+        )
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights by the model's own names, on the CPU, tied ones once, an adapter merged in. They may be the live
+        ones: read them before the next step."""
+        return self._weights.tensors()
+
+    def adapter(self) -> Adapter | None:
+        """Return the adapter, if one is trained; see :class:`workers.engines.training.seam.TrainingBackend`."""
+        return self._weights.adapter()
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser
+        beside it; it raises OSError, and may run on another thread while this engine goes on."""
+        write_weights = self._weights.snapshot()
+        write_optimizer = self._optimizer.snapshot()
+
+        def write(folder: Path) -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_weights(folder)
+            write_optimizer(folder)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        """Take back what a snapshot wrote: the next step is the one that would have been. Raises DataError naming the file,
+        with nothing changed."""
+        state = read_training_state(folder)
+        put_weights = self._weights.read(folder)
+        optimizer = self._optimizer.read(folder)
+        put_weights()
+        self._optimizer.restore(optimizer, state)
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+    def _plan(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
+        return plan_micro_batches([sample.tokens.size for sample in samples], self._max_tokens)
+
+
+def _weights(model: PreTrainedModel, tokenizer_from: Path | None, lora: LoraSettings | None) -> TrainedWeights:
+    if lora is None:
+        return WholeModel(model, tokenizer_from)
+    from workers.engines.training.lora import AdaptedModel
+
+    return AdaptedModel(model, lora, tokenizer_from)
+
+
+def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
+    """Make the training backend of a run, starting from the model in ``model_path``.
+
+    Raises:
+        DataError: The folder holds no causal language model.
+        ConfigError: The device is not here, or learner.lora does not fit the model.
+    """
+    device = resolve_device(config.model.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.learner.threads)
+    return TorchTraining(
+        load_model(model_path, torch.float32, device, PACKED_ATTENTION),
+        forward_settings(config, device),
+        optimizer_settings(config),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        tokenizer_from=model_path,
+        lora=lora_settings(config),
+    )
+
+
+def lora_settings(config: RunConfig) -> LoraSettings | None:
+    """Return the adapter that a run trains; None when it trains the whole policy. Raises ConfigError without peft."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return None
+    check_lora(config)
+    from workers.engines.training.lora import LoraSettings
+
+    return LoraSettings(lora.rank, lora.alpha, lora.target_modules, seed=config.run.seed)
+
+
+def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings:
+    """Return how a run's samples go through its policy on ``device``."""
+    return ForwardSettings(
+        temperature=config.generation.temperature,
+        micro_batch_tokens=tokens_at_once(config.learner.micro_batch_tokens, on_cpu=device.type == "cpu"),
+        autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
+    )
+
+
+def optimizer_settings(config: RunConfig) -> OptimizerSettings:
+    """Return how a run's policy is stepped."""
+    learner = config.learner
+    return OptimizerSettings(
+        learning_rate=learner.learning_rate,
+        # an update takes num_minibatches optimiser steps
+        warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches,
+        weight_decay=learner.weight_decay,
+        betas=learner.betas,
+        eps=learner.adam_eps,
+        max_grad_norm=learner.max_grad_norm,
+    )
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+    """Checkpoint every layer. Layers look at their training flag; only theirs is set, so that no dropout wakes up."""
+    model.gradient_checkpointing_enable()
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
+@contextmanager
+def memory_errors(micro_batch_tokens: int) -> Iterator[None]:
+    """Let a device that is full be the settings that fill it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"no device memory for micro-batches of {micro_batch_tokens} tokens: {error}; "
+            "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
+        ) from error

@@ -1,0 +1,76 @@
+"""What of a policy is trained, and how its weights leave and come back: all of them, or an adapter on frozen ones.
+
+*Consumes* a model. *Produces* the parameters to optimise, the weights under the model's own names, and the files of a
+checkpoint. *Waits for* the disk. An optimiser changes the parameters between two calls, nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from workers.engines.model.checkpoint_files import put_model, read_model, snapshot_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from workers.engines.model.adapter import Adapter
+
+
+class TrainedWeights(Protocol):
+    """The weights of one policy."""
+
+    @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
+        """What is trained, by its name in the model that computes."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the policy's weights by the model's own names, on the CPU, tied ones once. They may be the live ones."""
+        ...
+
+    def adapter(self) -> Adapter | None:
+        """Return what is trained on top of frozen weights; None when every weight is trained. They may be the live tensors."""
+        ...
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what an exact resume needs; return what writes it into a folder, ``model/`` in Hugging Face format included.
+        That raises OSError, and may run on any thread."""
+        ...
+
+    def read(self, folder: Path) -> Callable[[], None]:
+        """Read and check what a snapshot wrote; return what puts it in place. Raises DataError naming the file."""
+        ...
+
+
+class WholeModel:
+    """Every weight is trained."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer_from: Path | None) -> None:
+        """Train ``model``; checkpoints take the tokenizer files of ``tokenizer_from``."""
+        self._model = model
+        self._tokenizer_from = tokenizer_from
+        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the live weights."""
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor.detach().to("cpu")
+
+    def adapter(self) -> None:
+        """There is none."""
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy the weights; what is returned writes ``model/``."""
+        return snapshot_model(self._model, self._tokenizer_from)
+
+    def read(self, folder: Path) -> Callable[[], None]:
+        """Read ``model/``."""
+        weights = read_model(self._model, folder)
+        return lambda: put_model(self._model, weights)

@@ -1,0 +1,1 @@
+"""Values: the seam, and the engines behind it."""

@@ -1,0 +1,219 @@
+"""What every value engine does between weights and optimiser: values of given tokens, and the gradient of their regression.
+
+*Consumes* a value model; token sequences, or finished responses with their rewards. *Produces* values, or gradients accumulated
+in the model's parameters with what the batch's figures are made of. *Waits for* nothing.
+
+    G_t = gamma^(T - t) R                                              Monte-Carlo targets (lambda_critic = 1, the default)
+    loss = 1/n sum_i 1/T_i sum_t max((V - G)^2, (clip(V, V_old - c_low, V_old + c_high) - G)^2) / 2
+
+over the n finished responses of the whole batch (VAPO and T-PPO; T-PPO's port divides by unfinished rows too, which makes the
+step smaller when few responses finish: here there are only finished ones). As with the policy, weights are made of the whole
+batch before it is cut into micro-batches and shared among ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.algorithms.value_loss import clipped_value_loss
+from pipeline.algorithms.value_targets import explained_variance, lambda_targets, monte_carlo_targets
+from pipeline.process import work
+from protocol.errors import EngineError
+from workers.engines.model.loading import value_head
+from workers.engines.model.micro_batches import Backward, Plan, share_of_plan
+from workers.engines.model.optimizer import AppliedStep
+from workers.engines.model.packed import PackedTokens, hidden_packed
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.seam import ValueSample, ValueStepResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSettings:
+    """How responses go through the value model, and what it is regressed on."""
+
+    micro_batch_tokens: int
+    """Prompt and response tokens of one forward; a longer sequence is a forward of its own."""
+    gamma: float = 1.0
+    """Discount a token."""
+    gae_lambda: float = 1.0
+    """Of the targets; 1 is Monte-Carlo."""
+    clip_low: float = 0.5
+    """A value counts as fallen by at most this from the stored one. T-PPO: 0.5."""
+    clip_high: float = 0.6
+    """... and as risen by at most this. T-PPO: 0.6."""
+    autocast: torch.dtype | None = None
+    """Type to compute in where it is safe; the weights' own when absent."""
+
+
+class PackedValue(torch.nn.Module):
+    """A token classifier with one output whose ``forward`` values packed tokens: so that whatever wraps modules sees one
+    pass."""
+
+    def __init__(self, model: PreTrainedModel, settings: ValueSettings) -> None:
+        """Value with ``model``, which went through ``prepare_packed``. Raises EngineError when it has no scalar head."""
+        super().__init__()
+        self.model = model
+        self._head = (value_head(model),)  # in a tuple, for it is the model's child and not ours as well
+        self._settings = settings
+
+    def forward(self, batch: PackedTokens) -> torch.Tensor:
+        """Return V of the state before each scored token, end to end: [M], float32 (float64 for a float64 model)."""
+        context: AbstractContextManager[object] = nullcontext()
+        if self._settings.autocast is not None:
+            context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
+        with context:
+            hidden = hidden_packed(self.model, batch)
+            values = (
+                self._head[0](hidden.index_select(0, batch.positions)).squeeze(-1).clone()
+            )  # FSDP2 returns no views
+        return values if values.dtype == torch.float64 else values.float()
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionSums:
+    """What one rank's micro-batches add to a batch's figures; all zero where a sample is another rank's."""
+
+    loss: torch.Tensor
+    clipped: torch.Tensor
+    """float64 scalars on the device: the loss, and the weight of clipped tokens"""
+    values: torch.Tensor
+    """float64 [T] on the host: of every response token of the batch, in order"""
+
+
+@torch.no_grad()
+def compute_values(
+    model: torch.nn.Module, requests: Sequence[ScoringRequest], plan: Plan, device: torch.device
+) -> dict[int, np.ndarray]:
+    """Return, for each request that ``plan`` names, float32 [num_scored], by its index: V before each token of the tail.
+
+    Raises EngineError when a request has no token before its tail.
+    """
+    results: dict[int, np.ndarray] = {}
+    sizes = [int(request.tokens.size) for request in requests]
+    for indices in plan:
+        with work.part(share_of_plan(plan, indices, sizes)):
+            chosen = indices or [_shortest(requests)]
+            num_scored = [requests[index].num_scored for index in chosen]
+            values = model(PackedTokens.of([requests[index].tokens for index in chosen], num_scored, device))
+            tails = np.split(values.to("cpu", torch.float32).numpy(), np.cumsum(num_scored)[:-1])
+            results |= zip(indices, tails, strict=False)
+    return results
+
+
+def check_value_samples(samples: Sequence[ValueSample]) -> None:
+    """See whether ``samples`` make a batch. Raises EngineError when there is none, or one is not consistent."""
+    if not samples:
+        raise EngineError("a value step was asked for on 0 responses; skip it")
+    for sample in samples:
+        length = sample.response_length
+        if not 1 <= sample.prompt_length < sample.tokens.size:
+            raise EngineError(
+                f"response {sample.name} has {sample.tokens.size} tokens, of which {sample.prompt_length} are prompt; "
+                "expected at least 1 prompt and 1 response token"
+            )
+        if sample.old_values.shape != (length,):
+            raise EngineError(
+                f"response {sample.name} has old_values of shape {sample.old_values.shape}; expected ({length},), one a "
+                "response token"
+            )
+
+
+def accumulate_regression(
+    model: torch.nn.Module,
+    samples: Sequence[ValueSample],
+    settings: ValueSettings,
+    plan: Plan,
+    device: torch.device,
+    *,
+    backward: Backward | None = None,
+    loss_scale: float = 1.0,
+) -> RegressionSums:
+    """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
+
+    Args:
+        model: A :class:`PackedValue`, or what wraps one.
+        samples: One batch, which passed :func:`check_value_samples`.
+        settings: Targets and clipping.
+        plan: The micro-batches to compute here: all of the batch's, or one rank's share.
+        device: Of the model's inputs.
+        backward: What takes the gradient; ``loss.backward()`` when absent.
+        loss_scale: Factor of the gradient only: the number of ranks where a backend averages gradients over them.
+    """
+    lengths = [sample.response_length for sample in samples]
+    ends = np.cumsum(lengths)
+    values = np.zeros(int(ends[-1]))
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    clipped = torch.zeros_like(loss)
+    sizes = [int(sample.tokens.size) for sample in samples]
+    for number, indices in enumerate(plan, start=1):
+        with work.part(share_of_plan(plan, indices, sizes)):
+            counts = float(bool(indices))
+            chosen = indices or [_shortest(samples)]
+            num_scored = [lengths[index] for index in chosen]
+            new = model(PackedTokens.of([samples[index].tokens for index in chosen], num_scored, device))
+
+            def like(arrays: Sequence[np.ndarray], new: torch.Tensor = new) -> torch.Tensor:
+                return torch.from_numpy(np.concatenate(arrays)).to(new)
+
+            token = clipped_value_loss(
+                new,
+                like([samples[index].old_values for index in chosen]),
+                like([_targets(samples[index], settings) for index in chosen]),
+                clip_low=settings.clip_low,
+                clip_high=settings.clip_high,
+            )
+            weight = counts * like([_token_weights(lengths[index], len(samples)) for index in chosen])
+            part = (token.loss * weight).sum()
+            loss += part.detach()
+            clipped += (token.clipped * weight).sum()
+            tails = np.split(new.detach().to("cpu", torch.float64).numpy(), np.cumsum(num_scored)[:-1])
+            for index, tail in zip(indices, tails, strict=False):
+                values[ends[index] - lengths[index] : ends[index]] = tail
+            if backward is None:
+                (part * loss_scale).backward()
+            else:
+                backward(part * loss_scale, loss if number == len(plan) else None)
+    return RegressionSums(loss, clipped, torch.from_numpy(values))
+
+
+def value_step_result(
+    samples: Sequence[ValueSample], settings: ValueSettings, sums: RegressionSums, step: AppliedStep
+) -> ValueStepResult:
+    """Tell what a step did, from sums over the whole batch."""
+    lengths = [sample.response_length for sample in samples]
+    weights = np.concatenate([_token_weights(length, len(samples)) for length in lengths])
+    returns = np.concatenate([monte_carlo_targets(s.reward, s.response_length, gamma=settings.gamma) for s in samples])
+    values = sums.values.numpy()
+    return ValueStepResult(
+        applied=step.applied,
+        loss=float(sums.loss),
+        explained_variance=explained_variance(values, returns, weights),
+        clip_fraction=float(sums.clipped),
+        value_mean=float(weights @ values),
+        target_mean=float(weights @ returns),
+        grad_norm=step.grad_norm,
+        learning_rate=step.learning_rate,
+        num_tokens=sum(int(sample.tokens.size) for sample in samples),
+    )
+
+
+def _targets(sample: ValueSample, settings: ValueSettings) -> np.ndarray:
+    return lambda_targets(sample.reward, sample.old_values, gamma=settings.gamma, lam=settings.gae_lambda)
+
+
+def _token_weights(length: int, num_samples: int) -> np.ndarray:
+    """Return float64 [length]: each response weighs 1 / num_samples, each of its tokens the same."""
+    return np.full(length, 1.0 / (length * num_samples))
+
+
+def _shortest(sequences: Sequence[ScoringRequest] | Sequence[ValueSample]) -> int:
+    return min(range(len(sequences)), key=lambda index: sequences[index].tokens.size)

@@ -1,0 +1,187 @@
+"""The value engine in plain torch: one process, one device, AdamW, packed sequences.
+
+*Consumes* token sequences, and finished responses with their rewards. *Produces* values of the states before each response
+token, optimiser steps and checkpoints. *Waits for* nothing. The reference that the sharded one is tested against.
+
+What is computed stands in ``workers.engines.value.regression``. Master weights are fp32 whatever the compute type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
+from pipeline.process import work
+from protocol.errors import EngineError
+from workers.engines.model.attention import PACKED_ATTENTION
+from workers.engines.model.checkpoint_files import put_model, read_model, read_training_state, snapshot_model
+from workers.engines.model.loading import load_value_model, resolve_device
+from workers.engines.model.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
+from workers.engines.model.packed import prepare_packed
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.regression import (
+    PackedValue,
+    ValueSettings,
+    accumulate_regression,
+    check_value_samples,
+    compute_values,
+    value_step_result,
+)
+from workers.engines.value.seam import ValueSample, ValueStepResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.config.schema import RunConfig
+
+
+class TorchValue:
+    """A value model and its optimiser behind :class:`workers.engines.value.seam.ValueEngine`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: ValueSettings,
+        optimizer: OptimizerSettings,
+        *,
+        tokenizer_from: Path | None = None,
+    ) -> None:
+        """Serve and train ``model``.
+
+        Args:
+            model: A token classifier with one output that can be packed; it becomes this engine's own.
+            settings: How it is used.
+            optimizer: How it is stepped.
+            tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
+
+        Raises:
+            EngineError: The model's sequences cannot be packed, or it has no scalar head.
+        """
+        self._model = prepare_packed(model).eval()  # without dropout: values of one version are the same numbers twice
+        self._value = PackedValue(model, settings)
+        self._settings = settings
+        self._tokenizer_from = tokenizer_from
+        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._optimizer = GuardedAdamW(self._parameters, optimizer)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps applied since the start of the run, over resumes."""
+        return self._optimizer.num_steps
+
+    def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
+        """Return, for each request in order, float32 [num_scored]: V of the state before each token of the tail.
+
+        Raises:
+            EngineError: A request has no token before its tail, or the device has no memory for a micro-batch.
+        """
+        with value_memory_errors(self._settings.micro_batch_tokens):
+            values = compute_values(self._value, requests, self._plan(requests), self._model.device)
+        return [values[index] for index in range(len(requests))]
+
+    def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+
+        Raises:
+            EngineError: There is no sample, one is not consistent, or the device has no memory for a micro-batch.
+        """
+        check_value_samples(samples)
+        try:
+            with value_memory_errors(self._settings.micro_batch_tokens):
+                plan = self._plan(samples)
+                with work.part(GRADIENT):
+                    sums = accumulate_regression(self._value, samples, self._settings, plan, self._model.device)
+                step = self._optimizer.step(float(sums.loss))
+        finally:
+            self._optimizer.clear()
+        return value_step_result(samples, self._settings, sums, step)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser
+        beside it; it raises OSError, and may run on another thread while this engine goes on."""
+        write_model = snapshot_model(self._model, self._tokenizer_from)
+        write_optimizer = self._optimizer.snapshot()
+
+        def write(folder: Path) -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_model(folder)
+            write_optimizer(folder)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        """Take back what a snapshot wrote: the next step is the one that would have been. Raises DataError naming the file,
+        with nothing changed."""
+        state = read_training_state(folder)
+        weights = read_model(self._model, folder)
+        optimizer = self._optimizer.read(folder)
+        put_model(self._model, weights)
+        self._optimizer.restore(optimizer, state)
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+    def _plan(self, sequences: Sequence[ScoringRequest] | Sequence[ValueSample]) -> list[list[int]]:
+        lengths = [int(sequence.tokens.size) for sequence in sequences]
+        return plan_micro_batches(lengths, self._settings.micro_batch_tokens)
+
+
+@contextmanager
+def value_memory_errors(micro_batch_tokens: int) -> Iterator[None]:
+    """Let a device that is full be the setting that fills it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"no device memory for micro-batches of {micro_batch_tokens} tokens: {error}; lower value.micro_batch_tokens"
+        ) from error
+
+
+def build_value(config: RunConfig, model_path: Path) -> TorchValue:
+    """Make the value engine of a run, starting from the folder ``model_path``.
+
+    Raises:
+        DataError: The folder holds neither a causal language model nor a value model.
+        ConfigError: The device is not here.
+    """
+    device = resolve_device(config.value.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.value.threads)
+    return TorchValue(
+        load_value_model(model_path, torch.float32, device, PACKED_ATTENTION),
+        value_settings(config, device),
+        value_optimizer_settings(config),
+        tokenizer_from=model_path,
+    )
+
+
+def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
+    """Return how responses go through a run's value model on ``device``, and what it is regressed on."""
+    value = config.value
+    return ValueSettings(
+        micro_batch_tokens=tokens_at_once(value.micro_batch_tokens, on_cpu=device.type == "cpu"),
+        gamma=config.algorithm.gamma,
+        gae_lambda=value.gae_lambda,
+        clip_low=value.clip_low,
+        clip_high=value.clip_high,
+        autocast=torch.bfloat16 if value.dtype == "bfloat16" else None,
+    )
+
+
+def value_optimizer_settings(config: RunConfig) -> OptimizerSettings:
+    """Return how a run's value model is stepped."""
+    value = config.value
+    return OptimizerSettings(
+        learning_rate=value.learning_rate,
+        warmup_steps=value.warmup_steps,
+        weight_decay=value.weight_decay,
+        betas=value.betas,
+        eps=value.adam_eps,
+        max_grad_norm=value.max_grad_norm,
+    )
