@@ -28,7 +28,8 @@ from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from protocol.zeromq import ZmqTransport
-from workers.generator.backoff import Backoff, Forecast
+from workers.generator.backoff import Backoff
+from workers.learner.forecast import Forecast
 
 RUN = "bench"
 GROUP = 8
