@@ -7,8 +7,6 @@ standard error. Only click is loaded until there is something to score.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,8 +67,9 @@ def score(
     from pipeline.config.learning import RewardSection
     from pipeline.data.files import count_rows
     from pipeline.process.exit_codes import ExitCode
+    from pipeline.runtime.machine import this_machine
 
-    config = RewardSection(timeout_s=timeout_s, processes=processes or num_cores())
+    config = RewardSection(timeout_s=timeout_s, processes=processes or this_machine().num_cores)
     total = count_rows(file)
     progress = Progress(total, lambda line: click.echo(line, err=True))
     click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)
@@ -82,13 +81,6 @@ def score(
 
         show_report(report, Console(highlight=False, markup=False))
     return ExitCode.OK if report.all_judged else ExitCode.NOT_ALL_JUDGED
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Progress:

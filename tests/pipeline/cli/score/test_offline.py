@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import main
-from pipeline.cli.score.command import Progress, num_cores, score
+from pipeline.cli.score.command import Progress, score
 from pipeline.cli.score.offline import score_file
 from pipeline.config.learning import RewardSection
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response
+from pipeline.runtime.machine import Machine
 from protocol.errors import ConfigError, DataError
 
 LINES: list[dict[str, Any]] = [
@@ -206,7 +205,9 @@ async def test_a_pool_tells_of_every_response_as_it_is_judged(tmp_path: Path) ->
     assert told == [1, 2, 1, 1]
 
 
-def test_all_cores_are_used_unless_a_number_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_processes_as_this_machine_grants_cores_are_used_unless_a_number_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     used: list[int] = []
 
     def kept(path: Path, verifier: str | None, **options: Any) -> Any:
@@ -214,9 +215,9 @@ def test_all_cores_are_used_unless_a_number_is_said(tmp_path: Path, monkeypatch:
         return score_file(path, verifier, **options)
 
     monkeypatch.setattr("pipeline.cli.score.offline.score_file", kept)
+    monkeypatch.setattr("pipeline.runtime.machine.this_machine", lambda: Machine(num_cores=5, memory_bytes=1 << 30))
     path = tmp_path / "responses.jsonl"
     path.write_text(json.dumps({"response": "4", "answer": "4"}))
     for options in ([], ["--processes", "3"]):
         CliRunner().invoke(score, [str(path), "--verifier", "arithmetic", *options], catch_exceptions=False)
-    assert used == [num_cores(), 3]
-    assert num_cores() == len(os.sched_getaffinity(0)) if sys.platform == "linux" else num_cores() >= 1
+    assert used == [5, 3]
