@@ -1,6 +1,6 @@
 """Fault drills with fixed seeds that have every kind of fault: nothing that must hold is violated.
 
-A seed that fails here is repeated by ``python -m ops.fault_drill --seed N``; its folder is kept.
+A seed that fails here is repeated by this test alone (``-k SEED``); its folder is kept.
 """
 
 from __future__ import annotations
