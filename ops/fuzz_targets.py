@@ -275,7 +275,7 @@ class Mailboxes:
         self._router.bind(answering)
         self._requester = self._transport.requester(answering)
         self._memory = MemoryHub(max_message_bytes=MAX_BYTES).mailbox("memory")
-        self._store = WeightsStore(self._folder / "weights", keep=1)
+        self._store = WeightsStore(self._folder / "weights", keep=1, max_part_bytes=MAX_BYTES // 2)
         zeros = np.zeros(16, np.uint8)
         self._store.publish(4, publication([TensorSpec("w", "U8", zeros.shape)], iter([zeros])))
         self._good = samples()

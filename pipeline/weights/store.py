@@ -86,7 +86,7 @@ class WeightsStore:
     """The learner's published versions: the newest ``keep`` of them, immutable as long as they are held. If they are adapters,
     what is below them is published first, as BASE_VERSION, and stays."""
 
-    def __init__(self, folder: Path, *, keep: int, max_part_bytes: int = 1 << 22) -> None:
+    def __init__(self, folder: Path, *, keep: int, max_part_bytes: int) -> None:
         """Publish into ``folder``, which is emptied. An answer has ``max_part_bytes`` at most, whatever a request asks for.
         Raises ConfigError when the folder is somebody else's."""
         self._folder = folder

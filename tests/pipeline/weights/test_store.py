@@ -16,10 +16,12 @@ from protocol.errors import ConfigError, UnknownMessage
 from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
 from tests.pipeline.weights.versions import numbers, published, stepped
 
+LARGEST = 4 << 20
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> WeightsStore:
-    return WeightsStore(tmp_path / "published", keep=2)
+    return WeightsStore(tmp_path / "published", keep=2, max_part_bytes=LARGEST)
 
 
 def test_a_published_file_has_the_digest_that_is_announced_and_nobody_may_write_it(store: WeightsStore) -> None:
@@ -41,7 +43,7 @@ def test_the_oldest_versions_and_those_of_an_earlier_learner_go(store: WeightsSt
     assert names == {"v00000006.safetensors", "v00000007.safetensors"}
     assert len(list((tmp_path / "published").iterdir())) == 3, "two versions, and one file to fill next"
     assert [store.held(version) is not None for version in (5, 6, 7)] == [False, True, True]
-    WeightsStore(tmp_path / "published", keep=2)
+    WeightsStore(tmp_path / "published", keep=2, max_part_bytes=LARGEST)
     assert list((tmp_path / "published").iterdir()) == []
 
 
@@ -140,7 +142,7 @@ def test_each_run_has_a_folder_of_its_own_and_leaves_none(tmp_path: Path) -> Non
     assert weights_folder(tmp_path / "a", shared_memory=True) != weights_folder(tmp_path / "b", shared_memory=True)
     folder = weights_folder(tmp_path / "a", shared_memory=False)
     assert folder == tmp_path / "a" / "weights"
-    WeightsStore(folder, keep=1).publish(1, published(numbers(1)))
+    WeightsStore(folder, keep=1, max_part_bytes=LARGEST).publish(1, published(numbers(1)))
     assert leftovers.clear(tmp_path / "a") == 1
     assert not folder.exists()
 
@@ -153,5 +155,5 @@ def test_a_weights_folder_that_somebody_else_could_have_made_is_refused_and_left
     (tmp_path / "open").mkdir(mode=0o755)
     for folder in (tmp_path / "link", tmp_path / "open"):
         with pytest.raises(ConfigError, match="ours"):
-            WeightsStore(folder, keep=1)
+            WeightsStore(folder, keep=1, max_part_bytes=LARGEST)
     assert (ours / "precious").exists()

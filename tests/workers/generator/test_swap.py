@@ -68,7 +68,7 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
         engine.advance(1)
 
         learner = await registry.register(Role.LEARNER, "learner")
-        store = WeightsStore(tmp_path / "weights", keep=2)
+        store = WeightsStore(tmp_path / "weights", keep=2, max_part_bytes=1 << 20)
         stored = store.publish(1, publish_tensors([(TENSOR, make_tensor("01", 8))]))
         await registry.announce_weights(learner, store.announcement(stored, endpoint=""))
 

@@ -19,6 +19,7 @@ from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.errors import DeadlineExceeded, ParityFailed, WeightsDamaged
 from protocol.ids import Role
 from protocol.memory import MemoryHub
+from protocol.messages import WeightsPart, WeightsRequest
 from tests.pipeline.runtime.fakes import context_of, small_config
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
@@ -63,6 +64,13 @@ class Backend:
 
     def adapter(self) -> None:
         return None
+
+
+class Large(Backend):
+    """Three megabytes of weights."""
+
+    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield TENSOR, np.zeros(3 << 18, np.float32)
 
 
 class World:
@@ -307,6 +315,22 @@ async def test_a_file_only_generator_does_not_ask_and_one_whose_file_is_gone_wai
         await world.publish(2)
         await world.take()
         assert world.engine.policy_version == 2
+
+
+async def test_a_learner_answers_with_parts_of_its_own_setting_whatever_a_request_asks_for(tmp_path: Path) -> None:
+    async with opened(tmp_path, path="wire", max_part_mb=2) as world:
+        world.backend = Large()
+        await world.publish(1)
+        announced = await world.learner.registry.weights()
+        assert announced is not None
+        requester = world.ctx.transport.requester(announced.endpoint)
+        try:
+            part = await requester.request(WeightsRequest(version=1, offset=0, max_bytes=1 << 40), timeout_s=5.0)
+        finally:
+            requester.close()
+        assert isinstance(part, WeightsPart)
+        assert part.data.size == 2 << 20
+        assert part.total_bytes > 3 << 20
 
 
 class Cut:
