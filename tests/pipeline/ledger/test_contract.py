@@ -295,6 +295,21 @@ async def test_without_lag_an_update_waits_for_all_that_was_begun_unless_late_wo
         assert outcome.units == ("1",)
 
 
+@pytest.mark.parametrize(("oversampling", "waits"), [(1.0, True), (2.0, False)])
+async def test_late_work_that_oversampling_makes_spare_is_not_waited_for(bench, oversampling, waits):
+    """Two groups run that only this update or the next can train. Without surplus both are needed; with it one may be late."""
+    replay = await bench.open(make_spec(units_per_update=2, eta=2, oversampling=oversampling))
+    await replay.lease(GENERATOR, max_trajectories=4)
+    await replay.advance(LEARNER, 1)
+    for lease in (await replay.lease(OTHER_GENERATOR, max_trajectories=2)).leases:
+        await finish(replay, lease, version=1, who=OTHER_GENERATOR)
+    outcome = await replay.claim(LEARNER, policy_version=1)
+    if waits:
+        assert outcome == ClaimRefused(ClaimWait.LATE_WORK, 1, 1, "0")
+    else:
+        assert outcome.units == ("2",)
+
+
 async def test_a_stream_that_can_never_fill_an_update_again_is_starved(bench):
     replay = await bench.open(make_spec(num_prompts=1))
     for lease in (await replay.lease(GENERATOR, max_trajectories=2)).leases:

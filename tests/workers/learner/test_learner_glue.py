@@ -11,15 +11,19 @@ import pytest
 
 import workers.learner.learner
 from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Proximal, Surrogate
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import ClaimedUnit
+from pipeline.ledger.version_history import Lineage
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.dying import Reaper, World
 from tests.workers.recording import RecordingTraining, policy_logprobs
+from workers.engines.training.seam import StepResult
+from workers.learner.learner import _row
 from workers.learner.policy_update import PolicyUpdate, Stepped
 
 WINDOW, LIMIT = 6, 20
@@ -152,6 +156,29 @@ async def test_a_critics_advantages_use_the_discount_and_lambda_of_the_run(tmp_p
             following = value
             expected.append(advantage)
         np.testing.assert_allclose(sample.advantages, expected[::-1], rtol=1e-5)
+
+
+def test_staleness_is_told_of_tokens_that_carry_loss_and_of_all_where_none_does() -> None:
+    result = StepResult(True, 0.25, 1.0, 1e-3, {}, 8)
+    trained, masked = aged([2, 2, 5, 5], [False, False, True, True]), aged([3, 3, 4], [False] * 3)
+    row = _row(7, 7, [trained, masked], [result], Lineage())
+    assert (row.staleness_mean, row.staleness_max) == (pytest.approx((1 + 1 + 3 + 3 + 2) / 5), 3)
+    row = _row(7, 7, [trained], [result], Lineage())
+    assert (row.staleness_mean, row.staleness_max) == (1.0, 1)
+
+
+def aged(versions: list[int], mask: list[bool]) -> TrainingSample:
+    """A response to a prompt of two tokens, whose tokens are of ``versions``."""
+    length = len(versions)
+    return TrainingSample(
+        name="t.0.0",
+        tokens=np.zeros(2 + length, np.int32),
+        prompt_length=2,
+        loss_mask=np.array(mask),
+        advantages=np.zeros(length, np.float32),
+        behavior_logprobs=np.zeros(length, np.float32),
+        versions=np.array(versions, np.int32),
+    )
 
 
 async def test_each_update_begins_from_the_version_that_the_learner_is_at(

@@ -28,7 +28,7 @@ from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_S
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
 from protocol.memory import MemoryHub
-from protocol.trajectory import Field, TrajectoryChunk
+from protocol.trajectory import Field, RewardScore, TrajectoryChunk
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from workers.engines.scoring.seam import ScoringRequest
@@ -137,13 +137,13 @@ class Fleet:
                 await worker.teardown()
                 ctx.close()
 
-    async def sample(self, num: int) -> list[TrajectoryChunk]:
-        """Write finished responses, each in one chunk, and their rewards; they are not valued yet."""
+    async def sample(self, num: int, score: RewardScore | None = None) -> list[TrajectoryChunk]:
+        """Write finished responses, each in one chunk, and their rewards, or ``score`` for each; they are not valued yet."""
         grant = await self.replay.lease(GENERATOR, max_trajectories=num)
         chunks = [make_chunk(lease.trajectory) for lease in grant.leases]
         for chunk in chunks:
             assert (await self.replay.write_chunk(GENERATOR, chunk)).status is WriteStatus.STORED
-            await self.replay.write_score(SCORER, chunk.id, reward(chunk.trajectory.group % 2))
+            await self.replay.write_score(SCORER, chunk.id, score or reward(chunk.trajectory.group % 2))
         assert len(chunks) == num
         return chunks
 
@@ -240,6 +240,22 @@ async def test_each_response_is_trained_on_once_whole_with_the_values_it_was_giv
     assert first.tokens.tolist() == [1, 2, 0, 1, 2] and first.prompt_length == 2
     assert first.reward == 2 * (chunks[0].trajectory.group % 2) - 1
     assert [row.step for row in fleet.rows()] == [1, 2]
+
+
+async def test_a_response_whose_reward_is_not_finite_never_trains_the_value_model(fleet: Fleet) -> None:
+    spoiled = RewardScore(reward=float("nan"), accuracy=0.0)
+    async with fleet.value_worker() as worker:
+        sound = await fleet.sample(BATCH - 1)
+        await fleet.deliver(worker, sound + await fleet.sample(1, spoiled))
+        await worker.serve(0.0)
+        assert await worker._train()
+        ((*trained,),) = fleet.engine.batches
+        assert [sample.name for sample in trained] == [str(chunk.trajectory) for chunk in sound]
+        assert [row.num_trajectories for row in fleet.rows()] == [BATCH - 1]
+        await fleet.deliver(worker, await fleet.sample(BATCH, spoiled))
+        await worker.serve(0.0)
+        assert await worker._train(), "a batch of nothing else is used up"
+        assert fleet.engine.num_steps == worker.ctx.counters[VALUE_STEPS] == 1
 
 
 async def test_the_gate_opens_with_a_checkpoint_and_is_open_after_a_crash(fleet: Fleet) -> None:
