@@ -92,12 +92,13 @@ _NEGATED = re.compile(
     r"|instead of|rather than|different from|rule out|deny|nobody|no one)\b|n['’]t\b|≠|\\neq?\b|\\(?:neg|lnot)\b",
     re.I,
 )
+_UNSURE = r"maybe|perhaps|probably|possibly|presumably|unsure|uncertain"
+_I_THINK = r"(?:i|we) (?:\w+ )?(?:think|believe|suppose|feel|assume|reckon|suspect)"
 _HEDGED = re.compile(
-    r"\b(?:maybe|perhaps|probably|possibly|presumably|supposedly|likely|apparently|roughly|approximately|approx|or so"
-    r"|give or take|plus or minus|unsure|uncertain|not (?:\w+ )?(?:sure|certain|confident)|no idea|possibilit\w+"
+    rf"\b(?:{_UNSURE}|{_I_THINK}|not (?:\w+ )?(?:sure|certain|confident)|no idea"
+    r"|supposedly|likely|apparently|roughly|approximately|approx|or so|give or take|plus or minus|possibilit\w+"
     r"|possible answers?|(?:one|a) candidate|candidate answers?|hypothes[ie]s|doubt|guess\w*|might|could|may be|hypothetically"
-    r"|seems?|appears?"
-    r"|close to|somewhere|ish|hopefully|(?:i|we) (?:\w+ )?(?:think|believe|suppose|feel|assume|reckon|suspect)"
+    r"|seems?|appears?|close to|somewhere|ish|hopefully"
     r"|i['’](?:d|m) (?:say|going with|thinking|inclined))\b|[0-9]ish\b|±|\\pm\b",
     re.I,
 )
@@ -107,15 +108,12 @@ _VAGUE = (
 )
 _VAGUE_START = re.compile(rf"[\s$*_(\\]*(?:(?:{_VAGUE})\b|~)", re.I)
 _RELATION = re.compile(r"[<>≤≥≈]|\\(?:leq?|geq?|lt|gt|approx|sim|simeq)\b")
-_UNFINISHED = re.compile(
-    r"\.\.\.|…|\\[lc]?dots\b|[-+]\s*$|[0-9]\s*_"
-    r"|[0-9]\s*(?:(?-i:k)|bn|mn|grand|(?:hundred|thousand|million|billion|trillion)s?)\b",
-    re.I,
-)
+_POWER_OF_TEN = r"bn|mn|grand|(?:hundred|thousand|million|billion|trillion)s?"
+_UNFINISHED = re.compile(rf"\.\.\.|…|\\[lc]?dots\b|[-+]\s*$|[0-9]\s*_|[0-9]\s*(?:(?-i:k)|{_POWER_OF_TEN})\b", re.I)
 """A list that goes on, an operator without an operand, another base, a power of ten in words."""
 _OPERATED = re.compile(
-    r"\b(?:minimum|maximum|k|bn|mn|grand|minus|plus|times|divided|multiplied|squared|cubed|than (?:half|twice|that)"
-    r"|too (?:many|much|few|high|low|big|small)|off by|hundreds?|thousands?|millions?|billions?|trillions?)\b",
+    rf"\b(?:k|{_POWER_OF_TEN}|minimum|maximum|minus|plus|times|divided|multiplied|squared|cubed|than (?:half|twice|that)"
+    r"|too (?:many|much|few|high|low|big|small)|off by)\b",
     re.I,
 )
 _ASIDE = re.compile(
@@ -206,11 +204,7 @@ _LINKS = re.compile(
 _GOES_ON = re.compile(
     r"(?:[:=,]|\b(?:is|be|are|equals?|not|either|or|gets?|have|obtain|gives?|answer|to|maybe|perhaps|probably))$", re.I
 )
-_HEDGED_BY_ME = re.compile(
-    r"\b(?:maybe|perhaps|probably|possibly|presumably|unsure|uncertain|not (?:\w+ )?(?:sure|certain)"
-    r"|(?:i|we) (?:\w+ )?(?:think|believe|guess|suppose|feel|assume|reckon|suspect))\b",
-    re.I,
-)
+_HEDGED_BY_ME = re.compile(rf"\b(?:{_UNSURE}|{_I_THINK}|(?:i|we) (?:\w+ )?guess|not (?:\w+ )?(?:sure|certain))\b", re.I)
 _VAGUE_END = re.compile(rf"(?:\b(?:{_VAGUE})|(?<!\\)~)[\s$*_({{\\]*$", re.I)
 _CHOICE_END = re.compile(r"\b(?:either|or)[\s$*_(\\]*$", re.I)
 _DOUBT = re.compile(
