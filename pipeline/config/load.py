@@ -133,7 +133,7 @@ def _read(path: Path) -> Tree:
 def _parse_override(text: str) -> Tree:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
-    if not equals or len(parts) < 2 or not all(parts):
+    if not equals or not all(parts) or key.strip() in RunConfig.model_fields:
         raise ConfigError(
             f"--set {hide_password(text)}: expected section.key=value, for example --set learner.learning_rate=1e-5"
         )

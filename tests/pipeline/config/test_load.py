@@ -49,6 +49,23 @@ def test_a_misspelt_section_is_suggested_too(run_file: Path) -> None:
         load_config([run_file], ["stalenes.eta=1"])
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("eta=1", "did you mean `staleness.eta`"),
+        ("lr=1e-5", "that is `learner.learning_rate` here"),
+        ("lr_scheduler=cosine", "the rate is constant"),
+        ("gradient_accumulation_steps=4", "learner.micro_batch_tokens"),
+        ("n=8", "that is `algorithm.group_size` here"),
+    ],
+)
+def test_an_override_without_its_section_is_told_the_settings_name(run_file: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([run_file], [text])
+    assert f"--set {text}: unknown key `{text.partition('=')[0]}`" in str(caught.value)
+    assert told in str(caught.value)
+
+
 def test_a_wrong_value_says_what_was_got_and_where_it_was_set(run_file: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"--set staleness\.eta=-1: `staleness\.eta` is -1: .*greater than or equal to 0"
@@ -63,7 +80,7 @@ def test_a_missing_setting_is_named(tmp_path: Path) -> None:
         load_config([path])
 
 
-@pytest.mark.parametrize("text", ["eta=1", "staleness.eta", "=3", "staleness..eta=3"])
+@pytest.mark.parametrize("text", ["staleness=1", "staleness.eta", "=3", "staleness..eta=3"])
 def test_an_override_of_the_wrong_form_is_refused_with_an_example(run_file: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected section\.key=value"):
         load_config([run_file], [text])
