@@ -1,7 +1,8 @@
 """The ``headrace`` command.
 
-Each command is a module that is imported only when it is called, and none imports torch: ``headrace --help`` starts in a
-fraction of a second. Errors are one sentence on standard error and a documented exit code (``pipeline.process.exit_codes``).
+Each command is a module that is imported only when it is called, and none imports torch:
+``headrace --help`` starts in a fraction of a second. Errors are one sentence on standard error and
+a documented exit code (``pipeline.process.exit_codes``).
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ Examples:
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and summaries, and imports a command when it is called."""
+    """A group that knows its commands' names and summaries, and imports a command when it is
+    called.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of a run's life."""

@@ -1,7 +1,8 @@
 """``headrace bench``: comparisons measured on this machine, each a module of ``ops.bench``.
 
-*Consumes* a name and the comparison's own arguments. *Produces* what that module prints and writes. *Waits for* it. Benchmarks
-come with the source tree, which also holds the configurations that they vary; an installed package alone has none.
+*Consumes* a name and the comparison's own arguments. *Produces* what that module prints and writes.
+*Waits for* it. Benchmarks come with the source tree, which also holds the configurations that they
+vary; an installed package alone has none.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def bench(ctx: click.Context, name: str | None, arguments: tuple[str, ...]) -> i
         click.echo(ctx.get_help())
         return 0
     module = f"ops.bench.{name}"
-    sys.path.insert(0, "")  # as python -m does: the source tree is the present folder
+    # as python -m does: the source tree is the present folder
+    sys.path.insert(0, "")
     try:
         is_there = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

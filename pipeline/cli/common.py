@@ -1,11 +1,13 @@
 """What the commands share: finding a run, attaching to its ledger, printing as JSON.
 
-*Consumes* a run's folder. *Produces* its ledger and registry. *Waits for* the ledger's answer, a few seconds at most.
+*Consumes* a run's folder. *Produces* its ledger and registry. *Waits for* the ledger's answer, a
+few seconds at most.
 
-Looking at a run whose embedded server is down (the run has ended, or the machine was restarted) asks a private server on a copy
-of its append-only file: nothing of the run is written or started. Attaching, for commands that change something, starts the
-run's own server on its own file for as long as the command lasts, and stops it again. One command at a time does so, and none
-while a supervisor runs, whose business it is.
+Looking at a run whose embedded server is down (the run has ended, or the machine was restarted)
+asks a private server on a copy of its append-only file: nothing of the run is written or started.
+Attaching, for commands that change something, starts the run's own server on its own file for as
+long as the command lasts, and stops it again. One command at a time does so, and none while a
+supervisor runs, whose business it is.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ def run_argument(command: Command) -> Command:
 
 
 def run_among(name: str) -> Callable[[Command], Command]:
-    """Let a command that takes words ``name`` take a run, among them or by ``--run``, as ``run``. A word that is the folder of
-    a run, or has a slash, is the run."""
+    """Let a command that takes words ``name`` take a run, among them or by ``--run``, as ``run``. A
+    word that is the folder of a run, or has a slash, is the run."""
 
     def decorate(command: Command) -> Command:
         @_RUN_OPTION
@@ -106,7 +108,9 @@ class Attached:
 
 
 def find_run(run: Path | None) -> Path:
-    """Return the run's folder: the given one, or the one changed last under ./runs. Raises ConfigError."""
+    """Return the run's folder: the given one, or the one changed last under ./runs. Raises
+    ConfigError.
+    """
     from pipeline.config import RESOLVED_NAME
 
     if run is not None:
@@ -138,7 +142,8 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     with contextlib.ExitStack() as held:
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None and not server_runs(run_dir):
             of_copy = held.enter_context(server_on_copy(run_dir, max_memory_mb=settings.ledger.max_memory_mb))
-            url = of_copy or read_ledger_url(run_dir)  # a server of the run's came up meanwhile
+            # a server of the run's came up meanwhile
+            url = of_copy or read_ledger_url(run_dir)
         async with _connected(run_dir, settings, url) as attached:
             yield attached
 
@@ -161,7 +166,9 @@ async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator
 
 @asynccontextmanager
 async def attach(run: Path | None) -> AsyncIterator[Attached]:
-    """Connect to a run's ledger, for changing it; its embedded server is started for the time being when it is down."""
+    """Connect to a run's ledger, for changing it; its embedded server is started for the time being
+    when it is down.
+    """
     from pipeline.config.resolved import glance
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import EmbeddedServer, read_ledger_url
@@ -186,7 +193,9 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
 
 
 def echo_json(value: Any) -> None:
-    """Print a dataclass, struct or plain value as indented JSON; numbers that are not finite become null."""
+    """Print a dataclass, struct or plain value as indented JSON; numbers that are not finite become
+    null.
+    """
     click.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
@@ -204,5 +213,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no such number
+        # JSON has no such number
+        return None
     return str(value) if isinstance(value, Path) else value

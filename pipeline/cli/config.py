@@ -28,7 +28,9 @@ def config() -> None:
 @_SET
 @json_option
 def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check a configuration with everything that it names: model, data, verifiers. Nothing is started."""
+    """Check a configuration with everything that it names: model, data, verifiers. Nothing is
+    started.
+    """
     from pipeline.config.load import load_config
     from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr
@@ -55,7 +57,9 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 @click.option("--brief", is_flag=True, help="Values alone, without default, unit and meaning.")
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
-    """Print every setting with its value, default, unit and meaning, as TOML that `headrace up` takes."""
+    """Print every setting with its value, default, unit and meaning, as TOML that `headrace up`
+    takes.
+    """
     from pipeline.config.describe import explained, public_settings
     from pipeline.config.load import load_config, to_toml
 
@@ -72,7 +76,9 @@ def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_js
 @click.argument("key")
 @json_option
 def explain(key: str, as_json: bool) -> None:
-    """Say what a setting, or every setting of a section, means: its unit, its default, what it may be."""
+    """Say what a setting, or every setting of a section, means: its unit, its default, what it may
+    be.
+    """
     import textwrap
 
     from pipeline.config.describe import in_toml, sections, settings

@@ -1,8 +1,9 @@
 """``headrace scale`` and ``headrace down``: what a person changes while a run runs.
 
-*Consumes* a wish. *Produces* an entry in the registry, which the supervisor reads several times a second and carries out.
-*Waits for* (``down``) the supervisor's end. Where a supervisor died, ``down`` ends what it left behind: workers, what they
-started, the embedded server, published weights, sockets, temporary folders.
+*Consumes* a wish. *Produces* an entry in the registry, which the supervisor reads several times a
+second and carries out. *Waits for* (``down``) the supervisor's end. Where a supervisor died,
+``down`` ends what it left behind: workers, what they started, the embedded server, published
+weights, sockets, temporary folders.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def _parse_count(text: str) -> tuple[Role, int]:
 )
 @json_option
 def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Ask a run to drain and end, and wait until it has, telling what still drains. Ctrl-C ends the waiting, not the drain."""
+    """Ask a run to drain and end, and wait until it has, telling what still drains. Ctrl-C ends the
+    waiting, not the drain.
+    """
     from pipeline.config.load import read_resolved
     from pipeline.ledger.server.copy import clear_dead_looks
     from pipeline.runtime.log import log_to_stderr
@@ -126,7 +129,8 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
             for number in (
                 signal.SIGTERM,
                 signal.SIGINT,
-            ):  # two numbers, so that the second is not merged into the first
+                # two numbers, so that the second is not merged into the first
+            ):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         else:
@@ -158,7 +162,9 @@ async def _ask(run_dir: Path) -> None:
 
 
 async def _until_down(run_dir: Path, deadline: float) -> None:
-    """Wait until the run's supervisor has ended, or for the deadline; say every few seconds what is still draining."""
+    """Wait until the run's supervisor has ended, or for the deadline; say every few seconds what is
+    still draining.
+    """
     from pipeline.supervisor.run_folder import supervisor_pid
 
     next_word = time.monotonic() + _TELL_EVERY_S
@@ -188,8 +194,8 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
 
 
 def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
-    """End what a supervisor that died left behind, and return whether there was anything: workers first, which drain, then the
-    embedded server, then what no record is."""
+    """End what a supervisor that died left behind, and return whether there was anything: workers
+    first, which drain, then the embedded server, then what no record is."""
     from pipeline.ledger.server.embedded import end_server
     from pipeline.supervisor import leftovers
     from pipeline.supervisor.processes import Processes
@@ -198,7 +204,8 @@ def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
     with _telling() as tell:
         was_running = asyncio.run(_end_workers(run_dir, tell, now=now, timeout_s=timeout_s))
         tell("another command that starts or ends its ledger's server")
-        with run_lock(run_dir), server_lock(run_dir):  # no supervisor begins meanwhile
+        # no supervisor begins meanwhile
+        with run_lock(run_dir), server_lock(run_dir):
             tell("its processes to end")
             was_running |= Processes(run_dir).end_strays() > 0
             tell("its ledger's server to end")
@@ -229,7 +236,9 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool, timeout_s: float) -> bool:
-    """Let the workers of a supervisor that died drain, with a ledger to drain into; return whether there were any."""
+    """Let the workers of a supervisor that died drain, with a ledger to drain into; return whether
+    there were any.
+    """
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import server_runs
     from pipeline.runtime.registry.contract import RunState, RunStatus
@@ -253,10 +262,12 @@ async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool,
                 names = ", ".join(beat.who.worker for beat in left)
                 raise DeadlineExceeded(f"{names} did not drain within {timeout_s:g} s; `headrace down {run_dir} --now`")
             await asyncio.sleep(_POLL_S)
-        for beat in await registry.heartbeats():  # the dead, the silent, with --now all: no write of theirs counts
+        # the dead, the silent, with --now all: no write of theirs counts
+        for beat in await registry.heartbeats():
             await registry.fence(beat.who.worker)
         tell("workers to end")
-        for found in processes.find():  # frozen, still starting, or with --now busy
+        # frozen, still starting, or with --now busy
+        for found in processes.find():
             await asyncio.to_thread(processes.end, found)
         if now:
             await asyncio.sleep(_HEARD_S)

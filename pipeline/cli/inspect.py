@@ -1,6 +1,7 @@
 """``headrace status``, ``queues``, ``audit``, ``peek`` and ``report``: looking, without touching.
 
-*Consumes* a run's ledger, registry and history. *Produces* tables, or JSON. *Waits for* the ledger's answer.
+*Consumes* a run's ledger, registry and history. *Produces* tables, or JSON. *Waits for* the
+ledger's answer.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def queues(run: Path | None, as_json: bool) -> None:
 @run_argument
 @json_option
 def audit(run: Path | None, as_json: bool) -> int:
-    """Check the conservation law: admitted = trained + dropped + in flight, for groups, trajectories and tokens.
+    """Check the conservation law: admitted = trained + dropped + in flight, for groups,
+    trajectories and tokens.
 
     Also says how many tokens are generated again because a generator died.
     """

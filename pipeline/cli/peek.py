@@ -1,7 +1,8 @@
-"""``headrace peek``: what is in the ledger, and one stored chunk with its scores, as text or as the messages that they are.
+"""``headrace peek``: what is in the ledger, and one stored chunk with its scores, as text or as the
+messages that they are.
 
-*Consumes* a chunk's name, or none. *Produces* a list, text that is safe for a terminal, or JSON. *Waits for* the ledger's
-answer.
+*Consumes* a chunk's name, or none. *Produces* a list, text that is safe for a terminal, or JSON.
+*Waits for* the ledger's answer.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
 
 
 def show(message: dict[str, Any], console: Console) -> None:
-    """Print what ``protocol.peek`` reads, cut; text stands as its ``repr``, in which nothing acts on a terminal."""
+    """Print what ``protocol.peek`` reads, cut; text stands as its ``repr``, in which nothing acts
+    on a terminal.
+    """
     from rich.pretty import Pretty
 
     console.print(Pretty(message, max_string=200, max_length=40))
@@ -118,7 +121,9 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
 
 
 def _as_text(at: Attached, blobs: Sequence[bytes]) -> list[str]:
-    """Return a chunk and its scores as lines. Raises WireError when they are not of this version."""
+    """Return a chunk and its scores as lines. Raises WireError when they are not of
+    this version.
+    """
     from protocol.codec import from_blob
     from protocol.trajectory import ReferenceScore, RewardScore, TrajectoryChunk, ValueScore
 

@@ -1,12 +1,13 @@
 """``headrace pretrain-value``: from a configuration to a value model that a run can start from.
 
-*Consumes* configuration files and overrides. *Produces* a folder for ``value.path``: an ordinary Hugging Face token
-classifier, and beside it ``pretraining.json`` with the figures. *Waits for* the critic's gate. *Unblocked by* the value
-worker, or by Ctrl-C.
+*Consumes* configuration files and overrides. *Produces* a folder for ``value.path``: an ordinary
+Hugging Face token classifier, and beside it ``pretraining.json`` with the figures. *Waits for* the
+critic's gate. *Unblocked by* the value worker, or by Ctrl-C.
 
-It is an ordinary run that wants no update: the policy that it starts with samples, the value worker learns, and what is
-ready for the learner is dropped as ``value_warmup``. So everything that holds for a run holds here: what dies is started
-again, the ledger balances, the run's folder has a report.
+It is an ordinary run that wants no update: the policy that it starts with samples, the value worker
+learns, and what is ready for the learner is dropped as ``value_warmup``. So everything that holds
+for a run holds here: what dies is started again, the ledger balances, the run's folder has a
+report.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def pretrain_value(
 
 
 def pretraining_config(config: RunConfig) -> RunConfig:
-    """Return the run that pretrains the value model of ``config``: no updates, no evaluation, a name of its own.
+    """Return the run that pretrains the value model of ``config``: no updates, no evaluation, a
+    name of its own.
 
     Raises:
         ConfigError: The algorithm has no critic, or there is nothing to wait for.
@@ -97,7 +99,8 @@ def pretraining_config(config: RunConfig) -> RunConfig:
 
 
 def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
-    """Copy the value model of a run's newest checkpoint to ``out``; return its figures, which lie beside it.
+    """Copy the value model of a run's newest checkpoint to ``out``; return its figures, which lie
+    beside it.
 
     The folder appears whole or not at all. Raises DataError when the run has no value checkpoint.
     """
@@ -124,5 +127,6 @@ def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(newest / "model", partial)
     (partial / FIGURES_NAME).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    partial.rename(out)  # onto nothing, or an empty folder
+    # onto nothing, or an empty folder
+    partial.rename(out)
     return figures

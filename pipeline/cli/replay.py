@@ -1,7 +1,8 @@
-"""``headrace replay``: the learner's part of a run, made again from its update log and compared bit by bit.
+"""``headrace replay``: the learner's part of a run, made again from its update log and compared bit
+by bit.
 
-*Consumes* a run's folder. *Produces* what ``workers.replay`` prints, in a process of its own, since commands import no torch.
-*Waits for* that process.
+*Consumes* a run's folder. *Produces* what ``workers.replay`` prints, in a process of its own, since
+commands import no torch. *Waits for* that process.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def replay(
 ) -> int:
     """Make a run's updates again from its update log, and compare the weights bit by bit.
 
-    Scores, reference log-probs and values are those of the log: only the learner's part is made again.
+    Scores, reference log-probs and values are those of the log: only the learner's part is made
+    again.
     """
     from pipeline.config.load import read_resolved
     from pipeline.ledger.url import without_ledger_password

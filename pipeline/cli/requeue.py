@@ -1,7 +1,8 @@
 """``headrace requeue`` and ``dead-letters``: putting work back by hand.
 
-*Consumes* names of workers, trajectories, fields and dead letters. *Produces* open leases, chunks that are due, prompts that
-are admitted again. *Waits for* the ledger's answer. What each keeps and cannot do: ``pipeline.ledger.admin``.
+*Consumes* names of workers, trajectories, fields and dead letters. *Produces* open leases, chunks
+that are due, prompts that are admitted again. *Waits for* the ledger's answer. What each keeps and
+cannot do: ``pipeline.ledger.admin``.
 """
 
 from __future__ import annotations
@@ -105,15 +106,17 @@ def _admin(at: Attached) -> RedisAdmin:
     return RedisAdmin(at.replay)
 
 
-# -- dead letters ----------------------------------------------------------------------------------------------------------
+# -- dead letters
+# ----------------------------------------------------------------------------------------------------------
 
 
 @click.group(name="dead-letters", context_settings={"help_option_names": ["-h", "--help"]})
 def dead_letters() -> None:
     """List, show and retry work that a scorer failed on as often as it may.
 
-    Its unit was dropped (`dead_letter` in `headrace audit`) and its tokens are gone; the letter keeps the last traceback.
-    Retrying admits the prompt again, as a new group that is sampled by the present policy.
+    Its unit was dropped (`dead_letter` in `headrace audit`) and its tokens are gone; the letter
+    keeps the last traceback. Retrying admits the prompt again, as a new group that is sampled by
+    the present policy.
     """
 
 

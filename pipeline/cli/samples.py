@@ -1,6 +1,8 @@
-"""``headrace samples``: prompts with responses, rewards and verdicts, while a run goes on and after it.
+"""``headrace samples``: prompts with responses, rewards and verdicts, while a run goes on and after
+it.
 
-*Consumes* a run's ``samples.jsonl``. *Produces* text, made safe for a terminal. *Waits for* nothing: the ledger is not asked.
+*Consumes* a run's ``samples.jsonl``. *Produces* text, made safe for a terminal. *Waits for*
+nothing: the ledger is not asked.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ The learner keeps samples.per_update responses of an update, and of older update
 @click.option("--update", type=click.IntRange(1), help="Of this update, or the nearest before it that has some.")
 @json_option
 def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> None:
-    """Show responses that updates were made of: prompt, response, reward, verdict. Works while the run goes on."""
+    """Show responses that updates were made of: prompt, response, reward, verdict. Works while the
+    run goes on.
+    """
     from pipeline.observability.samples import SAMPLES_NAME, read_samples
 
     run_dir = find_run(run)

@@ -1,7 +1,7 @@
 """``headrace up``: from configuration files to a finished run, in one command.
 
-*Consumes* files and overrides. *Produces* a run, or one sentence that says what is wrong before anything was started. *Waits
-for* the run's end. *Unblocked by* the learner, or by Ctrl-C.
+*Consumes* files and overrides. *Produces* a run, or one sentence that says what is wrong before
+anything was started. *Waits for* the run's end. *Unblocked by* the learner, or by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def up(
         url = known_url(config.run_dir, config.ledger.url)
         config = config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": url})})
     else:
-        check_no_run(config)  # before anything that takes its time
+        # before anything that takes its time
+        check_no_run(config)
     is_live = not (plain or as_json) and sys.stderr.isatty()
 
     def choose(run_dir: Path) -> None:
@@ -139,7 +140,9 @@ def carry_out(
 
 
 def _at(config: RunConfig, run_dir: Path) -> RunConfig:
-    """Return the configuration of a run whose folder was moved: where it is counts, not where it was."""
+    """Return the configuration of a run whose folder was moved: where it is counts, not where it
+    was.
+    """
     if run_dir.name != config.run.name:
         raise ConfigError(
             f"{run_dir} holds the run {config.run.name!r}, and a run's name is part of its ledger: name the folder "

@@ -1,8 +1,8 @@
 """``headrace why``: what the run waits for, as a chain from the learner to the root.
 
-*Consumes* heartbeats, the ledger's views, and the supervisor's log for how a worker that is not there ended. *Produces* the
-answer of ``pipeline.observability.why``, as text or JSON. *Waits for* the ledger's answer; one that does not come is an
-answer, too.
+*Consumes* heartbeats, the ledger's views, and the supervisor's log for how a worker that is not
+there ended. *Produces* the answer of ``pipeline.observability.why``, as text or JSON. *Waits for*
+the ledger's answer; one that does not come is an answer, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pipeline.observability.why.types import Explanation, Snapshot
 
 _LOOK_S = 4.0
-"""For all that is asked of the ledger: one that answers now and then is no better than one that never does."""
+"""For all that is asked of the ledger: one that answers now and then is no better than one that
+never does.
+"""
 _STYLES = {"moves": "green", "mends": "yellow", "you": "red", "ended": "cyan"}
 _VERDICTS = {
     "moves": "nothing is wrong",

@@ -1,7 +1,7 @@
 """``headrace score``: check a verifier on a file of responses before training with it.
 
-*Consumes* a file and a verifier's name. *Produces* a table, or JSON, and, where asked, a file of verdicts; progress goes to
-standard error. Only click is loaded until there is something to score.
+*Consumes* a file and a verifier's name. *Produces* a table, or JSON, and, where asked, a file of
+verdicts; progress goes to standard error. Only click is loaded until there is something to score.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def score(
 ) -> ExitCode:
     """Score the responses in FILE (JSONL or Parquet) and print the distribution.
 
-    Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and further columns.
+    Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and
+    further columns.
     """
     from pipeline.cli.score.offline import score_file
     from pipeline.config.learning import RewardSection
@@ -84,7 +85,9 @@ def score(
 
 
 class Progress:
-    """Says every few seconds how far the file is, in a line of its own: for terminals, pipes and logs alike."""
+    """Says every few seconds how far the file is, in a line of its own: for terminals, pipes and
+    logs alike.
+    """
 
     def __init__(self, total: int, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         """``total``: lines of the file, about."""

@@ -1,6 +1,7 @@
 """Distributions of scores: what ``headrace score`` prints.
 
-*Consumes* scores, failures and unreadable lines one by one. *Produces* a ScoreReport of plain values. Pure.
+*Consumes* scores, failures and unreadable lines one by one. *Produces* a ScoreReport of plain
+values. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Scoring a file of responses, to check a verifier before training with it.
 
-*Consumes* a JSONL or Parquet file of ``response``, ``answer`` and, optionally, ``prompt``, ``verifier``,
-``num_tokens``, ``finish_reason`` and further columns. *Produces* a ScoreReport: distributions, and every kind of
-failure with file and line; where asked, a line of JSON for each response. *Waits for* verifiers, each within its time
-limit. It is the engine of the reward worker, with the same sandbox and the same shaping.
+*Consumes* a JSONL or Parquet file of ``response``, ``answer`` and, optionally, ``prompt``,
+``verifier``, ``num_tokens``, ``finish_reason`` and further columns. *Produces* a ScoreReport:
+distributions, and every kind of failure with file and line; where asked, a line of JSON for each
+response. *Waits for* verifiers, each within its time limit. It is the engine of the reward worker,
+with the same sandbox and the same shaping.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from protocol.trajectory import FinishReason, RewardScore
 _OWN_COLUMNS = frozenset({"response", "answer", "prompt", "verifier", "num_tokens", "finish_reason"})
 _MAX_TOKENS = 1 << 31
 _BATCH_A_PROCESS = 64
-"""Responses that wait at once for each process, so that a slow one keeps no other process idle for long."""
+"""Responses that wait at once for each process, so that a slow one keeps no other process idle for
+long.
+"""
 _FINAL = {str(reason): reason for reason in FinishReason if reason.is_final}
 
 
@@ -49,16 +52,19 @@ def score_file(
 
     Args:
         path: ``.jsonl`` or ``.parquet``; one response a line.
-        verifier: for every line; absent, each line's own ``verifier`` column decides, among registered ones.
+        verifier: for every line; absent, each line's own ``verifier`` column decides, among
+            registered ones.
         config: time limit, processes and shaping; a run's reward section, or its defaults.
         max_response_tokens: the run's limit; needed by the soft over-long punishment only.
         by: a column to break the distribution down by.
-        out: a JSONL file for one object a line of ``path``: its verdict, its failure, or why it cannot be read.
+        out: a JSONL file for one object a line of ``path``: its verdict, its failure, or why it
+            cannot be read.
         on_judged: is called with the number of lines that have just been dealt with.
 
     Raises:
         DataError: the file is missing or unreadable, or holds no response at all.
-        ConfigError: the verifier does not exist or cannot be imported, or shaping needs a limit that is not given.
+        ConfigError: the verifier does not exist or cannot be imported, or shaping needs a limit
+            that is not given.
     """
     config = config or RewardSection()
     if "soft" in config.overlong and max_response_tokens is None:

@@ -1,4 +1,6 @@
-"""Claims about the commands on a run that has ended: they start its ledger for a look, and their JSON is for scripts."""
+"""Claims about the commands on a run that has ended: they start its ledger for a look, and their
+JSON is for scripts.
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path) -> None:
 def test_down_without_a_supervisor_tells_what_drains_and_what_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.control._SILENT_S", 4.0)  # then the learner of the test counts as gone
+    # then the learner of the test counts as gone
+    monkeypatch.setattr("pipeline.cli.control._SILENT_S", 4.0)
     with begun_run(tmp_path) as (run_dir, server):
         pid = server.pid()
         assert pid is not None

@@ -1,4 +1,6 @@
-"""Claims about a ledger's server that cannot say whether it has flushed: ``status`` and ``audit`` say so, of a real one."""
+"""Claims about a ledger's server that cannot say whether it has flushed: ``status`` and ``audit``
+say so, of a real one.
+"""
 
 from __future__ import annotations
 

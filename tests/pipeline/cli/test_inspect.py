@@ -1,4 +1,6 @@
-"""Commands that only look write nothing and start nothing of the run, whatever state it is in, and end by their deadline."""
+"""Commands that only look write nothing and start nothing of the run, whatever state it is in, and
+end by their deadline.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,8 @@ def test_a_look_at_a_run_without_a_server_leaves_its_folder_as_it_was(run_dir: P
         assert contents(run_dir) == before, words
         assert not server_runs(run_dir)
         assert list(place.iterdir()) == [], words
-    assert isinstance(invoke("peek t.7.0.0 --run", run_dir).exception, ConfigError)  # which its copy does not outlive
+    # which its copy does not outlive
+    assert isinstance(invoke("peek t.7.0.0 --run", run_dir).exception, ConfigError)
     assert contents(run_dir) == before
     assert "no boxed answer" in invoke("dead-letters show t.0.0.0 --run", run_dir).output
 
@@ -191,7 +194,8 @@ def test_a_look_that_is_ended_takes_its_server_and_its_copy_along(
         [copy] = place.iterdir()
         assert server_runs(copy)
         looking.send_signal(number)
-        looking.send_signal(number)  # of an impatient person
+        # of an impatient person
+        looking.send_signal(number)
         looking.wait(30)
     assert list(place.iterdir()) == []
     assert not server_runs(copy)
@@ -282,7 +286,9 @@ def test_a_look_beside_the_runs_server_asks_that_changes_nothing_and_tells_the_s
 
 
 def without_ages(text: str) -> str:
-    """What a command printed, without the ages that the server counts by its own clock, and their columns' widths."""
+    """What a command printed, without the ages that the server counts by its own clock, and their
+    columns' widths.
+    """
     return re.sub(r"[ ─━]+", " ", re.sub(r"\b\d+(\.\d+)? ?s\b", "AGE", text))
 
 
@@ -290,8 +296,10 @@ def without_ages(text: str) -> str:
 def test_a_server_that_comes_up_while_a_look_copies_is_asked_itself(
     run_dir: Path, place: Path, monkeypatch: pytest.MonkeyPatch, has_lock: bool
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.server.embedded.server_runs", lambda _: False)  # as it was a moment ago
-    if not has_lock:  # a server of an earlier release
+    # as it was a moment ago
+    monkeypatch.setattr("pipeline.ledger.server.embedded.server_runs", lambda _: False)
+    # a server of an earlier release
+    if not has_lock:
         monkeypatch.setattr(server_copy, "no_server", lambda _: nullcontext(True))
     server = EmbeddedServer(run_dir, max_memory_mb=64)
     server.start()

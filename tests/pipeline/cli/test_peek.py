@@ -1,4 +1,6 @@
-"""Claims about ``headrace peek``: what there is, the newest, and one chunk as text, on a ledger that really holds some."""
+"""Claims about ``headrace peek``: what there is, the newest, and one chunk as text, on a ledger
+that really holds some.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever others wrote, no command lets it act on the terminal: not on its cursor, colours, title or direction of text."""
+"""Whatever others wrote, no command lets it act on the terminal: not on its cursor, colours, title
+or direction of text.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def letter() -> DeadLetter:
 def of_status(_: Path, __: pytest.MonkeyPatch) -> str:
     rows = worker_rows(beats(), now_s=1000.0, stuck_after_s=60.0)
     console = Console(file=io.StringIO(), width=160)
-    console.print(bottleneck(rows), highlight=False, markup=False)  # as the command has it
+    # as the command has it
+    console.print(bottleneck(rows), highlight=False, markup=False)
     return page(fleet_table(rows)) + console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -168,5 +171,6 @@ OUTPUTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_text_of_others_never_acts_on_the_terminal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = OUTPUTS[name](tmp_path, monkeypatch)
-    assert "gniht" in shown  # it is shown
+    # it is shown
+    assert "gniht" in shown
     assert not set(shown) & ACTS

@@ -1,4 +1,6 @@
-"""``headrace why``, ``requeue`` and ``dead-letters`` against a run whose ledger holds work and a dead letter."""
+"""``headrace why``, ``requeue`` and ``dead-letters`` against a run whose ledger holds work and a
+dead letter.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,8 @@ def test_a_workers_last_end_is_read_off_the_supervisors_log(tmp_path: Path) -> N
     (tmp_path / "logs").mkdir()
     text = "torn" + "\n".join(["", *map(json.dumps, rows), '{"worker": "va'])
     (tmp_path / "logs" / "supervisor.jsonl").write_text(text)
-    now_s = 1795262404.0  # 12:00:04
+    # 12:00:04
+    now_s = 1795262404.0
     assert {worker: str(ended) for worker, ended in read_exits(tmp_path, now_s).items()} == {
         "value": "it ended (killed by SIGKILL), 4 s ago",
         "reward-0": "replaced, no heartbeat for 11 s, 4 s ago",
