@@ -1,7 +1,7 @@
 """The charts of a run's page, drawn from its history as inline SVG.
 
-*Consumes* rows of updates, evaluations and value steps. *Produces* SVG elements by heading; a figure that no row has makes no
-chart. *Waits for* nothing.
+*Consumes* rows of updates, evaluations and value steps. *Produces* SVG elements by heading; a
+figure that no row has makes no chart. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def _lines(axes: Axes, at: Sequence[int], found: Mapping[str, Sequence[float]], 
 
 
 def _marker(at: Sequence[int]) -> str | None:
-    return "o" if len(at) == 1 else None  # a line of one point is not seen
+    # a line of one point is not seen
+    return "o" if len(at) == 1 else None
 
 
 def _token_rate(row: UpdateRow) -> float:
@@ -169,12 +170,15 @@ def _times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
         ceiling = sums[0]
     else:
         axes.stackplot(numbers, *parts.values(), labels=list(parts), colors=_COLOURS)
-        ceiling = statistics.quantiles(sums, n=50)[-1]  # one stall must not flatten all the rest
+        # one stall must not flatten all the rest
+        ceiling = statistics.quantiles(sums, n=50)[-1]
     axes.set_ylim(0, 1.35 * ceiling + 1e-9)
 
 
 def _svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = None) -> str:
-    """Render one chart as an inline SVG element, with text as text; ``only`` is the update when there is just one."""
+    """Render one chart as an inline SVG element, with text as text; ``only`` is the update when
+    there is just one.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -182,7 +186,8 @@ def _svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = 
 
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
-        "svg.hashsalt": title,  # the same run gives the same page, and ids of two charts on it differ
+        # the same run gives the same page, and ids of two charts on it differ
+        "svg.hashsalt": title,
         "font.size": 10,
         "font.family": "sans-serif",
         "axes.axisbelow": True,

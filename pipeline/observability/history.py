@@ -1,9 +1,11 @@
-"""What happened in a run, one JSON object a line: ``<run_dir>/history.jsonl``, and ``value-history.jsonl`` of the value model.
+"""What happened in a run, one JSON object a line: ``<run_dir>/history.jsonl``, and
+``value-history.jsonl`` of the value model.
 
-*Consumes* rows from the learner, and from the value worker: each the only writer of its file. *Produces* the same rows for
-the report, the live view and people with ``jq``. *Waits for* nothing. A row is written whole and flushed; a line cut short
-by a crash is skipped when read, and a learner that resumes from an older checkpoint first drops the rows after it, so that
-no update is told twice.
+*Consumes* rows from the learner, and from the value worker: each the only writer of its file.
+*Produces* the same rows for the report, the live view and people with ``jq``. *Waits for* nothing.
+A row is written whole and flushed; a line cut short by a crash is skipped when read, and a learner
+that resumes from an older checkpoint first drops the rows after it, so that no update is told
+twice.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class UpdateRow:
     reward: float
     """Mean over the batch."""
     accuracy: float
-    """Mean raw accuracy of the batch, which holds informative groups only when dynamic sampling is on."""
+    """Mean raw accuracy of the batch, which holds informative groups only when dynamic sampling is
+    on.
+    """
     response_length: float
     """Mean tokens a response."""
     staleness_mean: float
@@ -118,8 +122,8 @@ class History:
 
     @classmethod
     def resume(cls, path: Path, *, last_version: int) -> Self:
-        """Open for appending after dropping what came after ``last_version`` (of value rows: after that step), and a line that
-        was cut short.
+        """Open for appending after dropping what came after ``last_version`` (of value rows: after
+        that step), and a line that was cut short.
 
         Raises DataError when a line before the last is damaged.
         """
@@ -150,8 +154,8 @@ class History:
 def read_history(path: Path) -> Iterator[Row]:
     """Yield every whole row, oldest first; nothing when there is no file.
 
-    Rows and fields that a later version of Headrace wrote are passed over. Raises DataError, naming the line, when a line is
-    damaged that is not the last.
+    Rows and fields that a later version of Headrace wrote are passed over. Raises DataError, naming
+    the line, when a line is damaged that is not the last.
     """
     if not path.exists():
         return
@@ -177,7 +181,9 @@ class HistoryTail:
         self._inode = 0
         self._offset = 0
         self.rows: list[Row] = []
-        """All whole rows so far; begins anew when the file was replaced by a learner that resumed."""
+        """All whole rows so far; begins anew when the file was replaced by a learner
+        that resumed.
+        """
 
     def read(self) -> list[Row]:
         """Take in new rows and return all of them."""
@@ -196,7 +202,8 @@ class HistoryTail:
             try:
                 row = _row(line)
             except (ValueError, TypeError, KeyError):
-                continue  # a view has no use for a damaged line; readers that must have it whole say so
+                # a view has no use for a damaged line; readers that must have it whole say so
+                continue
             if row is not None:
                 self.rows.append(row)
         return self.rows

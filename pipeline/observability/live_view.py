@@ -1,7 +1,8 @@
-"""What a person sees of a run while ``headrace up`` runs it: a picture, or one line now and then where there is no terminal.
+"""What a person sees of a run while ``headrace up`` runs it: a picture, or one line now and then
+where there is no terminal.
 
-*Consumes* run snapshots, the run's history, and warnings. *Produces* a screen, or lines. *Waits for* nothing: while
-the ledger is being started again the last picture stays.
+*Consumes* run snapshots, the run's history, and warnings. *Produces* a screen, or lines. *Waits
+for* nothing: while the ledger is being started again the last picture stays.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class PlainView(View):
 
 
 class Notices(io.StringIO):
-    """A terminal for the log that keeps the last lines, so that a view can show them without being torn."""
+    """A terminal for the log that keeps the last lines, so that a view can show them without being
+    torn.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +148,8 @@ class LiveView(View):
     ) -> None:
         if self._last is not None:
             self._live.update(self.render(self._last, is_last=True))
-        with suppress(OSError):  # the terminal has hung up
+        # the terminal has hung up
+        with suppress(OSError):
             self._live.__exit__(kind, error, trace)
 
     def show(self, snapshot: RunSnapshot) -> None:

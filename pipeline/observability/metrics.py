@@ -1,7 +1,8 @@
 """Heartbeats as Prometheus metrics, on this host alone.
 
-*Consumes* the heartbeats of the whole fleet, which the supervisor reads anyway. *Produces* an HTTP endpoint on 127.0.0.1.
-*Waits for* nobody: a scrape reads the last heartbeats that were given. No worker serves HTTP; one port tells of them all.
+*Consumes* the heartbeats of the whole fleet, which the supervisor reads anyway. *Produces* an HTTP
+endpoint on 127.0.0.1. *Waits for* nobody: a scrape reads the last heartbeats that were given. No
+worker serves HTTP; one port tells of them all.
 
     headrace_up{role,worker}                      1 while its heartbeat is fresh
     headrace_progress_total{role,worker}          turns of the main loop

@@ -1,6 +1,7 @@
 """How far a run is, how well it goes, and when it will end: in one line, or in parts.
 
-*Consumes* rows of a run's history, and the time where an end is estimated. *Produces* words. *Waits for* nothing.
+*Consumes* rows of a run's history, and the time where an end is estimated. *Produces* words. *Waits
+for* nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Progress:
             accuracies=tuple(row.accuracy for row in updates),
             held_out=held_out,
             last=updates[-1] if updates else None,
-            update_s=statistics.median(gaps) if gaps else None,  # a resume's gap is one of many
+            # a resume's gap is one of many
+            update_s=statistics.median(gaps) if gaps else None,
             tokens_per_update=statistics.fmean(row.num_trained_tokens for row in recent) if recent else 0.0,
         )
 
@@ -58,7 +60,8 @@ class Progress:
     def of_updates(self) -> str:
         """How many updates there are; without any wanted, what the run is for.
 
-        After a resume from an older checkpoint the policy version is ahead of the updates, and is told beside them.
+        After a resume from an older checkpoint the policy version is ahead of the updates, and is
+        told beside them.
         """
         if not self.num_wanted:
             return "no update, only the critic"
@@ -75,7 +78,9 @@ class Progress:
         return words + ([f"KL {self.last.metrics[name]:.2g} {_KL[name]}"] if name else [])
 
     def pace(self, now_s: float) -> list[str]:
-        """Return tokens a second, the time of an update and the time that is left; nothing before the second update."""
+        """Return tokens a second, the time of an update and the time that is left; nothing before
+        the second update.
+        """
         if not self.update_s or self.last is None or self.update_s <= 0.0:
             return []
         words = [f"{self.tokens_per_update / self.update_s:,.0f} trained tokens/s", f"{self.update_s:.1f} s an update"]

@@ -1,11 +1,12 @@
 """Tokens that are generated again because a generator died, counted to the decode step.
 
-*Consumes* what each generator sampled, from a small file of its own that a kill does not take away, and what the ledger stored
-of it. *Produces* one row an incarnation. *Waits for* nothing.
+*Consumes* what each generator sampled, from a small file of its own that a kill does not take away,
+and what the ledger stored of it. *Produces* one row an incarnation. *Waits for* nothing.
 
-A trajectory goes on from its last chunk in the ledger, so what is sampled twice is what its generator had sampled since: at
-most one window for each trajectory that it held. ``<run_dir>/tallies/<worker>.<epoch>`` holds three numbers, written in place
-after every decode step.
+A trajectory goes on from its last chunk in the ledger, so what is sampled twice is what its
+generator had sampled since: at most one window for each trajectory that it held.
+``<run_dir>/tallies/<worker>.<epoch>`` holds three numbers, written in place after every decode
+step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Tally:
         self._file = os.open(folder / f"{who.worker}.{who.epoch}", os.O_WRONLY | os.O_CREAT, 0o600)
 
     def write(self, *, num_sampled: int, num_refused: int, num_held: int) -> None:
-        """Say how many tokens were sampled, how many of them the ledger refused, how many trajectories are held."""
+        """Say how many tokens were sampled, how many of them the ledger refused, how many
+        trajectories are held.
+        """
         os.pwrite(self._file, _NUMBERS.pack(num_sampled, num_refused, num_held), 0)
 
     def close(self) -> None:
@@ -50,14 +53,18 @@ class Rework:
     num_sampled: int
     num_stored: int
     num_refused: int
-    """Sampled, but not stored while it lived: it had lost the trajectory, or the engine gave the window up."""
+    """Sampled, but not stored while it lived: it had lost the trajectory, or the engine gave the
+    window up.
+    """
     num_held: int
     """Trajectories that it held at its last decode step."""
     window_tokens: int
 
     @property
     def num_unwritten(self) -> int:
-        """Tokens in hand: of a living generator they are under way, of a dead one generated again."""
+        """Tokens in hand: of a living generator they are under way, of a dead one
+        generated again.
+        """
         return max(0, self.num_sampled - self.num_stored - self.num_refused)
 
     @property
@@ -85,7 +92,8 @@ def read_rework(run_dir: Path, stored: Mapping[str, int], live: Collection[str],
         worker, _, epoch = path.name.rpartition(".")
         content = path.read_bytes()
         if len(content) != _NUMBERS.size or not epoch.isdecimal():
-            continue  # it has not sampled anything
+            # it has not sampled anything
+            continue
         sampled, refused, held = _NUMBERS.unpack(content)
         who = f"{worker}#{epoch}"
         rows.append(Rework(who, who in live, sampled, stored.get(who, 0), refused, held, window_tokens))

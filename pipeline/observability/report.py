@@ -1,7 +1,8 @@
-"""The page that a run leaves behind: ``<run_dir>/report.html`` and the same figures in ``report.json``.
+"""The page that a run leaves behind: ``<run_dir>/report.html`` and the same figures in
+``report.json``.
 
-*Consumes* the run's history, its resolved configuration and the last audit. *Produces* one self-contained page (no scripts, no
-links to anywhere) with figures and charts. *Waits for* nothing.
+*Consumes* the run's history, its resolved configuration and the last audit. *Produces* one
+self-contained page (no scripts, no links to anywhere) with figures and charts. *Waits for* nothing.
 Nothing here is needed for training; ``headrace report`` makes it again at any time.
 """
 
@@ -72,7 +73,8 @@ def summarize(run_dir: Path) -> Summary:
 
 def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None) -> Path:
     """Write ``report.html`` and ``report.json`` into the run's folder; return the page's path."""
-    import jinja2  # deferred: only a finished run needs it
+    # deferred: only a finished run needs it
+    import jinja2
 
     updates, evaluations = _rows(run_dir)
     summary = summarize(run_dir)
@@ -100,7 +102,8 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
     path = run_dir / "report.html"
     partial = path.with_suffix(".partial")
     partial.write_text(page, encoding="utf-8")
-    partial.replace(path)  # whoever has the page open never reads half of one
+    # whoever has the page open never reads half of one
+    partial.replace(path)
     return path
 
 

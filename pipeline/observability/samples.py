@@ -1,11 +1,14 @@
-"""Responses that a person can read, of updates all over a run: ``<run_dir>/samples.jsonl``, one JSON object a line.
+"""Responses that a person can read, of updates all over a run: ``<run_dir>/samples.jsonl``, one
+JSON object a line.
 
-*Consumes* the claimed units of each update, from the learner, which alone writes the file. *Produces* a few responses of each
-kept update, for ``headrace samples`` and the report. *Waits for* the disk.
+*Consumes* the claimed units of each update, from the learner, which alone writes the file.
+*Produces* a few responses of each kept update, for ``headrace samples`` and the report. *Waits for*
+the disk.
 
-Bounded in number and in size: when there are twice as many updates as are kept, only the newest stay, and of the older those at
-even distances, so that they are spread over the whole run. Long texts lose their middle; an answer stands at the end. The file
-is readable by its owner alone. A disk that refuses never stops training: it is said once, and those samples are lost.
+Bounded in number and in size: when there are twice as many updates as are kept, only the newest
+stay, and of the older those at even distances, so that they are spread over the whole run. Long
+texts lose their middle; an answer stands at the end. The file is readable by its owner alone. A
+disk that refuses never stops training: it is said once, and those samples are lost.
 """
 
 from __future__ import annotations
@@ -85,7 +88,9 @@ class Samples:
     """Keeps responses of updates. Blocking."""
 
     def __init__(self, settings: SamplesSection, run_dir: Path, last_version: int) -> None:
-        """Go on with what is there, less what came after ``last_version``: the learner resumes from its checkpoint."""
+        """Go on with what is there, less what came after ``last_version``: the learner resumes from
+        its checkpoint.
+        """
         self._settings = settings
         self._path = run_dir / SAMPLES_NAME
         self._has_failed = False
@@ -126,8 +131,9 @@ class Samples:
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
-    """Yield every whole sample, oldest first; nothing when there is no file. Lines that are damaged, or cut short by a crash,
-    and fields that a later version of Headrace wrote, are passed over."""
+    """Yield every whole sample, oldest first; nothing when there is no file. Lines that are
+    damaged, or cut short by a crash, and fields that a later version of Headrace wrote, are passed
+    over."""
     if not path.exists():
         return
     known = {f.name for f in fields(Sample)}
@@ -142,9 +148,11 @@ def read_samples(path: Path) -> Iterator[Sample]:
 
 
 def kept_updates(updates: Sequence[int], number: int) -> set[int]:
-    """Return about ``number`` of ascending updates: half of them the newest, half evenly over all, and the first.
+    """Return about ``number`` of ascending updates: half of them the newest, half evenly over all,
+    and the first.
 
-    The older are multiples of a power of two, so that what is left out of a set would be left out of a later one too.
+    The older are multiples of a power of two, so that what is left out of a set would be left out
+    of a later one too.
     """
     half = max(1, number // 2)
     stride = 1
@@ -154,7 +162,9 @@ def kept_updates(updates: Sequence[int], number: int) -> set[int]:
 
 
 def spread(samples: Sequence[Sample], num_updates: int) -> list[Sample]:
-    """Return the samples of at most ``num_updates`` updates, the first and the last among them, evenly between."""
+    """Return the samples of at most ``num_updates`` updates, the first and the last among them,
+    evenly between.
+    """
     updates = sorted({sample.update for sample in samples})
     kept = set(_evenly(updates, num_updates))
     return [sample for sample in samples if sample.update in kept]
@@ -162,14 +172,17 @@ def spread(samples: Sequence[Sample], num_updates: int) -> list[Sample]:
 
 def _finished(units: Sequence[ClaimedUnit], update: int) -> Iterator[tuple[ScoredChunk, ...]]:
     """Yield finished responses, unit after unit, from one that the update's number chooses."""
-    start = update * 7919 % max(1, len(units))  # a prime: not always the unit that was admitted first
+    # a prime: not always the unit that was admitted first
+    start = update * 7919 % max(1, len(units))
     for unit in (*units[start:], *units[:start]):
         found = [chunks for chunks in unit.trajectories if chunks and Field.REWARD in chunks[-1].scores]
         yield from _by_reward(found)
 
 
 def _choose(found: Iterable[tuple[ScoredChunk, ...]], number: int) -> list[tuple[ScoredChunk, ...]]:
-    """Return ``number`` of the responses: of a group, which comes first and together, the worst, the best and between."""
+    """Return ``number`` of the responses: of a group, which comes first and together, the worst,
+    the best and between.
+    """
     first: list[tuple[ScoredChunk, ...]] = []
     group = None
     for chunks in found:

@@ -1,7 +1,9 @@
-"""What the fleet is doing, as a view: for ``headrace status``, ``headrace queues`` and the live view.
+"""What the fleet is doing, as a view: for ``headrace status``, ``headrace queues`` and the live
+view.
 
-*Consumes* heartbeats, the ledger's queues, the desired fleet and the time. *Produces* rows, and one sentence that names what
-everything waits for. *Waits for* nothing: pure functions, so that what a person is shown can be tested.
+*Consumes* heartbeats, the ledger's queues, the desired fleet and the time. *Produces* rows, and one
+sentence that names what everything waits for. *Waits for* nothing: pure functions, so that what a
+person is shown can be tested.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Health(StrEnum):
     SILENT = "silent"
     """No heartbeat for a while: dead, frozen, or its host is away."""
     STUCK = "stuck"
-    """Its heartbeat thread beats, but its main loop has not turned, or computes or holds work without progress."""
+    """Its heartbeat thread beats, but its main loop has not turned, or computes or holds work
+    without progress.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,9 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> W
 
 
 def work_row(report: WorkReport) -> WorkRow | None:
-    """Return what a heartbeat says of work that takes longer than a moment; None when there is none."""
+    """Return what a heartbeat says of work that takes longer than a moment; None when there is
+    none.
+    """
     if not report.kind or report.elapsed_s < _A_MOMENT_S:
         return None
     remaining_s = report.remaining_s if report.share >= _LEAST_SHARE else None
@@ -196,10 +202,11 @@ def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -
 
 
 def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
-    """Return the ledger's queues, then the links, each with what is on its way (sent and not yet received).
+    """Return the ledger's queues, then the links, each with what is on its way (sent and not yet
+    received).
 
-    A worker with many peers names some and sums the others. What a sender sums, its receivers name: then the sender's row says
-    how much it sent, and nothing is known to be on its way.
+    A worker with many peers names some and sums the others. What a sender sums, its receivers name:
+    then the sender's row says how much it sent, and nothing is known to be on its way.
     """
     ledger = [
         QueueRow(stat.name, "ledger", stat.depth, stat.limit, stat.oldest_age_s, stat.waiting_for) for stat in queues
@@ -210,13 +217,15 @@ def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> 
     for beat in beats:
         for link in beat.links:
             others = link_name(OTHER_LINKS, link.name.partition(">")[2])
-            # a receiver of many names only some: what others sent it belongs to its sum of the others
+            # a receiver of many names only some: what others sent it belongs to its sum of the
+            # others
             name = others if link.name not in received and others in received else link.name
             totals = sums.setdefault(name, [0, 0, 0, 0])
             for index, value in enumerate((link.sent, link.received, link.refused, link.gaps)):
                 totals[index] += value
     links = [
-        # either end may have begun anew since, with its counters at 0: then nothing is known to be on its way
+        # either end may have begun anew since, with its counters at 0: then nothing is known to be
+        # on its way
         QueueRow(name, "link", _on_its_way(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
         for name, (sent, got, refused, gaps) in sorted(sums.items())
     ]
@@ -232,10 +241,12 @@ def _is_sender(beat: Heartbeat, link: LinkReport) -> bool:
 
 
 def bottleneck(workers: Sequence[WorkerRow]) -> str:
-    """Return one sentence that names the edge at which everything waits, and the worker at its far end.
+    """Return one sentence that names the edge at which everything waits, and the worker at its far
+    end.
 
-    Follows what the workers say: learners wait for input from generators, generators for room at scorers or for credit from
-    the learner, scorers for input from generators. The end of that chain is a worker that waits for nobody.
+    Follows what the workers say: learners wait for input from generators, generators for room at
+    scorers or for credit from the learner, scorers for input from generators. The end of that chain
+    is a worker that waits for nobody.
     """
     unwell = [row for row in workers if row.health is not Health.LIVE]
     if unwell:
@@ -263,7 +274,9 @@ def doing(row: WorkerRow) -> str:
 
 
 def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | None:
-    """Return the worker that could end this one's wait: of several, the one that is busiest, else the one longest still."""
+    """Return the worker that could end this one's wait: of several, the one that is busiest, else
+    the one longest still.
+    """
     match row.waiting_for:
         case WaitingFor.INPUT:
             roles = (

@@ -1,7 +1,8 @@
 """The state of a run as tables and lines for people: for the commands and for the live view.
 
-*Consumes* rows of ``pipeline.observability.status`` and the ledger's counters. *Produces* things that rich can print.
-*Waits for* nothing. Tables wrap rather than cut: a narrow terminal shows more lines, not less.
+*Consumes* rows of ``pipeline.observability.status`` and the ledger's counters. *Produces* things
+that rich can print. *Waits for* nothing. Tables wrap rather than cut: a narrow terminal shows more
+lines, not less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: 
 def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max_rows: int | None = None) -> Table:
     """Return one row a worker: health, version, memory, what it waits for, and its own counters.
 
-    ``absent`` are workers that are wanted and not there. With more than ``max_rows`` the unwell and the first are shown.
+    ``absent`` are workers that are wanted and not there. With more than ``max_rows`` the unwell and
+    the first are shown.
     """
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("worker", no_wrap=True)
@@ -55,7 +57,8 @@ def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max
 def _most_telling(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]:
     if max_rows is None or len(workers) <= max_rows:
         return {row.worker for row in workers}
-    ordered = sorted(workers, key=lambda row: row.health is Health.LIVE)  # stable: otherwise in the given order
+    # stable: otherwise in the given order
+    ordered = sorted(workers, key=lambda row: row.health is Health.LIVE)
     return {row.worker for row in ordered[: max(1, max_rows - 1)]}
 
 
@@ -94,7 +97,8 @@ def queue_table(rows: Sequence[QueueRow]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            Text(printable_line(row.name)),  # a link's name is what its peer says of itself
+            # a link's name is what its peer says of itself
+            Text(printable_line(row.name)),
             _amount(row.name, row.depth),
             _amount(row.name, row.limit) if row.limit is not None else "–",
             f"{row.oldest_age_s:.1f} s" if row.oldest_age_s is not None else "–",
@@ -112,7 +116,8 @@ def _amount(queue: str, number: int) -> str:
 def audit_table(audit: Audit) -> Table:
     """Return the conservation law as a sum: one column a currency, one row a term."""
     columns = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
-    if audit.finished.admitted:  # a run with a critic
+    # a run with a critic
+    if audit.finished.admitted:
         columns["for the critic"] = audit.finished
     balances = tuple(columns.values())
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -131,7 +136,9 @@ def audit_table(audit: Audit) -> Table:
 
 
 def durability_line(num_unflushed: int) -> str | None:
-    """Return what it means that so many checkpoints in a row went without the server's word; None when the last had it."""
+    """Return what it means that so many checkpoints in a row went without the server's word; None
+    when the last had it.
+    """
     if not num_unflushed:
         return None
     return (

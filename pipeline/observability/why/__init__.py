@@ -1,8 +1,9 @@
 """Why the run waits: from what is seen at one moment to the chain of waits and its root.
 
-*Consumes* a ``Snapshot``: heartbeats, the ledger's view of what the next update waits for, its queues and counters. *Produces*
-an ``Explanation``: chains that begin at the learner and end at a root, what to expect, and what to do. *Waits for* nothing:
-pure functions, so that every answer can be tested. ``headrace why`` takes the snapshot.
+*Consumes* a ``Snapshot``: heartbeats, the ledger's view of what the next update waits for, its
+queues and counters. *Produces* an ``Explanation``: chains that begin at the learner and end at a
+root, what to expect, and what to do. *Waits for* nothing: pure functions, so that every answer can
+be tested. ``headrace why`` takes the snapshot.
 
     learner <- units that are not ready <- fields that are missing   <- scorers: dead, frozen, busy, or a message that was lost
                                         <- trajectories leased, open <- generators: the same, or room in a mailbox, or weights

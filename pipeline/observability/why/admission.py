@@ -1,4 +1,5 @@
-"""The roots when too little is on the way: credit, memory, data, admission closed, or generators that do not lease.
+"""The roots when too little is on the way: credit, memory, data, admission closed, or generators
+that do not lease.
 
 *Consumes* a snapshot. *Produces* the rest of a chain. *Waits for* nothing.
 """

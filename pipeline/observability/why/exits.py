@@ -1,7 +1,7 @@
 """How the processes of each worker ended, off the end of the supervisor's log.
 
-*Consumes* ``<run_dir>/logs/supervisor.jsonl``. *Produces* the last end of each worker, and how many there were. *Waits for*
-nothing.
+*Consumes* ``<run_dir>/logs/supervisor.jsonl``. *Produces* the last end of each worker, and how many
+there were. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _OF_ONE_DEATH_S = 60.0
 
 
 def read_exits(run_dir: Path, now_s: float) -> dict[str, Ended]:
-    """Return the last end of each worker whose process has ended, by name; ``now_s`` is wall-clock time."""
+    """Return the last end of each worker whose process has ended, by name; ``now_s`` is wall-clock
+    time.
+    """
     path = run_dir / "logs" / "supervisor.jsonl"
     try:
         with path.open("rb") as file:

@@ -72,7 +72,8 @@ def _chains(s: Snapshot) -> list[Chain]:
     return _learner_waits(s, s.waits, s.totals)
 
 
-# -- before and after the work -------------------------------------------------------------------------------------------
+# -- before and after the work
+# -------------------------------------------------------------------------------------------
 
 
 def _no_room(name: str, ended: Ended) -> Chain:
@@ -137,7 +138,8 @@ def _ending(s: Snapshot) -> Chain:
     return Chain((link, f"{names} still to end", *end.links), Cause.DRAINING, left[0].worker, Outlook.ENDED, doing)
 
 
-# -- the learner ---------------------------------------------------------------------------------------------------------
+# -- the learner
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
@@ -203,7 +205,9 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
 
 
 def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
-    """Return one chain a root, the gravest first; or last when ``enough`` is on the way that is in no trouble."""
+    """Return one chain a root, the gravest first; or last when ``enough`` is on the way that is in
+    no trouble.
+    """
     by_root: dict[tuple[Cause, str], Chain] = {}
     for chain in chains:
         root = (chain.cause, chain.who)
@@ -213,14 +217,17 @@ def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
 
 
 def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
-    """Return the chain of a policy that may not start before its critic; None when it may, or there is no critic."""
+    """Return the chain of a policy that may not start before its critic; None when it may, or there
+    is no critic.
+    """
     needs = s.critic
     if needs is None:
         return None
     row = next(iter(s.rows(Role.VALUE)), None)
     learner = s.rows(Role.LEARNER)[0]
     if row is None:
-        if learner.counters.get("updates", 0):  # it has started: then only chunks wait for the value worker
+        # it has started: then only chunks wait for the value worker
+        if learner.counters.get("updates", 0):
             return None
         names = s.absent(Role.VALUE)
         end = absent_chain(s, names[0]) if names else role_absent_chain(s, Role.VALUE)
@@ -251,7 +258,8 @@ def _noun(waits: Waits) -> str:
     return {Unit.GROUP: "group", Unit.TRAJECTORY: "trajectory", Unit.CHUNK: "chunk"}[waits.unit]
 
 
-# -- besides -------------------------------------------------------------------------------------------------------------
+# -- besides
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _also(s: Snapshot, chains: list[Chain]) -> list[str]:

@@ -1,10 +1,12 @@
-"""What is known of an embedded ledger server that does not answer: from the run's folder and the process table alone.
+"""What is known of an embedded ledger server that does not answer: from the run's folder and the
+process table alone.
 
-*Consumes* ``ledger.json``, the server's socket and lock, its process's state. *Produces* a sentence, or None.
-*Waits for* an answer of the server: a second, and two more when its process is not stopped.
+*Consumes* ``ledger.json``, the server's socket and lock, its process's state. *Produces* a
+sentence, or None. *Waits for* an answer of the server: a second, and two more when its process is
+not stopped.
 
-This comes before any other question is asked of the ledger: a client's calls, with their connections and retries, would find
-the same in many times the time.
+This comes before any other question is asked of the ledger: a client's calls, with their
+connections and retries, would find the same in many times the time.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ SECOND_S = 2.0
 
 
 def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
-    """Return why the run's embedded server does not answer, as a clause; None when it does, and when none is to be asked:
-    it is a server of one's own, or a run that has ended."""
+    """Return why the run's embedded server does not answer, as a clause; None when it does, and
+    when none is to be asked: it is a server of one's own, or a run that has ended."""
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return None
@@ -51,7 +53,9 @@ def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
 
 
 def no_ledger_chain(s: Snapshot) -> Chain:
-    """Return the chain of a run whose ledger does not answer, which is all that can be said of it."""
+    """Return the chain of a run whose ledger does not answer, which is all that can
+    be said of it.
+    """
     link = "everything waits for the ledger: " + (s.ledger_error or "it does not answer")
     if s.has_supervisor:
         doing = (
@@ -63,7 +67,9 @@ def no_ledger_chain(s: Snapshot) -> Chain:
 
 
 def whereabouts(run_dir: Path) -> str:
-    """Return what is known of the embedded server's process, as the end of a sentence; empty when nothing is. Asks nothing."""
+    """Return what is known of the embedded server's process, as the end of a sentence; empty when
+    nothing is. Asks nothing.
+    """
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return ""
@@ -72,7 +78,9 @@ def whereabouts(run_dir: Path) -> str:
 
 
 def state_words(pid: int) -> str:
-    """Return what a process's state tells of its silence, as the end of a sentence; empty when it tells nothing."""
+    """Return what a process's state tells of its silence, as the end of a sentence; empty when it
+    tells nothing.
+    """
     if _is_stopped(pid):
         return f": it is stopped (SIGSTOP, or a debugger); `kill -CONT {pid}` lets it go on"
     return ": it waits for its disk" if _state(pid) == "D" else ": it hangs, or is slow"
@@ -94,4 +102,5 @@ def _state(pid: int) -> str:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return status.rpartition(")")[2].split()[0]  # the name before may hold anything
+    # the name before may hold anything
+    return status.rpartition(")")[2].split()[0]

@@ -49,7 +49,9 @@ class Cause(StrEnum):
     LEASE = "lease"
     """Held by an incarnation that is gone: others take it at their next lease call."""
     REDELIVERY = "redelivery"
-    """The scorer is idle, so the message was lost: the chunk is handed out again at its deadline."""
+    """The scorer is idle, so the message was lost: the chunk is handed out again at
+    its deadline.
+    """
     LEDGER = "ledger"
     """The ledger's server does not answer, or is full."""
     DISK = "disk"
@@ -96,7 +98,9 @@ class Ended:
 
     @property
     def is_without_room(self) -> bool:
-        """Whether a disk refused it, a moment ago: its next process may be at work already, and end in the same way."""
+        """Whether a disk refused it, a moment ago: its next process may be at work already, and end
+        in the same way.
+        """
         return _NO_ROOM in self.error and self.ago_s < _MOMENT_S
 
     @property

@@ -20,9 +20,12 @@ from protocol.ids import Role
 
 
 def unit_chain(s: Snapshot, waits: Waits, unit: WaitedUnit) -> Chain:
-    """Return the chain of a unit that is not ready: of its trajectories, the one with the gravest."""
+    """Return the chain of a unit that is not ready: of its trajectories, the one with
+    the gravest.
+    """
     if waits.unit is not Unit.GROUP:
-        if not unit.trajectories:  # it has become complete since
+        # it has become complete since
+        if not unit.trajectories:
             return _complete(unit.name)
         return _trajectory_chain(s, waits, unit.trajectories[0], unit.trajectories[0].name)
     link = f"group {unit.name} has {unit.num_complete} of {waits.group_size}"
@@ -38,7 +41,8 @@ def _trajectory_chain(s: Snapshot, waits: Waits, one: WaitedTrajectory, called: 
     missing = [scorer_chain(s, lack) for lack in one.lacks]
     if one.place is Place.FINISHED:
         return worst(missing).after(f"{called} is sampled ({_size(one)})")
-    # chunks before the one that is being sampled delay nothing yet, unless their scorer is in trouble
+    # chunks before the one that is being sampled delay nothing yet, unless their scorer is in
+    # trouble
     grave = [chain for chain in missing if chain.outlook is not Outlook.MOVES and chain.cause is not Cause.REDELIVERY]
     if one.place is Place.LEASED:
         sampling = _leased(s, waits, one, called)

@@ -1,4 +1,5 @@
-"""The roots among workers: one that is not there, frozen, stuck, starting, waiting for something else, or simply at work.
+"""The roots among workers: one that is not there, frozen, stuck, starting, waiting for something
+else, or simply at work.
 
 *Consumes* a snapshot and a worker, or a role. *Produces* the rest of a chain. *Waits for* nothing.
 """
@@ -46,7 +47,9 @@ def role_absent_chain(s: Snapshot, role: Role) -> Chain:
 
 
 def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> Chain:
-    """Return the chain of a worker that has a heartbeat. ``seen``: workers that this chain has passed already."""
+    """Return the chain of a worker that has a heartbeat. ``seen``: workers that this chain has
+    passed already.
+    """
     name, at = row.worker, row.waiting_for
     if row.health is not Health.LIVE:
         return _unwell(s, row)

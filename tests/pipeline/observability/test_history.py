@@ -72,7 +72,8 @@ def test_a_view_reads_only_what_is_new_and_begins_anew_when_the_file_was_replace
     _written(path, update_row(1))
     assert tail.read() == [update_row(1)]
     with path.open("a") as file:
-        file.write('{"kind": "upd')  # being written
+        # being written
+        file.write('{"kind": "upd')
     assert tail.read() == [update_row(1)]
     History.resume(path, last_version=0).close()
     _written(path, update_row(1, accuracy=0.9))

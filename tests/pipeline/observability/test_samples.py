@@ -1,4 +1,6 @@
-"""Claims about the responses that are kept for people: few, short, private, spread over the run, and real."""
+"""Claims about the responses that are kept for people: few, short, private, spread over the run,
+and real.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,8 @@ def test_a_long_response_loses_its_middle_and_keeps_its_answer(tmp_path: Path) -
 
 def test_the_file_is_its_owners_alone_and_plain_ascii(tmp_path: Path) -> None:
     samples, path = _kept(tmp_path, keep_updates=1), tmp_path / SAMPLES_NAME
-    for update in range(1, 4):  # appended to, and written anew
+    # appended to, and written anew
+    for update in range(1, 4):
         samples.keep([ClaimedUnit("1", (_response(1, 0, 1.0, "\x1b[2J\x9b31m 四"),))], update, update)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.read_bytes().isascii()
