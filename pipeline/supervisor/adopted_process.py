@@ -1,10 +1,12 @@
-"""A process that this supervisor did not start: watched, signalled and awaited without being its parent.
+"""A process that this supervisor did not start: watched, signalled and awaited without being its
+parent.
 
-*Consumes* the identity of a process. *Produces* signals to it and, when it has ended, its exit code as it wrote it down itself.
-*Waits for* nothing but in ``wait``: its end is polled.
+*Consumes* the identity of a process. *Produces* signals to it and, when it has ended, its exit code
+as it wrote it down itself. *Waits for* nothing but in ``wait``: its end is polled.
 
-On Linux a descriptor of the process (pidfd) is held from the start, so that no signal can ever reach a later process of the
-same number. Elsewhere the identity is checked again before each signal.
+On Linux a descriptor of the process (pidfd) is held from the start, so that no signal can ever
+reach a later process of the same number. Elsewhere the identity is checked again before each
+signal.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class AdoptedProcess:
 
         Args:
             identity: Which one.
-            read_exit_code: Returns what the process wrote down of its end; None when it wrote nothing.
+            read_exit_code: Returns what the process wrote down of its end; None when it wrote
+                nothing.
 
         Raises:
             ProcessLookupError: it has ended already.
@@ -39,12 +42,15 @@ class AdoptedProcess:
         self._read_exit_code = read_exit_code
         self._code: int | None = None
         self._descriptor = _open_descriptor(identity.pid)
-        if identify(identity.pid) != identity:  # after the descriptor was opened: so it is of this very process
+        # after the descriptor was opened: so it is of this very process
+        if identify(identity.pid) != identity:
             self._close()
             raise ProcessLookupError(f"process {identity.pid} is not the one that was started {identity.started}")
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs. One that ended without a word was killed."""
+        """Return the exit code, or None while the process runs. One that ended without a word was
+        killed.
+        """
         if self._code is None and not self._runs():
             told = self._read_exit_code()
             self._code = -signal.SIGKILL if told is None else told
@@ -77,7 +83,8 @@ class AdoptedProcess:
     def _runs(self) -> bool:
         if self._descriptor is None:
             return identify(self.pid) == self._identity
-        looking = select.poll()  # not select(), which refuses descriptors from 1024 on
+        # not select(), which refuses descriptors from 1024 on
+        looking = select.poll()
         looking.register(self._descriptor, select.POLLIN)
         return not looking.poll(0)
 

@@ -1,25 +1,30 @@
-"""Which worker processes should be there, and what to do about the difference: a pure state machine, owning no process.
+"""Which worker processes should be there, and what to do about the difference: a pure state
+machine, owning no process.
 
-*Consumes* the desired number of workers by role, exits with their codes, and the time. *Produces* actions: start, drain, kill.
-*Waits for* nothing. The supervisor carries the actions out and reports what happened.
+*Consumes* the desired number of workers by role, exits with their codes, and the time. *Produces*
+actions: start, drain, kill. *Waits for* nothing. The supervisor carries the actions out and reports
+what happened.
 
     absent ──start──> running ──exit──> backoff ──start──> running ...
                adopt ──┘│  │  └─drain──> draining ──exit──> (forgotten)
                         │  └─exit, well──> ended ──(still wanted while the run goes on)──> backoff
                         └── exit over the restart budget ──> the fleet has failed
 
-One for one: the death of a worker ends no other. A learner or a value worker that is started again restores its last
-checkpoint itself. Restarts have budgets, so many within a sliding period (OTP's intensity and period): one that dies once a
-day is restarted for ever, one that dies at once is not. There are two: infrastructure failures count for the worker that had
-them; data failures count for its role, because the work that caused one goes to another worker of the role. An exit that
-another start cannot mend (a wrong setting) fails the fleet at the first time. An error that repeats itself fails it at the
-second time: the worker ended by it, was started again, and ended by it again before it had finished any work, or after just as
-much as before. Signals never do, nor errors of the surroundings (``pipeline.process.last_error``).
+One for one: the death of a worker ends no other. A learner or a value worker that is started again
+restores its last checkpoint itself. Restarts have budgets, so many within a sliding period (OTP's
+intensity and period): one that dies once a day is restarted for ever, one that dies at once is not.
+There are two: infrastructure failures count for the worker that had them; data failures count for
+its role, because the work that caused one goes to another worker of the role. An exit that another
+start cannot mend (a wrong setting) fails the fleet at the first time. An error that repeats itself
+fails it at the second time: the worker ended by it, was started again, and ended by it again before
+it had finished any work, or after just as much as before. Signals never do, nor errors of the
+surroundings (``pipeline.process.last_error``).
 
-Starts are spread over the supervisor's turns, a few each, the first worker of every role before the second of any. What is not
-started yet is only a wish, and a newer wish replaces it at once.
+Starts are spread over the supervisor's turns, a few each, the first worker of every role before the
+second of any. What is not started yet is only a wish, and a newer wish replaces it at once.
 
-A supervisor that takes over from one that died *adopts* the processes that it finds; from then on they are like its own.
+A supervisor that takes over from one that died *adopts* the processes that it finds; from then on
+they are like its own.
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ from pipeline.process.last_error import LastError
 from protocol.ids import Role
 
 MAX_STARTS_A_TURN = 4
-"""Between two of them the supervisor hears signals, exits and newer wishes: at most 20 starts a second."""
+"""Between two of them the supervisor hears signals, exits and newer wishes: at most 20 starts a
+second.
+"""
 _MAX_BACKOFF_FACTOR = 16
 _ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 _HOPELESS = frozenset(code for code in ExitCode if code.is_hopeless)
@@ -96,7 +103,9 @@ class RestartPolicy:
     data: Intensity
     """Of all workers of a role."""
     backoff_s: float
-    """Before the first restart; doubles with every failure that still counts, up to 16 times this."""
+    """Before the first restart; doubles with every failure that still counts, up to
+    16 times this.
+    """
     drain_timeout_s: float
     """Without anything done."""
     drain_ceiling_s: float = math.inf
@@ -121,13 +130,17 @@ class Worker:
     is_condemned: bool = False
     """Found frozen or stuck: it is being killed."""
     failures: deque[float] = field(default_factory=deque)
-    """Times of infrastructure failures within the period; without a checkpoint between them, however long they are apart."""
+    """Times of infrastructure failures within the period; without a checkpoint between them,
+    however long they are apart.
+    """
     kept: str | None = None
     """The newest checkpoint at its last failure."""
     stuck_with: str | None = None
     """The newest checkpoint when it was last replaced because it stood still."""
     last_error: tuple[str, int] | None = None
-    """The error that ended its last process, and how much work that had finished; None when it ended in another way."""
+    """The error that ended its last process, and how much work that had finished; None when it
+    ended in another way.
+    """
 
 
 class FleetPlan:
@@ -152,7 +165,9 @@ class FleetPlan:
 
     @property
     def absent(self) -> list[str]:
-        """Workers that are wanted but have no process: they are to be started, now or after a pause."""
+        """Workers that are wanted but have no process: they are to be started, now or after a
+        pause.
+        """
         return [w.name for w in self._workers.values() if w.phase in (Phase.ABSENT, Phase.BACKOFF)]
 
     def is_draining(self, name: str) -> bool:
@@ -161,17 +176,21 @@ class FleetPlan:
         return worker is not None and worker.phase is Phase.DRAINING
 
     def adopt(self, name: str, role: Role) -> None:
-        """Take over a process that an earlier supervisor started. It is drained if it is surplus."""
+        """Take over a process that an earlier supervisor started. It is drained if it
+        is surplus.
+        """
         self._workers[name] = Worker(name, role, Phase.RUNNING)
 
     def condemn(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
-        """Take note that a worker was found frozen or stuck, whose exit is then none of its own; False when that is known.
+        """Take note that a worker was found frozen or stuck, whose exit is then none of its own;
+        False when that is known.
 
         Args:
             name: The worker.
             reason: Why, in words.
-            kept: Of a worker that learns and stood still though its process was alive: its newest checkpoint, "" for none. When
-                it kept nothing new since the same happened last, it would happen for ever, and the fleet has failed.
+            kept: Of a worker that learns and stood still though its process was alive: its newest
+                checkpoint, "" for none. When it kept nothing new since the same happened last, it
+                would happen for ever, and the fleet has failed.
         """
         worker = self._workers[name]
         is_news, worker.is_condemned = not worker.is_condemned, True
@@ -188,20 +207,24 @@ class FleetPlan:
         return is_news
 
     def moved(self, name: str, at_s: float, patience_s: float) -> None:
-        """Take note that a worker which drains did something at ``at_s``: what comes next may take ``patience_s``."""
+        """Take note that a worker which drains did something at ``at_s``: what comes next may take
+        ``patience_s``.
+        """
         worker = self._workers.get(name)
         if worker is not None and worker.phase is Phase.DRAINING:
             worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)
 
     def recycle(self, now_s: float) -> list[Action]:
-        """Drain every worker that runs; those that are still wanted are started again when they have gone."""
+        """Drain every worker that runs; those that are still wanted are started again when they
+        have gone.
+        """
         return [a for w in list(self._workers.values()) if w.phase is Phase.RUNNING for a in self._retire(w, now_s)]
 
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
         """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained.
 
-        Call this only while the run goes on: a worker that ended well though nobody had asked it to (a person sent it a
-        signal) is wanted again, and is started after a pause.
+        Call this only while the run goes on: a worker that ended well though nobody had asked it to
+        (a person sent it a signal) is wanted again, and is started after a pause.
         """
         actions: list[Action] = []
         for role, count in counts.items():
@@ -222,7 +245,9 @@ class FleetPlan:
         return [action for worker in list(self._workers.values()) for action in self._retire(worker, now_s)]
 
     def due(self, now_s: float) -> list[Action]:
-        """Return what is to be done in this turn: kills of drains past their deadline, and a few of the starts that are due."""
+        """Return what is to be done in this turn: kills of drains past their deadline, and a few of
+        the starts that are due.
+        """
         actions: list[Action] = []
         startable: list[Worker] = []
         for worker in self._workers.values():
@@ -324,7 +349,9 @@ class FleetPlan:
 
 
 def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
-    """Whether a worker ended by an error that ended it before, and got no further: no start will mend that."""
+    """Whether a worker ended by an error that ended it before, and got no further: no start will
+    mend that.
+    """
     if error is None or error.may_pass or worker.last_error is None:
         return False
     identity, before = worker.last_error

@@ -1,12 +1,13 @@
 """How many workers a configuration asks for, and how many a supervisor may have.
 
-*Consumes* a configuration or a wish, and the machine's cores and memory. *Produces* counts by role, or a refusal. *Waits for*
-nothing.
+*Consumes* a configuration or a wish, and the machine's cores and memory. *Produces* counts by role,
+or a refusal. *Waits for* nothing.
 
     most workers = fleet.max_workers, else min(16 a core, one for each 256 MiB of memory), and never below 8
 
-Every worker of the supervisor counts, the learner too. A worker that computes takes far more than 256 MiB: the bound keeps a
-slip of the finger from taking the machine down, it does not say that so many are of use.
+Every worker of the supervisor counts, the learner too. A worker that computes takes far more than
+256 MiB: the bound keeps a slip of the finger from taking the machine down, it does not say that so
+many are of use.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def most_workers(configured: int | None, machine: Machine) -> int:
 
 
 def check_fleet_size(counts: Mapping[Role, int], configured: int | None, machine: Machine) -> None:
-    """Refuse a fleet that is too large. Raises ConfigError with the limit and where it comes from."""
+    """Refuse a fleet that is too large. Raises ConfigError with the limit and where
+    it comes from.
+    """
     limit, asked = most_workers(configured, machine), sum(counts.values())
     if asked <= limit:
         return

@@ -1,7 +1,7 @@
 """What a run leaves outside its records, taken away when no process of it is left.
 
-*Consumes* a run's folder. *Produces* room: published weights in memory-backed storage, sockets, temporary folders. *Waits for*
-the disk.
+*Consumes* a run's folder. *Produces* room: published weights in memory-backed storage, sockets,
+temporary folders. *Waits for* the disk.
 """
 
 from __future__ import annotations

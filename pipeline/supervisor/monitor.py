@@ -1,7 +1,7 @@
 """What surrounds the supervisor's loop: the ledger, its server, and whoever watches.
 
-*Consumes* the time and the fleet's state. *Produces* a ledger server that is kept alive, the age of overdue work, pictures for
-the live view and the metrics. *Waits for* the ledger's answers.
+*Consumes* the time and the fleet's state. *Produces* a ledger server that is kept alive, the age of
+overdue work, pictures for the live view and the metrics. *Waits for* the ledger's answers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Surroundings:
         self._is_disk_full = False
 
     def keep_server(self, now: float) -> None:
-        """Have a thread look after the embedded server: it may wait long for one that is mute, and this loop must not.
+        """Have a thread look after the embedded server: it may wait long for one that is mute, and
+        this loop must not.
 
         Raises:
             LedgerUnavailable: the server cannot be started again, or not be ended.
@@ -97,17 +98,22 @@ class Surroundings:
             self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
 
     async def close(self) -> None:
-        """Look after nothing any more, and end the embedded server. Raises LedgerUnavailable when it cannot be ended."""
+        """Look after nothing any more, and end the embedded server. Raises LedgerUnavailable when
+        it cannot be ended.
+        """
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         if self._server is not None:
-            self._server.stop()  # which also ends the wait of a start that is under way
+            # which also ends the wait of a start that is under way
+            self._server.stop()
             self._keeper.shutdown()
-            self._server.stop()  # of a start that was just about to begin
+            # of a start that was just about to begin
+            self._server.stop()
 
     async def check(self) -> None:
-        """Find out whether the ledger takes writes: while it takes none, heartbeats are old and no worker is dead.
+        """Find out whether the ledger takes writes: while it takes none, heartbeats are old and no
+        worker is dead.
 
         Raises:
             LedgerUnavailable: it does not answer, or its disk takes no writes.
@@ -124,7 +130,9 @@ class Surroundings:
             log.warning("ledger_disk_has_room_again")
 
     async def overdue(self, now: float) -> dict[Role, float]:
-        """Return how long the oldest work of each scoring role has lain beyond its deadline, as of the last second."""
+        """Return how long the oldest work of each scoring role has lain beyond its deadline, as of
+        the last second.
+        """
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
             ages = {queue.name: queue.oldest_age_s or 0.0 for queue in await self._replay.queues()}
@@ -138,5 +146,6 @@ class Surroundings:
         if self._watch is None or now < self._next_watch_s:
             return
         self._next_watch_s = now + self._watch_every_s
-        with suppress(OSError):  # a terminal that takes nothing now misses a picture; one that has hung up, all of them
+        # a terminal that takes nothing now misses a picture; one that has hung up, all of them
+        with suppress(OSError):
             self._watch(RunSnapshot(status, beats, await self._replay.totals(), tuple(plan.absent)))

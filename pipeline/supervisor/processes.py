@@ -1,8 +1,9 @@
 """Worker processes: started or adopted, signalled, reaped; what they print is kept.
 
-*Consumes* commands. *Produces* processes in sessions of their own (a terminal's Ctrl-C reaches the supervisor alone),
-``<run_dir>/logs/<worker>.out``, and a record of each, by which a later supervisor finds it. *Waits for* nothing: exits are
-polled. What a worker started and left behind is ended with it; its environment has no password of the ledger.
+*Consumes* commands. *Produces* processes in sessions of their own (a terminal's Ctrl-C reaches the
+supervisor alone), ``<run_dir>/logs/<worker>.out``, and a record of each, by which a later
+supervisor finds it. *Waits for* nothing: exits are polled. What a worker started and left behind is
+ended with it; its environment has no password of the ledger.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class _Child:
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
-    """Return the command of a real worker; ``-P`` keeps strangers' folders named ``workers`` off the path."""
+    """Return the command of a real worker; ``-P`` keeps strangers' folders named ``workers`` off
+    the path.
+    """
     return [sys.executable, "-P", "-m", "workers", str(role), "--run-dir", str(run_dir), "--name", name]
 
 
@@ -105,7 +108,9 @@ class Processes:
         return {name: child.process.pid for name, child in self._children.items()}
 
     def start(self, role: Role, name: str) -> None:
-        """Start a worker's process. One that the system refuses to start is reported by ``reap`` as failed."""
+        """Start a worker's process. One that the system refuses to start is reported by ``reap`` as
+        failed.
+        """
         try:
             with self.output_path(name).open("ab") as output:
                 output_from = output.tell()
@@ -188,7 +193,8 @@ class Processes:
         self._children.clear()
 
     def end_strays(self) -> int:
-        """Kill the workers of this run that are still on this host, and what they started; return how many that were.
+        """Kill the workers of this run that are still on this host, and what they started; return
+        how many that were.
 
         For a run that has ended, when no process of it is to be kept.
         """
@@ -214,7 +220,9 @@ class Processes:
         return None
 
     def _put_on_record(self, name: str, child: _Child) -> None:
-        """Without a record (the disk is full) a later supervisor starts its own, which fences this one."""
+        """Without a record (the disk is full) a later supervisor starts its own, which fences this
+        one.
+        """
         try:
             if child.identity is not None:
                 write_started(self._run_dir, name, Started(child.identity, str(child.role)))
@@ -226,7 +234,9 @@ class Processes:
         return self._run_dir / "logs" / f"{worker}.out"
 
     def bound_outputs(self) -> None:
-        """Cut what workers wrote to their terminals, and the embedded server's log, where it has become long."""
+        """Cut what workers wrote to their terminals, and the embedded server's log, where it has
+        become long.
+        """
         for path in (*(self._run_dir / "logs").glob("*.out"), self._run_dir / "ledger" / "server.log"):
             try:
                 if cut(path):
@@ -248,7 +258,8 @@ class Processes:
         try:
             with self.output_path(worker).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))  # it is shorter when it was cut
+                # it is shorter when it was cut
+                file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
                 return file.read().decode(errors="replace")
         except OSError:
             return ""

@@ -1,7 +1,7 @@
 """A run's folder: made, checked, locked; and who holds it.
 
-*Consumes* a configuration. *Produces* a private folder, one lock a supervisor, one lock for whoever starts the embedded server.
-*Waits for* a lock that somebody else holds, with a deadline.
+*Consumes* a configuration. *Produces* a private folder, one lock a supervisor, one lock for whoever
+starts the embedded server. *Waits for* a lock that somebody else holds, with a deadline.
 
     <run_dir>/config.toml        the resolved configuration; its presence says that the run was started
     <run_dir>/supervisor.lock    held by the supervisor as long as it lives; holds its process id
@@ -36,10 +36,12 @@ _LOCK_NAME = "supervisor.lock"
 
 
 def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
-    """Make the run's folder, or check that there is one to resume. Nothing of an existing run is changed.
+    """Make the run's folder, or check that there is one to resume. Nothing of an existing run is
+    changed.
 
     Raises:
-        ConfigError: the folder holds a run and is not to be resumed, or holds none and is, or cannot be written to.
+        ConfigError: the folder holds a run and is not to be resumed, or holds none and is, or
+            cannot be written to.
     """
     run_dir = config.run_dir
     if not resume:
@@ -93,9 +95,11 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.Event | None = None) -> Iterator[None]:
-    """Be alone in starting or stopping the run's embedded server: two servers must never share a file.
+    """Be alone in starting or stopping the run's embedded server: two servers must never share a
+    file.
 
-    Raises ConfigError when another holds it past the deadline, Interrupted when ``given_up`` is set meanwhile.
+    Raises ConfigError when another holds it past the deadline, Interrupted when ``given_up`` is set
+    meanwhile.
     """
     with (run_dir / "ledger.lock").open("a+") as file:
         if not _lock(file, timeout_s=timeout_s, given_up=given_up):
@@ -118,7 +122,8 @@ def supervisor_pid(run_dir: Path) -> int | None:
             return None
         except BlockingIOError:
             text = path.read_text().strip()
-        if text.isdecimal() or time.monotonic() > deadline:  # empty for the instant between locking and writing
+        # empty for the instant between locking and writing
+        if text.isdecimal() or time.monotonic() > deadline:
             return int(text) if text.isdecimal() else 0
         time.sleep(_POLL_S)
 

@@ -1,16 +1,18 @@
 """The supervisor: the desired fleet in, processes out.
 
-*Consumes* the desired fleet (the configuration's, later changed by ``headrace scale``), exits, heartbeats, and the run's state.
-*Produces* processes, restarts, and the run's end. *Waits for* signals and exits, a fifth of a second at a time.
+*Consumes* the desired fleet (the configuration's, later changed by ``headrace scale``), exits,
+heartbeats, and the run's state. *Produces* processes, restarts, and the run's end. *Waits for*
+signals and exits, a fifth of a second at a time.
 
-What to do is decided by ``pipeline.supervisor.fleet_plan`` and ``pipeline.supervisor.watchdog``, which own nothing;
-``pipeline.supervisor.processes`` starts, signals and reaps; this module joins them and keeps the embedded ledger server
-alive. A worker that is frozen or stuck is fenced first and killed then, so that whatever it still writes has no effect.
-Workers that a supervisor before this one left behind are adopted (``pipeline.supervisor.takeover``); when they were
-started with other settings they are drained first and started anew.
+What to do is decided by ``pipeline.supervisor.fleet_plan`` and ``pipeline.supervisor.watchdog``,
+which own nothing; ``pipeline.supervisor.processes`` starts, signals and reaps; this module joins
+them and keeps the embedded ledger server alive. A worker that is frozen or stuck is fenced first
+and killed then, so that whatever it still writes has no effect. Workers that a supervisor before
+this one left behind are adopted (``pipeline.supervisor.takeover``); when they were started with
+other settings they are drained first and started anew.
 
-The first Ctrl-C (or SIGTERM, or SIGHUP when the terminal closes) drains the fleet; a second Ctrl-C or SIGTERM ends it at once.
-None needs the ledger to answer.
+The first Ctrl-C (or SIGTERM, or SIGHUP when the terminal closes) drains the fleet; a second Ctrl-C
+or SIGTERM ends it at once. None needs the ledger to answer.
 """
 
 from __future__ import annotations
@@ -62,11 +64,15 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _LOOK_EVERY_S = 0.5
-"""At the ledger: each look reads what every worker says, and the watchdog's patience is of seconds."""
+"""At the ledger: each look reads what every worker says, and the watchdog's patience
+is of seconds.
+"""
 _CUT_EVERY_S = 1.0
 """Outputs that have become long."""
 _ANSWER_S = 2.0
-"""The ledger's answer; shorter than a worker's patience, so that signals and exits are never long unheeded."""
+"""The ledger's answer; shorter than a worker's patience, so that signals and exits are never long
+unheeded.
+"""
 _SERVER_PATIENCE_S = 60.0
 """With an embedded server that is there and says nothing; less where workers bear less."""
 _DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
@@ -126,13 +132,15 @@ class Supervisor:
         self._learner_drain_code = int(ExitCode.OK)
 
     async def run(self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
-        """Start the ledger and the fleet, keep them, and return once the run has ended and every process is gone.
+        """Start the ledger and the fleet, keep them, and return once the run has ended and every
+        process is gone.
 
         Raises:
             ConfigError: the metrics port is taken, or no ledger server can be found.
             Interrupted: told to stop before its ledger's server had answered; nothing was started.
             LedgerMismatch: the folder's ledger was made with other settings.
-            LedgerUnavailable: the ledger does not answer at the start, or its embedded server cannot be started again.
+            LedgerUnavailable: the ledger does not answer at the start, or its embedded server
+                cannot be started again.
         """
         with self._signals(), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
@@ -160,7 +168,8 @@ class Supervisor:
                 leftovers.clear(self._run_dir)
         return self._outcome(status)
 
-    # -- beginning and end ---------------------------------------------------------------------------------------------
+    # -- beginning and end
+    # ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -201,7 +210,9 @@ class Supervisor:
         return server
 
     def _write_config(self) -> None:
-        """Write the resolved configuration, once the ledger has agreed to it and before anyone reads it."""
+        """Write the resolved configuration, once the ledger has agreed to it and before anyone
+        reads it.
+        """
         try:
             write_resolved(self._config, self._run_dir)
         except OSError as error:
@@ -223,22 +234,26 @@ class Supervisor:
         await registry.set_run_status(RunStatus(RunState.RUNNING))
 
     def _earlier_config(self) -> RunConfig | None:
-        """Return the settings that processes which are there were started with; None when nobody knows."""
+        """Return the settings that processes which are there were started with; None when nobody
+        knows.
+        """
         try:
             return read_resolved(self._run_dir)
         except ConfigError:
             return None
 
     async def _conclude(self, registry: Registry, replay: RedisReplay, status: RunStatus) -> None:
-        """Leave the last state and the report behind; a ledger that is away takes neither. A page that cannot be written, for
-        want of room or because the program changed on disk while it ran, is no reason for a run to end otherwise."""
+        """Leave the last state and the report behind; a ledger that is away takes neither. A page
+        that cannot be written, for want of room or because the program changed on disk while it
+        ran, is no reason for a run to end otherwise."""
         try:
             await registry.set_run_status(status)
             audit = await replay.audit()
         except LedgerError as error:
             log.warning("last_state_not_written", reason=str(error))
             return
-        if self._num_signals < 2:  # told to end at once: `headrace report` makes it later
+        # told to end at once: `headrace report` makes it later
+        if self._num_signals < 2:
             write = partial(
                 write_report, title=self._config.run.name, detail=f"{status.state}: {status.detail}", audit=audit
             )
@@ -247,7 +262,8 @@ class Supervisor:
             except Exception as error:
                 log.exception("report_not_written", reason=str(error), do=f"headrace report {self._run_dir}")
 
-    # -- the loop ------------------------------------------------------------------------------------------------------
+    # -- the loop
+    # ------------------------------------------------------------------------------------------------------
 
     async def _supervise(self, around: Surroundings) -> RunStatus:
         status = RunStatus(RunState.RUNNING)
@@ -320,7 +336,9 @@ class Supervisor:
         return status
 
     def _is_bearable(self, fleet: Fleet) -> bool:
-        """Whether this machine bears so many workers. ``scale`` refuses what it does not; another client may not ask."""
+        """Whether this machine bears so many workers. ``scale`` refuses what it does not; another
+        client may not ask.
+        """
         if fleet == self._refused:
             return False
         try:
@@ -333,7 +351,9 @@ class Supervisor:
         return True
 
     async def _bury(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
-        """Take the heartbeats of dead processes out of the registry, so that nobody is shown or sent to a ghost."""
+        """Take the heartbeats of dead processes out of the registry, so that nobody is shown or
+        sent to a ghost.
+        """
         ghosts = {(beat.who.worker, beat.pid) for beat in beats}
         for exit_ in ended:
             if exit_.code not in _DIED_WELL and (exit_.worker, exit_.pid) in ghosts:
@@ -342,7 +362,9 @@ class Supervisor:
     async def _replace(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: dict[Role, float]
     ) -> None:
-        """Fence and kill workers that are frozen or stuck; fence those that others started and that fell silent."""
+        """Fence and kill workers that are frozen or stuck; fence those that others started and that
+        fell silent.
+        """
         for worker, reason in self._watchdog.look(beats, self._processes.pids, now, overdue_s).items():
             await registry.fence(worker)
             self._processes.signal(worker, signal.SIGKILL)
@@ -363,7 +385,8 @@ class Supervisor:
         if number is signal.SIGHUP:
             leave_terminals(terminals)
             if self._num_signals:
-                return  # shell and kernel both send it when a terminal closes: it is never a second request
+                # shell and kernel both send it when a terminal closes: it is never a second request
+                return
         self._num_signals += 1
         self._told_to_stop.set()
         self._next_look_s = 0.0
@@ -385,7 +408,8 @@ class Supervisor:
 
     def _note(self, exit_: Exit, now: float) -> None:
         is_asked_for = self._plan.is_draining(exit_.worker)
-        # A worker obeys SIGTERM while its loop runs; one that dies of it holds nothing yet, or nothing any more.
+        # A worker obeys SIGTERM while its loop runs; one that dies of it holds nothing yet, or
+        # nothing any more.
         code = ExitCode.OK if is_asked_for and exit_.code == -signal.SIGTERM else exit_.code
         kept = self._kept(exit_.worker)
         self._plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
@@ -398,7 +422,9 @@ class Supervisor:
             log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **told)
 
     def _kept(self, worker: str) -> str | None:
-        """Return a learning worker's newest checkpoint, "" before the first; None of a worker that keeps nothing."""
+        """Return a learning worker's newest checkpoint, "" before the first; None of a worker that
+        keeps nothing.
+        """
         folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
         return newest_name(self._run_dir / folders[worker]) if worker in folders else None
 
@@ -420,7 +446,9 @@ class Supervisor:
 
 
 def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
-    """Whether workers of one configuration may serve under the other: how many there are, and who watches them, may differ."""
+    """Whether workers of one configuration may serve under the other: how many there are, and who
+    watches them, may differ.
+    """
     same = {"fleet": other.fleet, "supervisor": other.supervisor}
     return one.model_copy(update=same) == other
 

@@ -1,10 +1,12 @@
-"""Which workers are alive by name only: frozen, stuck, idle beside their work, or never begun. Pure; time is an argument.
+"""Which workers are alive by name only: frozen, stuck, idle beside their work, or never begun.
+Pure; time is an argument.
 
-*Consumes* heartbeats as they are read, how long each role's work has lain in the ledger, and the reader's own monotonic time.
-*Produces* workers to be replaced, with reasons. *Waits for* nothing.
+*Consumes* heartbeats as they are read, how long each role's work has lain in the ledger, and the
+reader's own monotonic time. *Produces* workers to be replaced, with reasons. *Waits for* nothing.
 
-A worker is judged by what changes between two readings, on the reader's clock: wall clocks jump, and a laptop that slept for
-an hour, a ledger that was away for a minute, or a reader that was itself stopped must not look like a fleet of dead workers.
+A worker is judged by what changes between two readings, on the reader's clock: wall clocks jump,
+and a laptop that slept for an hour, a ledger that was away for a minute, or a reader that was
+itself stopped must not look like a fleet of dead workers.
 
     what stands still          means                                  borne for
     the heartbeat              the process is frozen                  silent_after_s
@@ -16,13 +18,14 @@ an hour, a ledger that was away for a minute, or a reader that was itself stoppe
     progress, at input, while  it turns, but past its work            60 s, or stuck_after_s
     its role's work lies overdue
 
-A piece is what long work tells of before it has ended: a layer of a pass, a decode step, a verdict, a file
-(``pipeline.process.work``). How long one may take follows from what was measured: several times the slowest so far of that
-kind of work, and a minute in any case. What a person has set (``stuck_after_s``) is the most that is borne, however slow
-pieces were.
+A piece is what long work tells of before it has ended: a layer of a pass, a decode step, a verdict,
+a file (``pipeline.process.work``). How long one may take follows from what was measured: several
+times the slowest so far of that kind of work, and a minute in any case. What a person has set
+(``stuck_after_s``) is the most that is borne, however slow pieces were.
 
-An idle worker turns and holds nothing: it may be idle for ever. One that waits for credit or weights may hold what it likes.
-How long a worker was idle before its work says nothing of that work.
+An idle worker turns and holds nothing: it may be idle for ever. One that waits for credit or
+weights may hold what it likes. How long a worker was idle before its work says nothing of that
+work.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}
 _WITH_DISK = frozenset({WaitingFor.DISK, WaitingFor.DRAINING})
-"""Where what is written to the disk is what is waited for; elsewhere it must not hide that nothing else moves."""
+"""Where what is written to the disk is what is waited for; elsewhere it must not hide that nothing
+else moves.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,11 @@ class Patience:
     """How long each sign of death may last, in seconds."""
 
     stuck_after_s: float | None
-    """Without a turn of the main loop, or without progress though there is work: at most. None: as long as what was measured
-    says, and a minute where nothing was."""
+    """Without a turn of the main loop, or without progress though there is work: at most. None: as
+    long as what was measured says, and a minute where nothing was."""
     start_timeout_s: float
-    """Without progress from the start of the process to its main loop (imports, models, data), and in the first call of a
-    computation."""
+    """Without progress from the start of the process to its main loop (imports, models, data), and
+    in the first call of a computation."""
     silent_after_s: float = 10.0
     """Without a heartbeat: its thread writes one every second."""
     checkpoint_timeout_s: float = 600.0
@@ -56,7 +61,9 @@ class Patience:
     outage_timeout_s: float = 0.0
     """How long a worker itself bears a ledger that is full or away, before it ends."""
     send_timeout_s: float = 0.0
-    """How long a sender waits for room in a mailbox, before it leaves a chunk to the overdue index."""
+    """How long a sender waits for room in a mailbox, before it leaves a chunk to the
+    overdue index.
+    """
 
     @property
     def least_s(self) -> float:
@@ -64,13 +71,17 @@ class Patience:
         return LEAST_S if self.stuck_after_s is None else self.stuck_after_s
 
     def drain_limit_s(self, beat: Heartbeat) -> float:
-        """Return how long a worker that drains may stand still: what is computed or written is brought to its end."""
+        """Return how long a worker that drains may stand still: what is computed or written is
+        brought to its end.
+        """
         piece_s = piece_limit_s(beat.work.slowest_s, self.stuck_after_s) if beat.work.slowest_s else 0.0
         storing_s = self.checkpoint_timeout_s if beat.waiting_for is WaitingFor.DISK else 0.0
         return max(self.drain_timeout_s, piece_s, storing_s)
 
     def limit_s(self, waiting_for: WaitingFor, slowest_s: float = 0.0) -> float:
-        """Return how long a worker may stand still at this wait; ``slowest_s``: what its slowest piece of work took so far."""
+        """Return how long a worker may stand still at this wait; ``slowest_s``: what its slowest
+        piece of work took so far.
+        """
         match waiting_for:
             case WaitingFor.STARTING | WaitingFor.COMPILE:
                 return self.start_timeout_s
@@ -99,7 +110,9 @@ class _Seen:
     beat_at_s: float | None = None
     """As the worker said, by its own clock: only whether it changes matters."""
     progress: tuple[int, ...] = ()
-    """Turns of the loop that did something, pieces, and beginnings: only whether they change matters."""
+    """Turns of the loop that did something, pieces, and beginnings: only whether they change
+    matters.
+    """
     turns: int = -1
 
 
@@ -133,7 +146,8 @@ class Watchdog:
             overdue_s: For how long work of a role has lain in the ledger beyond its deadline.
         """
         if self._looked_s is not None and now_s - self._looked_s > self._patience.silent_after_s / 2:
-            self.blind(now_s)  # it is the reader that stood still
+            # it is the reader that stood still
+            self.blind(now_s)
         self._looked_s = now_s
         by_pid = {(beat.who.worker, beat.pid): beat for beat in beats}
         for worker in [name for name, seen in self._seen.items() if pids.get(name) != seen.pid]:
@@ -151,7 +165,8 @@ class Watchdog:
     def departed(
         self, beats: Iterable[Heartbeat], pids: Mapping[str, int], gone: Container[int], now_s: float
     ) -> dict[str, str]:
-        """Return worker -> why it is to be buried, among those that somebody else started and that fell silent.
+        """Return worker -> why it is to be buried, among those that somebody else started and that
+        fell silent.
 
         Args:
             beats: The last heartbeat of every worker.
@@ -174,12 +189,16 @@ class Watchdog:
         return buried
 
     def moved_s(self, worker: str) -> float | None:
-        """Return when a worker was last seen to get on with its work, by the reader's clock; None for a stranger."""
+        """Return when a worker was last seen to get on with its work, by the reader's clock; None
+        for a stranger.
+        """
         seen = self._seen.get(worker)
         return None if seen is None else seen.moved_s
 
     def is_silent(self, worker: str, now_s: float) -> bool:
-        """Return whether a worker's heartbeat stands still: its process is frozen or gone, whatever it was doing."""
+        """Return whether a worker's heartbeat stands still: its process is frozen or gone, whatever
+        it was doing.
+        """
         seen = self._seen.get(worker)
         return seen is not None and now_s - seen.changed_s > self._patience.silent_after_s
 
@@ -189,7 +208,8 @@ class Watchdog:
         if seen.beat_at_s is None:
             is_late = silent_s > patience.start_timeout_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
-        if beat is None:  # it has said goodbye, or was fenced: it is about to end
+        # it has said goodbye, or was fenced: it is about to end
+        if beat is None:
             is_late = silent_s > max(patience.silent_after_s, patience.drain_timeout_s)
             return f"left {silent_s:.0f} s ago and has not ended (supervisor.drain_timeout_s)" if is_late else None
         if silent_s > patience.silent_after_s:

@@ -341,8 +341,9 @@ def test_names_number_the_elastic_roles_only() -> None:
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """A carrier that does what the plan says. Processes exit at any time with any code, register late, are fenced, and outlive
-    their supervisor; its successor adopts those that are their worker's newest incarnation and kills the others.
+    """A carrier that does what the plan says. Processes exit at any time with any code, register
+    late, are fenced, and outlive their supervisor; its successor adopts those that are their
+    worker's newest incarnation and kills the others.
     """
 
     def __init__(self) -> None:
@@ -351,8 +352,10 @@ class FleetMachine(RuleBasedStateMachine):
         self.alive: dict[str, Role] = {}
         self.wanted: dict[Role, int] = {}
         self.failures: dict[str, list[float]] = {}
-        self.newest: dict[str, int] = {}  # the registry
-        self.epochs: dict[str, int] = {}  # of each process that is alive; 0 while it is starting
+        # the registry
+        self.newest: dict[str, int] = {}
+        # of each process that is alive; 0 while it is starting
+        self.epochs: dict[str, int] = {}
         self.begin()
 
     def begin(self) -> None:

@@ -97,7 +97,8 @@ def test_a_supervisor_keeps_its_fleet_when_the_registry_asks_for_too_many(tmp_pa
             await registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: num_generators, Role.REWARD: 1}))
             await registry.aclose()
 
-        with ThreadPoolExecutor(1) as beside:  # the supervisor's loop runs in this thread
+        # the supervisor's loop runs in this thread
+        with ThreadPoolExecutor(1) as beside:
             beside.submit(asyncio.run, write()).result(10)
 
     def react(snapshot: RunSnapshot) -> None:

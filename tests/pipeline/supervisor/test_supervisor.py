@@ -1,4 +1,6 @@
-"""Claims about the supervisor: real processes, a real embedded ledger; the workers alone do no work."""
+"""Claims about the supervisor: real processes, a real embedded ledger; the workers alone do no
+work.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +260,9 @@ def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(tmp_path: Path)
 
 @contextmanager
 def killed_supervisor(folder: Path, *overrides: str, **scripts: str) -> Iterator[tuple[Path, dict[str, Heartbeat]]]:
-    """A run whose supervisor was killed with -9 when its three workers lived; yields its folder and their heartbeats."""
+    """A run whose supervisor was killed with -9 when its three workers lived; yields its folder and
+    their heartbeats.
+    """
     words = [f"{role}={word}" for role, word in scripts.items()]
     command = [
         sys.executable,
@@ -326,7 +330,8 @@ def test_a_successor_of_a_killed_supervisor_adopts_the_workers_and_cares_for_the
 
 def test_an_adopted_learners_own_exit_code_is_the_runs(tmp_path: Path) -> None:
     with killed_supervisor(tmp_path, learner="starve-later") as (run_dir, left):
-        successor = Run(tmp_path, resume=True, learner="config")  # were it started anew, it would end with 2
+        # were it started anew, it would end with 2
+        successor = Run(tmp_path, resume=True, learner="config")
         successor.when_live(lambda _: (run_dir / "starve").touch())
         assert successor.until_end().exit_code == ExitCode.STARVED
         assert not process_runs(left["learner"].pid)
@@ -451,7 +456,8 @@ def test_a_start_at_a_frozen_server_of_its_own_ends_it_and_starts_it_again(tmp_p
     assert run.until_end().exit_code == ExitCode.OK
     assert 3.0 <= began[1] - began[0] < 25.0
     assert not process_runs(pid)
-    assert not frozen.is_there()  # it takes notice of its child's end
+    # it takes notice of its child's end
+    assert not frozen.is_there()
 
 
 @contextmanager
@@ -513,7 +519,8 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
         while any(process_runs(pid) for pid in first.values()) and time.monotonic() < began + 20.0:
             time.sleep(0.05)
         asleep_s.append(time.monotonic() - began)
-        os.kill(server_pid(), signal.SIGCONT)  # that its own end need not be forced
+        # that its own end need not be forced
+        os.kill(server_pid(), signal.SIGCONT)
 
     def in_a_thread(act: Callable[[], None]) -> None:
         ended.append(threading.Thread(target=act))
@@ -540,7 +547,9 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
 
 
 class SometimesThere:
-    """What the supervisor's loop reads of a ledger that answers to some questions only, and whose records stay as they were."""
+    """What the supervisor's loop reads of a ledger that answers to some questions only, and whose
+    records stay as they were.
+    """
 
     def __init__(self, registry: MemoryRegistry) -> None:
         self.registry = registry

@@ -1,4 +1,6 @@
-"""Claims about what a new supervisor may take over: this very process, and its worker's newest incarnation only."""
+"""Claims about what a new supervisor may take over: this very process, and its worker's newest
+incarnation only.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ async def test_the_newest_incarnation_is_adopted_signalled_and_reaped(
 
 async def test_one_that_is_still_starting_is_adopted(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     registry = MemoryRegistry()
-    await registry.register(Role.GENERATOR, "generator-0")  # the one before it
+    # the one before it
+    await registry.register(Role.GENERATOR, "generator-0")
     on_record(tmp_path, process)
     adopted, _ = await after(tmp_path, registry)
     assert adopted == ["generator-0"]
@@ -115,7 +118,8 @@ def test_an_adopted_process_tells_its_exit_code_by_what_it_wrote(process: subpro
     assert adopted.poll() is None
     process.kill()
     assert adopted.wait() == 6
-    adopted.send_signal(signal.SIGTERM)  # to nobody
+    # to nobody
+    adopted.send_signal(signal.SIGTERM)
 
 
 def test_a_zombie_has_ended(process: subprocess.Popen[bytes]) -> None:
@@ -123,7 +127,8 @@ def test_a_zombie_has_ended(process: subprocess.Popen[bytes]) -> None:
     assert identity is not None
     adopted = AdoptedProcess(identity, lambda: None)
     process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
+    # dead, and not reaped
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert identify(process.pid) is None
     assert adopted.poll() == -signal.SIGKILL
 

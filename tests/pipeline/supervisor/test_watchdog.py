@@ -122,7 +122,8 @@ def test_computing_without_progress_is_stuck_though_other_tasks_turn(dog: Watchd
 @pytest.mark.parametrize("waiting", [WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.STARTING, WaitingFor.DRAINING])
 def test_work_whose_pieces_end_is_left_alone_however_long_the_whole_takes(dog: Watchdog, waiting: WaitingFor) -> None:
     for second in range(3000):
-        pieces = WorkReport(steps=second // 50)  # one in 50 s
+        # one in 50 s
+        pieces = WorkReport(steps=second // 50)
         assert (
             dog.look([_beat(float(second), waiting=waiting, turns=1, held=9, work=pieces)], PIDS, float(second)) == {}
         )
