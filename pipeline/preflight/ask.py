@@ -1,7 +1,7 @@
 """Asking a process of its own, since only it may import what knows the answer (torch, vLLM).
 
-*Consumes* a configuration and the name of a module that checks one. *Produces* its reason to refuse. *Waits for* that process,
-with a deadline.
+*Consumes* a configuration and the name of a module that checks one. *Produces* its reason to
+refuse. *Waits for* that process, with a deadline.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _LAST_LINES = 12
 
 
 def ask(module: str, config: RunConfig, *, timeout_s: float) -> str | None:
-    """Run ``python -P -m module FILE`` on a configuration; return the last lines of why it refuses, or None if it does not.
+    """Run ``python -P -m module FILE`` on a configuration; return the last lines of why it refuses,
+    or None if it does not.
 
     Raises:
         TimeoutError: It has not answered in time, and was ended.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         path = Path(folder) / "config.toml"
-        path.touch(mode=0o600)  # a ledger's URL may hold a password
+        # a ledger's URL may hold a password
+        path.touch(mode=0o600)
         path.write_text(to_toml(resolve_paths(config)))
         command = [sys.executable, "-P", "-m", module, str(path)]
         try:

@@ -1,8 +1,9 @@
 """Everything that can be known to be wrong before a process is started.
 
-*Consumes* a configuration. *Produces* what a person should know (skipped prompts, counts), or one error that says what to do.
-*Waits for* the verifiers' modules to import, in sandbox processes, and for a configured ledger server, each with
-a deadline. The same checks stand behind ``headrace config check`` and ``headrace up``.
+*Consumes* a configuration. *Produces* what a person should know (skipped prompts, counts), or one
+error that says what to do. *Waits for* the verifiers' modules to import, in sandbox processes, and
+for a configured ledger server, each with a deadline. The same checks stand behind
+``headrace config check`` and ``headrace up``.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Preflight:
 def preflight(config: RunConfig) -> Preflight:
     """Check model, data, verifiers, addresses.
 
-    Raises:
-        ConfigError, DataError: the first thing that would make the run fail, and what to do about it.
+    Raises: ConfigError, DataError: the first thing that would make the run fail, and what to do
+        about it.
         LedgerUnavailable: the configured ledger server does not answer.
     """
     check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine())
@@ -112,7 +113,9 @@ def preflight(config: RunConfig) -> Preflight:
 
 
 def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
-    """Return what is trained on and evaluated on at once, when that is allowed. Raises DataError when it is not."""
+    """Return what is trained on and evaluated on at once, when that is allowed. Raises DataError
+    when it is not.
+    """
     both = source.overlap()
     if not both:
         return []
@@ -140,7 +143,9 @@ def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
 
 
 def _check_memory(config: RunConfig, model: dict[str, Any]) -> list[str]:
-    """Tell what each role will need and what is there. Raises ConfigError when what is certain cannot fit."""
+    """Tell what each role will need and what is there. Raises ConfigError when what is certain
+    cannot fit.
+    """
     shape = read_shape(config.model.path, model)
     if shape is None or config.learner.backend == "emulated":
         return []
@@ -166,7 +171,9 @@ def _check_reward_model(config: RunConfig) -> None:
 
 
 def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None:
-    """Let the reward model's chat template see a prompt of the data. Raises DataError when it refuses."""
+    """Let the reward model's chat template see a prompt of the data. Raises DataError when it
+    refuses.
+    """
     try:
         conversation_tokens(load_text_tokenizer(judge.path), source.at(0), "a response")
     except DataError as error:
@@ -174,7 +181,8 @@ def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None
 
 
 async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
-    """Ask a server that runs already what it promises, and return what a person should know; an embedded one is started later.
+    """Ask a server that runs already what it promises, and return what a person should know; an
+    embedded one is started later.
 
     Raises:
         ConfigError: the server would lose parts of the ledger.
@@ -186,7 +194,8 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     _check_encryption(url, allowed=config.ledger.allow_plaintext)
     client = connect(url, patience_s=_ANSWER_S)
     try:
-        async with asyncio.timeout(2 * _ANSWER_S):  # however many answers that takes
+        # however many answers that takes
+        async with asyncio.timeout(2 * _ANSWER_S):
             terms = await read_terms(client, "ledger.url" if config.ledger.url else "REDIS_URL")
     except TimeoutError as error:
         raise LedgerUnavailable(
@@ -198,7 +207,9 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
 
 
 def _check_encryption(url: str, *, allowed: bool) -> None:
-    """Refuse a plain connection that leaves this host: whoever reads it has the password, and with it the run."""
+    """Refuse a plain connection that leaves this host: whoever reads it has the password, and with
+    it the run.
+    """
     scheme, _, rest = url.partition("://")
     place = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
     hosts = [host.rpartition(":")[0] or host for host in place.split(",")]

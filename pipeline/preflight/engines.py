@@ -1,8 +1,10 @@
-"""What can be known to keep our own engines from computing a run, before anything is started and without importing torch here.
+"""What can be known to keep our own engines from computing a run, before anything is started and
+without importing torch here.
 
-*Consumes* the configuration and its models' ``config.json``. *Produces* a line for a person, or one error that says what to do.
-*Waits for* ``workers.engines.check`` in a process of its own, where the answer is not known beforehand: torch alone sees
-devices, and only a trial pass shows whether an architecture can be packed.
+*Consumes* the configuration and its models' ``config.json``. *Produces* a line for a person, or one
+error that says what to do. *Waits for* ``workers.engines.check`` in a process of its own, where the
+answer is not known beforehand: torch alone sees devices, and only a trial pass shows whether an
+architecture can be packed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def check_engines(config: RunConfig) -> str | None:
 
 
 def _uncertain(config: RunConfig) -> list[str]:
-    """Return what has to be asked for: devices that are named, and types of models that are not known."""
+    """Return what has to be asked for: devices that are named, and types of models that are not
+    known.
+    """
     found: list[str] = []
     if config.learner.backend != "emulated":
         folders = [config.model.path]

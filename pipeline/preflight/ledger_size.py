@@ -1,7 +1,8 @@
 """How much of the ledger's memory the settings let be used at once, and whether it has so much.
 
-*Consumes* a configuration. *Produces* bytes, or a refusal that says which setting to change. *Waits for* nothing; plain
-arithmetic, which ops/RUNBOOK.md tells in words with the same example (a test holds the two together).
+*Consumes* a configuration. *Produces* bytes, or a refusal that says which setting to change. *Waits
+for* nothing; plain arithmetic, which ops/RUNBOOK.md tells in words with the same example (a test
+holds the two together).
 
     a response of L tokens in n windows of W     n = ceil(L / W)
       tokens, log-probs, text                    12 L          (4 bytes each)
@@ -13,8 +14,8 @@ arithmetic, which ops/RUNBOOK.md tells in words with the same example (a test ho
     a batch of T-PPO                             windows: each with its longest prefix, L - W
     with a critic                                one value batch of finished responses besides
 
-Every response is taken to be as long as it may become: what fits then always fits. The server stops admission at
-``ledger.watermark`` of its memory, so that is what there is.
+Every response is taken to be as long as it may become: what fits then always fits. The server stops
+admission at ``ledger.watermark`` of its memory, so that is what there is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _FIELD_BYTES = 4
 _PROMPT_TOKEN_BYTES = 8
 """Of a prompt's token, in every chunk: its id, and its text."""
 _CHUNK_BYTES = 1536
-"""Of a chunk: its names, answer and segments, its keys and indexes on the server, the frames of its scores."""
+"""Of a chunk: its names, answer and segments, its keys and indexes on the server, the frames of its
+scores.
+"""
 _MB = 2**20
 
 
@@ -62,7 +65,9 @@ def response_bytes(*, length: int, window: int, prompt: int, num_fields: int) ->
 
 
 def chunk_bytes(*, length: int, window: int, prompt: int, num_fields: int) -> int:
-    """Return what the last chunk of a response of ``length`` tokens takes, with all that is before it."""
+    """Return what the last chunk of a response of ``length`` tokens takes, with all that is before
+    it.
+    """
     tokens = (_TOKEN_BYTES + _FIELD_BYTES * num_fields) * min(window, length)
     return tokens + _FIELD_BYTES * max(0, length - window) + _PROMPT_TOKEN_BYTES * prompt + _CHUNK_BYTES
 

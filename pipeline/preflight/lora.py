@@ -1,8 +1,9 @@
-"""What can be known to keep a run from training a LoRA adapter, before anything is started and without importing peft.
+"""What can be known to keep a run from training a LoRA adapter, before anything is started and
+without importing peft.
 
-*Consumes* the configuration, the names of installed packages, and the names of the start model's tensors. *Produces* lines for
-a person, or one error that says what to do. *Waits for* the disk. What one setting demands of another is checked in
-``pipeline.config.schema``.
+*Consumes* the configuration, the names of installed packages, and the names of the start model's
+tensors. *Produces* lines for a person, or one error that says what to do. *Waits for* the disk.
+What one setting demands of another is checked in ``pipeline.config.schema``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pipeline.preflight.model_folder import tensor_names
 from protocol.errors import ConfigError
 
 VERSION = (0, 21)
-"""Of peft, the only one tested: merged weights are read through its layers, which another one may have changed."""
+"""Of peft, the only one tested: merged weights are read through its layers, which another one may
+have changed.
+"""
 
 
 def peft_version() -> str | None:
@@ -34,7 +37,8 @@ def check_lora(config: RunConfig, installed: str | None = None) -> list[str]:
         installed: peft's version; looked up when absent.
 
     Raises:
-        ConfigError: peft is needed and not here, or in another version, or the start model has no layer of a name.
+        ConfigError: peft is needed and not here, or in another version, or the start model has no
+            layer of a name.
     """
     lora = config.learner.lora
     if not lora.rank:

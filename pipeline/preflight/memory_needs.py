@@ -1,8 +1,9 @@
-"""What memory a run will need, role by role, against what this machine has: said before anything is started.
+"""What memory a run will need, role by role, against what this machine has: said before anything is
+started.
 
-*Consumes* a configuration, the model's shape and number of weights, and the machine's memory. *Produces* needs in bytes, in
-words, and a refusal when what is certain cannot fit. *Waits for* nothing; only :func:`read_shape` and :func:`room_here` read
-files.
+*Consumes* a configuration, the model's shape and number of weights, and the machine's memory.
+*Produces* needs in bytes, in words, and a refusal when what is certain cannot fit. *Waits for*
+nothing; only :func:`read_shape` and :func:`room_here` read files.
 
     learner      4P weights + 4P gradients + 8P Adam + activations of a micro-batch + 12P copy while a checkpoint is written
     value        the same, when there is a critic
@@ -11,9 +12,10 @@ files.
     /dev/shm     (weights.keep + 1) P published, once a host
     ledger       ledger.max_memory_mb
 
-P is the number of weights, tied ones once. Activations are those of a decoder layer without gradient checkpointing, measured on
-a CPU in fp32 (``tests/pipeline/preflight/test_memory_needs.py`` has the figures): (18 hidden + 4 intermediate + 7 key
-width) numbers a token and layer. What a GPU holds is not counted: what a checkpoint copies to the host is.
+P is the number of weights, tied ones once. Activations are those of a decoder layer without
+gradient checkpointing, measured on a CPU in fp32 (``tests/pipeline/preflight/test_memory_needs.py``
+has the figures): (18 hidden + 4 intermediate + 7 key width) numbers a token and layer. What a GPU
+holds is not counted: what a checkpoint copies to the host is.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _LIGHT_BYTES = 70 << 20
 _FP32 = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _MAX_LOGITS = 1 << 26
-"""Logits that are alive at once: see ``workers.engines.model.packed``. Three times as many numbers are made of them."""
+"""Logits that are alive at once: see ``workers.engines.model.packed``. Three times as many numbers
+are made of them.
+"""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
 _MAX_HEAD_BYTES = 100 << 20
 
@@ -135,7 +139,9 @@ def needs(
 
 
 def published(config: RunConfig, shape: Shape) -> Need:
-    """Return what published versions take, in shared memory or in the run's folder: those that are kept and the next."""
+    """Return what published versions take, in shared memory or in the run's folder: those that are
+    kept and the next.
+    """
     size = (
         shape.num_weights * _ITEM_BYTES[config.weights.dtype] if not config.learner.lora.rank else shape.num_weights * 4
     )
@@ -199,7 +205,8 @@ class Room:
 
 
 def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[str]:
-    """Return what to tell a person: every need, the sum, and a warning when it is more than there is.
+    """Return what to tell a person: every need, the sum, and a warning when it is more than there
+    is.
 
     Raises:
         ConfigError: What is certain is more than the machine has.
@@ -232,7 +239,9 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
 
 
 def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
-    """Return a model folder's shape, from its ``config.json`` and the heads of its weights; None when they do not tell."""
+    """Return a model folder's shape, from its ``config.json`` and the heads of its weights; None
+    when they do not tell.
+    """
     text: Mapping[str, Any] = config.get("text_config") or config
     try:
         hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])

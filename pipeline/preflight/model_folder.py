@@ -1,11 +1,13 @@
-"""Whether a folder holds a model that workers can load, found out without loading it and without torch.
+"""Whether a folder holds a model that workers can load, found out without loading it and without
+torch.
 
-*Consumes* a folder in Hugging Face format. *Produces* its ``config.json``, or one sentence on what is missing or damaged.
-*Waits for* the disk only: of each weight file just the header is read.
+*Consumes* a folder in Hugging Face format. *Produces* its ``config.json``, or one sentence on what
+is missing or damaged. *Waits for* the disk only: of each weight file just the header is read.
 
-A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, JSON that gives each tensor's
-range; the largest range ends where the file does. So a download that broke off shows here, not minutes later in every worker.
-Source: https://github.com/huggingface/safetensors#format
+A safetensors file begins with the length of its header (8 bytes, little-endian) and the header,
+JSON that gives each tensor's range; the largest range ends where the file does. So a download that
+broke off shows here, not minutes later in every worker. Source:
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -47,15 +49,20 @@ def weight_bytes(folder: Path) -> int:
 
 
 def loading(folder: Path) -> str:
-    """Return what a worker says of itself while it loads a model: which, and how large its files are."""
+    """Return what a worker says of itself while it loads a model: which, and how large its files
+    are.
+    """
     try:
         return f"loading {folder.name}, {weight_bytes(folder) / 1e6:,.0f} MB"
     except (DataError, OSError):
-        return f"loading {folder.name}"  # what is wrong with it is told by the loading
+        # what is wrong with it is told by the loading
+        return f"loading {folder.name}"
 
 
 def tensor_names(folder: Path) -> list[str]:
-    """Return the names of a model's tensors. Raises DataError when its weight files are missing or damaged."""
+    """Return the names of a model's tensors. Raises DataError when its weight files are missing or
+    damaged.
+    """
     return [name for file in _weight_files(folder) for name in _checked_header(file) if name != "__metadata__"]
 
 
@@ -74,7 +81,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _within(folder: Path, name: str) -> Path:
-    """Return the file that an index names. Raises DataError for a name that leads out of the folder."""
+    """Return the file that an index names. Raises DataError for a name that leads out of the
+    folder.
+    """
     if Path(name).name != name:
         raise DataError(
             f"{folder / _SHARDED} names {name!r}, which is no file of this folder; download the model again"

@@ -1,10 +1,13 @@
-"""What can be known to keep ranks from training a run, before anything is started and without importing DeepSpeed here.
+"""What can be known to keep ranks from training a run, before anything is started and without
+importing DeepSpeed here.
 
-*Consumes* the configuration and the names of installed packages. *Produces* lines for a person, or one error that says what to
-do. *Waits for* nothing. What one setting demands of another is checked in ``pipeline.config.schema``.
+*Consumes* the configuration and the names of installed packages. *Produces* lines for a person, or
+one error that says what to do. *Waits for* nothing. What one setting demands of another is checked
+in ``pipeline.config.schema``.
 
-**Versions.** DeepSpeed from MIN_VERSION up to, but not including, BELOW_VERSION: besides its documented API the learner knows
-where ZeRO keeps its flat shares, which another version may have moved.
+**Versions.** DeepSpeed from MIN_VERSION up to, but not including, BELOW_VERSION: besides its
+documented API the learner knows where ZeRO keeps its flat shares, which another version may have
+moved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What kind of folder a reward model is loaded from, told from its files alone.
 
-*Consumes* a Hugging Face folder: ``config.json``, ``tokenizer_config.json``, the names of its tensors. *Produces* the longest
-input, or the reason why it cannot score responses. *Waits for* the disk. No torch, so that ``headrace config check`` refuses
-what the reward worker would.
+*Consumes* a Hugging Face folder: ``config.json``, ``tokenizer_config.json``, the names of its
+tensors. *Produces* the longest input, or the reason why it cannot score responses. *Waits for* the
+disk. No torch, so that ``headrace config check`` refuses what the reward worker would.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def check_reward_model(folder: Path) -> dict[str, Any]:
             f"{folder} holds {what}, which gives no score to a text; give reward.model.path a sequence classifier with one "
             "label (TRL's RewardTrainer saves such a folder)"
         )
-    labels = config.get("num_labels") or len(config.get("id2label") or ("", ""))  # two is what an absent setting means
+    # two is what an absent setting means
+    labels = config.get("num_labels") or len(config.get("id2label") or ("", ""))
     if labels != 1:
         raise DataError(
             f"{folder} is a sequence classifier with {labels} labels, expected 1, the score; give reward.model.path another"
@@ -58,7 +59,8 @@ def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) 
     Args:
         folder: Its folder.
         config: Its ``config.json``.
-        max_tokens: What the configuration says; it may be above the tokenizer's limit, not above the positions.
+        max_tokens: What the configuration says; it may be above the tokenizer's limit, not above
+            the positions.
 
     Raises:
         ConfigError: ``max_tokens`` is above the model's positions.

@@ -1,7 +1,8 @@
 """What kind of folder a value model starts from, told from its files alone.
 
-*Consumes* a Hugging Face folder: ``config.json``, and the names of its tensors. *Produces* its kind, or the reason why no value
-model can start from it. *Waits for* the disk. No torch, so that ``headrace config check`` refuses what the value worker would.
+*Consumes* a Hugging Face folder: ``config.json``, and the names of its tensors. *Produces* its
+kind, or the reason why no value model can start from it. *Waits for* the disk. No torch, so that
+``headrace config check`` refuses what the value worker would.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def value_source(path: Path) -> ValueSource:
     """Return what ``path`` holds.
 
     Raises:
-        DataError: Neither a causal language model nor a value model with its head; says which it is and what to give instead.
+        DataError: Neither a causal language model nor a value model with its head; says which it is
+            and what to give instead.
     """
     config = _json(path / "config.json", f"{path} is not a model: it has no config.json")
     architectures: list[str] = config.get("architectures") or []
@@ -43,7 +45,8 @@ def value_source(path: Path) -> ValueSource:
     if not any(name.endswith("ForTokenClassification") for name in architectures):
         what = ", ".join(architectures) or "a model of unnamed architecture"
         raise DataError(f"{path} holds {what}, which is neither a causal language model nor a value model: {advice}")
-    labels: dict[str, str] = config.get("id2label") or {"0": "", "1": ""}  # two is what an absent setting means there
+    # two is what an absent setting means there
+    labels: dict[str, str] = config.get("id2label") or {"0": "", "1": ""}
     if len(labels) != 1:
         raise DataError(f"{path} is a token classifier with {len(labels)} outputs, expected 1, the value: {advice}")
     if not any(name.startswith(HEAD_PREFIXES) for name in tensor_names(path)):

@@ -1,11 +1,13 @@
-"""What can be known to keep vLLM from serving a run, before anything is started and without importing it here.
+"""What can be known to keep vLLM from serving a run, before anything is started and without
+importing it here.
 
-*Consumes* the configuration, the model's ``config.json`` and the names of installed packages. *Produces* a line for a person,
-or one error that says what to do. *Waits for* the disk; then, in ``ask_vllm``, for vLLM's own word, with a deadline.
+*Consumes* the configuration, the model's ``config.json`` and the names of installed packages.
+*Produces* a line for a person, or one error that says what to do. *Waits for* the disk; then, in
+``ask_vllm``, for vLLM's own word, with a deadline.
 
-**Versions.** MIN_VERSION up to, but not including, BELOW_VERSION. Tested in CI: TESTED (the CPU build). The engine reads
-log-probs, request states and the sampler of vLLM's V1 engine; a version outside the range may have moved any of them, and
-would fail later and less clearly.
+**Versions.** MIN_VERSION up to, but not including, BELOW_VERSION. Tested in CI: TESTED (the CPU
+build). The engine reads log-probs, request states and the sampler of vLLM's V1 engine; a version
+outside the range may have moved any of them, and would fail later and less clearly.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _OURS = frozenset(
         "load_format", "speculative_config", "runner", "task", "quantization", "enable_lora",
     }
 )  # fmt: skip
-"""Engine arguments that the configuration sets elsewhere, or that would change what a log-prob means."""
+"""Engine arguments that the configuration sets elsewhere, or that would change what a log-prob
+means.
+"""
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -53,7 +57,9 @@ def installed_builds() -> dict[str, str]:
 
 
 def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
-    """Return the one installed build of vLLM and its version. Raises ConfigError for none, two, or one of another version."""
+    """Return the one installed build of vLLM and its version. Raises ConfigError for none, two, or
+    one of another version.
+    """
     builds = installed_builds() if builds is None else builds
     span = f"{_dotted(MIN_VERSION)} up to, not including, {_dotted(BELOW_VERSION)}"
     if not builds:
@@ -142,7 +148,9 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
 
 
 def ask_vllm(config: RunConfig) -> None:
-    """Let vLLM itself, in a process of its own, look at the model and the arguments. Raises ConfigError with its reason."""
+    """Let vLLM itself, in a process of its own, look at the model and the arguments. Raises
+    ConfigError with its reason.
+    """
     try:
         reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S)
     except TimeoutError:

@@ -48,7 +48,8 @@ def test_what_is_missing_or_wrong_is_said_in_a_sentence(
 
 def test_evaluation_prompts_that_are_trained_on_are_counted_named_and_refused_unless_allowed(tmp_path: Path) -> None:
     held_out = tmp_path / "heldout.jsonl"
-    prompts = ["7+7=", "1+1=", "11=", "1+1= "]  # the training prompts of op_config are all 1+1=, ids 0 to 63
+    # the training prompts of op_config are all 1+1=, ids 0 to 63
+    prompts = ["7+7=", "1+1=", "11=", "1+1= "]
     held_out.write_text("".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in prompts))
     evaluates = f"data.evaluation=['{held_out}']"
     with pytest.raises(DataError) as caught:

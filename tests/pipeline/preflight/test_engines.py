@@ -1,4 +1,6 @@
-"""What no engine of ours can compute is refused before anything is started; what every one can is not even asked for."""
+"""What no engine of ours can compute is refused before anything is started; what every one can is
+not even asked for.
+"""
 
 from __future__ import annotations
 

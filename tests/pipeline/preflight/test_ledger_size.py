@@ -1,4 +1,6 @@
-"""What the settings let be in the ledger, against what chunks really take and what the page tells."""
+"""What the settings let be in the ledger, against what chunks really take and what
+the page tells.
+"""
 
 from __future__ import annotations
 
