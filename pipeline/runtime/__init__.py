@@ -1,1 +1,3 @@
-"""What every worker process stands on: registry, heartbeats, two-phase stop, logs, and the embedded ledger server."""
+"""What every worker process stands on: registry, heartbeats, two-phase stop, logs, and the embedded
+ledger server.
+"""

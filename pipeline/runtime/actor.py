@@ -1,9 +1,10 @@
 """The actor: what every worker subclasses.
 
-One process, one mailbox, one event loop with one TaskGroup; blocking work runs on one thread that the actor owns. *Consumes*
-its mailbox and the ledger. *Produces* writes, messages and heartbeats. *Waits for* what it says in ``ctx.waiting_for``, so
-that an operator can see the edge that everything waits for. It is *stopped* by a signal, by the run's status, by a newer
-incarnation of itself, or by its own ``finish``.
+One process, one mailbox, one event loop with one TaskGroup; blocking work runs on one thread that
+the actor owns. *Consumes* its mailbox and the ledger. *Produces* writes, messages and heartbeats.
+*Waits for* what it says in ``ctx.waiting_for``, so that an operator can see the edge that
+everything waits for. It is *stopped* by a signal, by the run's status, by a newer incarnation of
+itself, or by its own ``finish``.
 
     setup ──> run ──(ctx.draining set, or finish)──> drain ──> teardown
 
@@ -45,12 +46,14 @@ class Actor(abc.ABC):
     async def run(self) -> None:
         """Be the main loop until ``ctx.draining`` is set.
 
-        Returning before that is a crash, unless ``ctx.finish`` was called. Call ``ctx.progress`` at every turn that does
-        something and ``ctx.waiting_for`` before every wait.
+        Returning before that is a crash, unless ``ctx.finish`` was called. Call ``ctx.progress`` at
+        every turn that does something and ``ctx.waiting_for`` before every wait.
         """
 
     async def drain(self) -> None:  # noqa: B027 -- optional
         """Bring what is held to a boundary and hand back the rest, before the drain's deadline."""
 
     async def teardown(self) -> None:  # noqa: B027 -- optional
-        """Release what ``setup`` took. Called whenever ``setup`` had completed, after errors too."""
+        """Release what ``setup`` took. Called whenever ``setup`` had completed, after
+        errors too.
+        """

@@ -1,7 +1,7 @@
 """Time as a dependency, so that tests drive it by hand.
 
-*Consumes* durations in seconds. *Produces* readings and wake-ups. ``RealClock`` *waits for* the operating system,
-``ManualClock`` for whoever calls ``advance``.
+*Consumes* durations in seconds. *Produces* readings and wake-ups. ``RealClock`` *waits for* the
+operating system, ``ManualClock`` for whoever calls ``advance``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ class Clock(Protocol):
     """What the runtime asks of time."""
 
     def monotonic(self) -> float:
-        """Return seconds since an arbitrary moment; never goes back. For durations and deadlines."""
+        """Return seconds since an arbitrary moment; never goes back. For durations
+        and deadlines.
+        """
         ...
 
     def time(self) -> float:
@@ -30,7 +32,9 @@ class Clock(Protocol):
         ...
 
     async def wait(self, event: asyncio.Event, seconds: float) -> None:
-        """Return once ``event`` is set, and after ``seconds`` in any case. The event may be set or not afterwards."""
+        """Return once ``event`` is set, and after ``seconds`` in any case. The event may be set or
+        not afterwards.
+        """
         ...
 
 
@@ -99,12 +103,15 @@ class ManualClock:
         try:
             await event.wait()
         finally:
-            if entry in self._sleepers:  # set, or cancelled, before its time
+            # set, or cancelled, before its time
+            if entry in self._sleepers:
                 self._sleepers.remove(entry)
                 heapq.heapify(self._sleepers)
 
     async def advance(self, seconds: float) -> None:
-        """Move time on, waking sleepers in order at their own moments and letting each run until it waits again."""
+        """Move time on, waking sleepers in order at their own moments and letting each run until it
+        waits again.
+        """
         if seconds < 0.0:
             raise ValueError(f"time was told to move by {seconds} s; it never goes back: give a positive duration")
         await settle()

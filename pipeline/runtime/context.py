@@ -1,8 +1,9 @@
 """What the runtime gives to an actor.
 
-*Consumes* marks from the actor: progress, waits, counters, links. *Produces* what the actor works with: its configuration,
-its name in the fleet, the ledger, the registry, the transport, time, one thread for blocking work, tasks. *Waits for* the
-compute thread, in ``compute``; for the disk's, in ``store``.
+*Consumes* marks from the actor: progress, waits, counters, links. *Produces* what the actor works
+with: its configuration, its name in the fleet, the ledger, the registry, the transport, time, one
+thread for blocking work, tasks. *Waits for* the compute thread, in ``compute``; for the disk's, in
+``store``.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class ActorContext:
         log: structlog logger; role, worker, run and policy version are on every line.
         clock: time.
         draining: set when the main loop should come to its end.
-        delivered: pieces of work that the actor has finished for good; an error before the first is not of the work.
+        delivered: pieces of work that the actor has finished for good; an error before the first is
+            not of the work.
         tasks: the actor's TaskGroup; prefer ``spawn``, which names the task and watches its end.
     """
 
@@ -119,7 +121,8 @@ class ActorContext:
         self._unreached: dict[str, str] = {}
         self._links: list[Callable[[], list[LinkReport]]] = []
 
-    # -- what the heartbeat says ---------------------------------------------------------------------------------------
+    # -- what the heartbeat says
+    # ---------------------------------------------------------------------------------------
 
     @property
     def counters(self) -> dict[str, float]:
@@ -128,7 +131,9 @@ class ActorContext:
 
     @property
     def policy_version(self) -> int:
-        """The version that this worker serves or has published; -1 when it has none. Every line of the log says it."""
+        """The version that this worker serves or has published; -1 when it has none. Every line of
+        the log says it.
+        """
         return self.pulse.policy_version
 
     @policy_version.setter
@@ -143,7 +148,9 @@ class ActorContext:
 
     @property
     def held(self) -> int:
-        """Pieces of work taken and not finished; a worker that holds some and does not progress is replaced."""
+        """Pieces of work taken and not finished; a worker that holds some and does not progress is
+        replaced.
+        """
         return self.pulse.held
 
     @held.setter
@@ -153,7 +160,8 @@ class ActorContext:
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
         """Say what the main loop waits for from now on; ``detail`` in words, for people.
 
-        An idle loop says it again at every turn: a loop that says nothing for ``supervisor.stuck_after_s`` counts as stuck.
+        An idle loop says it again at every turn: a loop that says nothing for
+        ``supervisor.stuck_after_s`` counts as stuck.
         """
         self.pulse.waiting_for(kind, detail)
 
@@ -167,7 +175,9 @@ class ActorContext:
 
     @property
     def work(self) -> Meter:
-        """Counts what is done inside long work, on the loop and on the compute thread; see ``pipeline.process.work``."""
+        """Counts what is done inside long work, on the loop and on the compute thread; see
+        ``pipeline.process.work``.
+        """
         return self.pulse.work
 
     @property
@@ -181,26 +191,33 @@ class ActorContext:
         self.pulse.unreached = "; ".join(filter(None, self._unreached.values()))
 
     def watch_mailbox(self, mailbox: Mailbox) -> None:
-        """Put a mailbox's counters into the heartbeat: one link a sender, for the few that sent most, and the others' sum."""
+        """Put a mailbox's counters into the heartbeat: one link a sender, for the few that sent
+        most, and the others' sum.
+        """
         self.watch_links(lambda: _received(mailbox.stats(), self.who.worker))
 
     def watch_links(self, report: Callable[[], list[LinkReport]]) -> None:
-        """Put what ``report`` returns into the heartbeat; it is called on the loop, at most twice a second."""
+        """Put what ``report`` returns into the heartbeat; it is called on the loop, at most twice a
+        second.
+        """
         self._links.append(report)
 
     def refresh_links(self) -> None:
         """Read the counters of all links for the next heartbeat. Called by the runtime."""
         self.pulse.links = tuple(link for report in self._links for link in report())
 
-    # -- work ----------------------------------------------------------------------------------------------------------
+    # -- work
+    # ----------------------------------------------------------------------------------------------------------
 
     async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
-        """Run blocking work on the one thread that the actor owns, in order of arrival, and return its result.
+        """Run blocking work on the one thread that the actor owns, in order of arrival, and return
+        its result.
 
-        Counts as progress when it ends, and before that with every piece that it tells of (``pipeline.process.work``).
-        Cancelling the wait does not stop the function: the thread is busy until it ends. The first call of a function is
-        told apart from later ones, and work within a wait that has a time limit of its own is told as that wait: each is
-        given its own time before the worker counts as stuck (``pipeline.supervisor.watchdog``).
+        Counts as progress when it ends, and before that with every piece that it tells of
+        (``pipeline.process.work``). Cancelling the wait does not stop the function: the thread is
+        busy until it ends. The first call of a function is told apart from later ones, and work
+        within a wait that has a time limit of its own is told as that wait: each is given its own
+        time before the worker counts as stuck (``pipeline.supervisor.watchdog``).
         """
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
@@ -212,7 +229,8 @@ class ActorContext:
         return result
 
     async def store(self, function: Callable[..., T], /, *args: Any) -> T:
-        """Run a blocking write to the disk on a thread of its own, beside the computing, and return its result.
+        """Run a blocking write to the disk on a thread of its own, beside the computing, and return
+        its result.
 
         Counts as progress when it ends. Cancelling the wait does not stop the function.
         """
@@ -227,7 +245,9 @@ class ActorContext:
 
     @property
     def drain_patience_s(self) -> float:
-        """How long a worker that drains may do nothing: what computes or is written now may take longer than a window."""
+        """How long a worker that drains may do nothing: what computes or is written now may take
+        longer than a window.
+        """
         settings = self.config.supervisor
         patience_s = settings.drain_timeout_s
         if "compute" in self._busy and (slowest_s := self.work.report().slowest_s):
@@ -247,17 +267,22 @@ class ActorContext:
         An exception in it ends the worker; so does a return of an ``endless`` one before the drain.
         """
         task = self.tasks.create_task(self._watched(name, coroutine, endless), name=name)
-        task.add_done_callback(lambda _: coroutine.close())  # of one that was cancelled before it began
+        # of one that was cancelled before it began
+        task.add_done_callback(lambda _: coroutine.close())
         self._spawned = [task, *(other for other in self._spawned if not other.done())]
         return task
 
     def finish(self, code: ExitCode = ExitCode.OK, reason: str = "") -> None:
-        """Say that this worker's work is done: ``run`` may return, and the process ends with ``code`` after its drain."""
+        """Say that this worker's work is done: ``run`` may return, and the process ends with
+        ``code`` after its drain.
+        """
         if self.finished is None:
             self.finished = (code, reason)
 
     async def cancel_spawned(self, *, timeout_s: float = 5.0) -> None:
-        """Cancel what was spawned and wait until it has ended, at most so long. Called by the runtime after the drain."""
+        """Cancel what was spawned and wait until it has ended, at most so long. Called by the
+        runtime after the drain.
+        """
         running = [task for task in self._spawned if not task.done()]
         for task in running:
             task.cancel()
@@ -281,7 +306,8 @@ class ActorContext:
         self, thread: ThreadPoolExecutor, name: str, meter: Meter, function: Callable[..., T], args: tuple[Any, ...]
     ) -> T:
         def run() -> T:
-            self._busy.add(name)  # by that thread alone
+            # by that thread alone
+            self._busy.add(name)
             meter.begin()
             try:
                 with listening(meter):
@@ -294,7 +320,9 @@ class ActorContext:
 
 
 def _received(stats: list[LinkStats], mine: str) -> list[LinkReport]:
-    """One report for each of the workers that sent most, its incarnations added up, and one for all others."""
+    """One report for each of the workers that sent most, its incarnations added up, and one for all
+    others.
+    """
     totals: dict[str, list[int]] = {}
     for link in stats:
         sums = totals.setdefault(link_name(link.peer.partition("#")[0], mine), [0, 0, 0])

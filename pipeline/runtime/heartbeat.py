@@ -1,8 +1,9 @@
 """The heartbeat thread: it says what the main loop did, and hears when this incarnation is fenced.
 
-*Consumes* the main loop's marks (``Pulse``). *Produces* one heartbeat a second over a blocking connection of its own, so that a
-loop that is stuck or computing is still seen, standing still. *Waits for* the next second and for the server, each within a
-limit. A server that is away is tried again every second, for as long as it takes.
+*Consumes* the main loop's marks (``Pulse``). *Produces* one heartbeat a second over a blocking
+connection of its own, so that a loop that is stuck or computing is still seen, standing still.
+*Waits for* the next second and for the server, each within a limit. A server that is away is tried
+again every second, for as long as it takes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class HeartbeatThread:
         writer: Used, and at the end closed, by this thread alone.
         heartbeat: Returns the state at this moment; called from this thread.
         on_fenced: Called once, from this thread, when a newer incarnation exists.
-        on_deaf: Called from this thread when nobody stopped it within ``grace_s`` of being fenced: the main loop is stuck and
-            the process should be ended without it.
+        on_deaf: Called from this thread when nobody stopped it within ``grace_s`` of being fenced:
+            the main loop is stuck and the process should be ended without it.
         log: Where outages are told, once each.
     """
 
@@ -56,7 +57,9 @@ class HeartbeatThread:
         self._thread.start()
 
     def nudge(self) -> None:
-        """Write the next heartbeat now: something changed that others wait for, such as the version that is served."""
+        """Write the next heartbeat now: something changed that others wait for, such as the version
+        that is served.
+        """
         self._woken.set()
 
     def stop(self, *, timeout_s: float = 5.0) -> None:

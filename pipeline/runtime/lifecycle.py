@@ -3,10 +3,11 @@
     starting ──ready──> running ──stop──> draining ──ended──> stopped
         └────────────────stop────────────────┘
 
-*Consumes* what happened and when. *Produces* the next state. *Waits for* nothing. The first request to stop begins the
-drain and sets its deadline, which moves on while work is brought to its end, up to a ceiling; a second one by signal, or the
-deadline, makes the stop immediate. A request that repeats the
-first for another reason (the run ended while a signal was being obeyed) never shortens the drain.
+*Consumes* what happened and when. *Produces* the next state. *Waits for* nothing. The first request
+to stop begins the drain and sets its deadline, which moves on while work is brought to its end, up
+to a ceiling; a second one by signal, or the deadline, makes the stop immediate. A request that
+repeats the first for another reason (the run ended while a signal was being obeyed) never shortens
+the drain.
 """
 
 from __future__ import annotations

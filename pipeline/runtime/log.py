@@ -1,9 +1,10 @@
 """One log a worker: JSON lines in a file, readable lines on a terminal.
 
 *Consumes* structlog events, records of the standard library's logging, and warnings. *Produces*
-``<run_dir>/logs/<worker>.jsonl`` with role, worker, run and policy version on every line, and standard error for people:
-everything on a terminal, warnings and errors elsewhere (the supervisor keeps that output). *Waits for* the file system.
-Bounded: a file that reaches its limit is renamed, and the oldest of them goes.
+``<run_dir>/logs/<worker>.jsonl`` with role, worker, run and policy version on every line, and
+standard error for people: everything on a terminal, warnings and errors elsewhere (the supervisor
+keeps that output). *Waits for* the file system. Bounded: a file that reaches its limit is renamed,
+and the oldest of them goes.
 
     {"event":"update","update":3,"level":"info","at":"2025-01-31T12:00:00.000001Z","role":"learner","worker":"learner-0",
      "run":"demo","policy_version":3}
@@ -33,7 +34,8 @@ class WorkerLog:
     """The logging of one process, from ``open_log`` until ``close``.
 
     Attributes:
-        context: what is on every line, of foreign libraries' too. Changing it changes the lines after.
+        context: what is on every line, of foreign libraries' too. Changing it changes the lines
+            after.
         path: the file.
     """
 
@@ -106,7 +108,9 @@ class WorkerLog:
 
 
 def log_to_stderr() -> None:
-    """Send what a command logs to standard error, until ``open_log`` is called: standard output is for its answer alone."""
+    """Send what a command logs to standard error, until ``open_log`` is called: standard output is
+    for its answer alone.
+    """
     is_terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
@@ -174,7 +178,9 @@ def _warnings_alone(logger: WrappedLogger, method: str, event: EventDict) -> Eve
 
 
 def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """On a terminal the worker's name says its role and run too. Text from data and peers must not act on the terminal."""
+    """On a terminal the worker's name says its role and run too. Text from data and peers must not
+    act on the terminal.
+    """
     return {
         printable_line(name): printable(value) if isinstance(value, str) else value
         for name, value in event.items()

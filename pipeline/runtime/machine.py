@@ -1,7 +1,7 @@
 """What this machine gives a run: processor cores and memory.
 
-*Consumes* the scheduler's affinity, the memory's size, and the limits of the control group (a container's). *Produces* numbers.
-*Waits for* nothing.
+*Consumes* the scheduler's affinity, the memory's size, and the limits of the control group (a
+container's). *Produces* numbers. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class Machine:
 
 
 def this_machine(groups: Path = _GROUPS) -> Machine:
-    """Return this machine's cores and memory, as far as affinity and control group leave them to us."""
+    """Return this machine's cores and memory, as far as affinity and control group leave them to
+    us.
+    """
     with_affinity = getattr(os, "sched_getaffinity", None)
     cores = len(with_affinity(0)) if with_affinity else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -34,7 +36,9 @@ def this_machine(groups: Path = _GROUPS) -> Machine:
 
 
 def _core_share(groups: Path) -> int | None:
-    """Return the whole cores that the control group grants (version 2, then 1); None without a quota."""
+    """Return the whole cores that the control group grants (version 2, then 1); None without a
+    quota.
+    """
     with suppress(OSError, ValueError):
         quota, period = (groups / "cpu.max").read_text(encoding="ascii").split()
         return None if quota == "max" else int(quota) // int(period)

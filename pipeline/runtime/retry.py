@@ -1,9 +1,11 @@
 """Riding out a ledger that is at its memory limit, for calls that may be repeated.
 
-*Consumes* an idempotent call. *Produces* its result. *Waits for* the ledger to shrink (scorers and the learner free memory),
-with growing pauses, until a deadline: then the last error is raised as it is.
+*Consumes* an idempotent call. *Produces* its result. *Waits for* the ledger to shrink (scorers and
+the learner free memory), with growing pauses, until a deadline: then the last error is raised as it
+is.
 
-A server that is away is not ridden out here: ``pipeline.ledger.redis.connection`` asks again, and nothing above it does.
+A server that is away is not ridden out here: ``pipeline.ledger.redis.connection`` asks again, and
+nothing above it does.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ async def ride_out(
 ) -> T:
     """Repeat ``call`` while the ledger is full.
 
-    ``on_wait`` hears of every failure before the pause, so that the worker can say what it waits for.
+    ``on_wait`` hears of every failure before the pause, so that the worker can say what it waits
+    for.
 
     Raises:
         LedgerFull: nothing changed for ``timeout_s``.

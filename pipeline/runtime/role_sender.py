@@ -1,12 +1,14 @@
 """The way out: one message to one mailbox of a role, wherever those mailboxes are.
 
-*Consumes* messages. *Produces* deliveries, each to one link that has room. *Waits for* room: when every link of the role is
-full, or the role has no worker, the sender waits until its deadline, and that wait is the back-pressure. *Unblocked by* a
-worker of the role that reads its mailbox, or joins. A role none of whose mailboxes can be reached is not waited for: that is no
-back-pressure, and the heartbeat names them.
+*Consumes* messages. *Produces* deliveries, each to one link that has room. *Waits for* room: when
+every link of the role is full, or the role has no worker, the sender waits until its deadline, and
+that wait is the back-pressure. *Unblocked by* a worker of the role that reads its mailbox, or
+joins. A role none of whose mailboxes can be reached is not waited for: that is no back-pressure,
+and the heartbeat names them.
 
-Which link is asked first turns round with every message, and one that is full is passed over: equal workers get equal work, and
-a slow one gets what it can read. What finds no room in time is the caller's to leave to the ledger's overdue index.
+Which link is asked first turns round with every message, and one that is full is passed over: equal
+workers get equal work, and a slow one gets what it can read. What finds no room in time is the
+caller's to leave to the ledger's overdue index.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from protocol.messages import Message
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 UNREACHED_AFTER_S = 5.0
-"""Without an answer for so long a mailbox counts as one that cannot be reached: a handshake takes milliseconds."""
+"""Without an answer for so long a mailbox counts as one that cannot be reached: a handshake takes
+milliseconds.
+"""
 SAID_AFTER_S = 2.0
 """... and for so long it is named in the heartbeat already."""
 _MAX_NAMED = 4
@@ -72,7 +76,9 @@ class Outbox:
             self.close()
 
     async def refresh(self) -> None:
-        """Connect to mailboxes that appeared, leave those that went. While the ledger is away the links stay as they are."""
+        """Connect to mailboxes that appeared, leave those that went. While the ledger is away the
+        links stay as they are.
+        """
         try:
             found = await self._ctx.registry.endpoints(self.role)
         except (LedgerUnavailable, LedgerFull):
@@ -87,10 +93,13 @@ class Outbox:
                 self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
-        """Send to a link that has room; wait for room at most ``timeout_s``. Returns whether a link took it."""
+        """Send to a link that has room; wait for room at most ``timeout_s``. Returns whether a link
+        took it.
+        """
         if await self._offer(message):
             return True
-        if self.is_cut_off:  # that wait would be for nothing
+        # that wait would be for nothing
+        if self.is_cut_off:
             self._num_refused += 1
             return False
         deadline = self._ctx.clock.monotonic() + timeout_s
@@ -106,7 +115,9 @@ class Outbox:
         return False
 
     def reports(self) -> list[LinkReport]:
-        """Return one report a link for the first few links, and one for all others, for the heartbeat."""
+        """Return one report a link for the first few links, and one for all others, for the
+        heartbeat.
+        """
         self._ctx.say_unreached(self.role, _in_words(self._unreached(SAID_AFTER_S)))
         mine, workers = self._ctx.who.worker, self.workers
         named, others = workers[:MAX_NAMED_LINKS], workers[MAX_NAMED_LINKS:]
@@ -115,7 +126,8 @@ class Outbox:
             num_sent = sum(self._num_sent.get(name, 0) for name in others)
             links.append(LinkReport(name=link_name(mine, OTHER_LINKS), sent=num_sent))
         if self._num_refused:
-            links.append(LinkReport(name=link_name(mine, self.role), refused=self._num_refused))  # by all of them
+            # by all of them
+            links.append(LinkReport(name=link_name(mine, self.role), refused=self._num_refused))
         return links
 
     def close(self) -> None:
@@ -136,7 +148,8 @@ class Outbox:
         for place in range(len(workers)):
             worker = workers[(self._turn + place) % len(workers)]
             link = self._links.get(worker)
-            if link is None:  # closed while another was tried
+            # closed while another was tried
+            if link is None:
                 continue
             try:
                 took = await link.sender.send(message, timeout_s=0.0)
@@ -157,7 +170,9 @@ def _in_words(unreached: list[tuple[str, str, float]]) -> str:
 
 
 def unreached_words(name: str, address: str, seconds: float) -> str:
-    """Return what a heartbeat says of a worker that cannot be reached; it begins with the worker's name."""
+    """Return what a heartbeat says of a worker that cannot be reached; it begins with the worker's
+    name.
+    """
     return f"{name} at {address} (no answer for {seconds:.0f} s)"
 
 

@@ -11,14 +11,18 @@ from contextlib import suppress
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that drain: SIGTERM, SIGINT, and SIGHUP unless the process was started to ignore it (``nohup``)."""
+    """Return the signals that drain: SIGTERM, SIGINT, and SIGHUP unless the process was started to
+    ignore it (``nohup``).
+    """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return (signal.SIGTERM, signal.SIGINT)
     return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def own_terminals() -> tuple[int, ...]:
-    """Return those of standard input, output and error that are a terminal; once it has hung up, the system says no more."""
+    """Return those of standard input, output and error that are a terminal; once it has hung up,
+    the system says no more.
+    """
     return tuple(descriptor for descriptor in range(3) if os.isatty(descriptor))
 
 

@@ -1,8 +1,9 @@
 """How many threads the numeric libraries of this process may spin.
 
-*Consumes* a number from the configuration. *Produces* environment variables that OpenMP, MKL and OpenBLAS read once, when
-they are loaded: so call ``limit_threads`` before anything imports torch or numpy's BLAS. Two processes that both spin two
-OpenMP threads on two cores run about forty times slower than with one thread each.
+*Consumes* a number from the configuration. *Produces* environment variables that OpenMP, MKL and
+OpenBLAS read once, when they are loaded: so call ``limit_threads`` before anything imports torch or
+numpy's BLAS. Two processes that both spin two OpenMP threads on two cores run about forty times
+slower than with one thread each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _VARIABLES = (
 def limit_threads(num_threads: int) -> None:
     """Give this process, and the ones that it starts, ``num_threads`` numeric threads.
 
-    Engines still call ``torch.set_num_threads``: that bounds torch's own pool, these variables the libraries below it.
+    Engines still call ``torch.set_num_threads``: that bounds torch's own pool, these variables the
+    libraries below it.
 
     Raises:
         RuntimeError: torch is imported already, so that the limit would come too late.
@@ -38,6 +40,7 @@ def limit_threads(num_threads: int) -> None:
 def thread_environment(num_threads: int) -> dict[str, str]:
     """Return the variables that bound the numeric threads of a child process."""
     values: dict[str, str] = {name: str(num_threads) for name in _VARIABLES}
-    values["OMP_WAIT_POLICY"] = "PASSIVE"  # an idle thread sleeps instead of spinning on its neighbour's core
+    # an idle thread sleeps instead of spinning on its neighbour's core
+    values["OMP_WAIT_POLICY"] = "PASSIVE"
     values["TOKENIZERS_PARALLELISM"] = "false"
     return values

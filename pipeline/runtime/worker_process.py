@@ -1,13 +1,15 @@
 """What runs an actor as a process: from the run's folder to an exit code.
 
-*Consumes* an actor's class, the run's folder, a worker's name. *Produces* a registered, beating, logging worker, and at the
-end an exit code. *Waits for* the ledger at the start, as long as an outage may last; then for the actor, its signals, the
-run's status, and the heartbeat thread's word that it was fenced.
+*Consumes* an actor's class, the run's folder, a worker's name. *Produces* a registered, beating,
+logging worker, and at the end an exit code. *Waits for* the ledger at the start, as long as an
+outage may last; then for the actor, its signals, the run's status, and the heartbeat thread's word
+that it was fenced.
 
-One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain, teardown); the *stop watch*, which raises
-when the stop is immediate, the drain overdue or the incarnation fenced; the *run watch*, which begins a drain when the run is
-over; the *links* reader; the *news* of the registry; and whatever the actor spawns. A worker does not watch its supervisor:
-when that dies, the worker goes on, and the next supervisor adopts it, by what the worker writes down of itself
+One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain, teardown); the
+*stop watch*, which raises when the stop is immediate, the drain overdue or the incarnation fenced;
+the *run watch*, which begins a drain when the run is over; the *links* reader; the *news* of the
+registry; and whatever the actor spawns. A worker does not watch its supervisor: when that dies, the
+worker goes on, and the next supervisor adopts it, by what the worker writes down of itself
 (``pipeline.process.records``).
 """
 
@@ -71,13 +73,16 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
     """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
 
     Args:
-        load: Returns the actor's class. Called after the process has limited its threads, so that it may import anything.
+        load: Returns the actor's class. Called after the process has limited its threads, so that
+            it may import anything.
         run_dir: The run's folder, with its resolved configuration and the address of its ledger.
-        worker: Name in the fleet, unique in the run. An older process of this name is fenced from now on.
+        worker: Name in the fleet, unique in the run. An older process of this name is fenced from
+            now on.
     """
     run_dir = run_dir.absolute()
     keep_private()
-    limit_threads(1)  # before anything below loads a numeric library
+    # before anything below loads a numeric library
+    limit_threads(1)
     life = _LifeRecord(run_dir, worker)
     try:
         if not is_worker_name(worker):
@@ -98,7 +103,9 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
         code = exit_code_of(error)
         life.ended(code, error)
         return code
-    gc.freeze()  # modules stay: with torch and transformers, looking at them for garbage stops everything for 0.1 s each time
+    # modules stay: with torch and transformers, looking at them for garbage stops everything for
+    # 0.1 s each time
+    gc.freeze()
     if "torch" not in sys.modules:
         limit_threads(_threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
@@ -117,7 +124,9 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
 
 
 class _LifeRecord:
-    """What this process writes down of itself. A disk that refuses it ends nobody: a later supervisor then knows less."""
+    """What this process writes down of itself. A disk that refuses it ends nobody: a later
+    supervisor then knows less.
+    """
 
     def __init__(self, run_dir: Path, worker: str) -> None:
         self._run_dir = run_dir
@@ -142,11 +151,14 @@ class _LifeRecord:
 
 
 def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> redis.asyncio.Redis:
-    """Return a client whose calls bear what the configuration lets an outage, or a full disk, last."""
+    """Return a client whose calls bear what the configuration lets an outage, or a
+    full disk, last.
+    """
     settings = config.ledger
     address = read_address(run_dir)
     folder = run_dir / "ledger"
-    is_seen = address is not None and address.is_embedded and folder.is_dir()  # not on another host, as a rule
+    # not on another host, as a rule
+    is_seen = address is not None and address.is_embedded and folder.is_dir()
     return connect(
         url,
         patience_s=settings.outage_timeout_s,
@@ -157,7 +169,9 @@ def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> r
 
 
 def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
-    """Make what a worker's mailboxes and links come from, as ``[wire]`` says; on tcp with the run's keys."""
+    """Make what a worker's mailboxes and links come from, as ``[wire]`` says; on tcp with the run's
+    keys.
+    """
     wire = config.wire
     keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
     max_bytes = wire.max_message_mb << 20
@@ -235,13 +249,15 @@ class Host:
         except BaseExceptionGroup as group:
             return self._explain(group)
         finally:
-            # From here on nothing is left to stop: a request that comes now must not turn a good end into a death by signal.
+            # From here on nothing is left to stop: a request that comes now must not turn a good
+            # end into a death by signal.
             signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         counters = dict(self._context.counters) if self._context else {}
         self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name, counters=counters)
         return self._lifecycle.code
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- life
+    # ----------------------------------------------------------------------------------------------------------
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         who = await self._register()
@@ -336,7 +352,8 @@ class Host:
 
         def on_fenced() -> None:
             self._is_fenced = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            # the loop has ended by itself
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._nudged.set)
 
         def on_deaf() -> None:
@@ -347,7 +364,9 @@ class Host:
         return HeartbeatThread(writer, ctx.pulse.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=self._log)
 
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
-        """Say goodbye if the ledger hears it: its place in the fleet is free at once instead of after a silence."""
+        """Say goodbye if the ledger hears it: its place in the fleet is free at once instead of
+        after a silence.
+        """
         try:
             async with asyncio.timeout(self._at_most(_DEPART_S)):
                 await registry.depart(who)
@@ -358,11 +377,14 @@ class Host:
         """Return how long a step of the end may take: hardly at all when the stop is immediate."""
         return min(seconds, _IMMEDIATE_S) if self._lifecycle.is_immediate else seconds
 
-    # -- stopping ------------------------------------------------------------------------------------------------------
+    # -- stopping
+    # ------------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number is signal.SIGHUP and self._lifecycle.num_signals:
-            return  # shell and kernel both send it when a terminal closes: it drains, and is never a second request
+            # shell and kernel both send it when a terminal closes: it drains, and is never a second
+            # request
+            return
         self._lifecycle = self._lifecycle.signal(self._clock.monotonic(), number.name)
         self._begin_drain()
 
@@ -405,7 +427,8 @@ class Host:
         changed = ctx.news.bell(Topic.RUN)
         while True:
             changed.clear()
-            with contextlib.suppress(LedgerError):  # away for now: the actor's own calls will tell
+            # away for now: the actor's own calls will tell
+            with contextlib.suppress(LedgerError):
                 status = await ctx.registry.run_status()
                 if status.state in _ENDED and not ctx.draining.is_set():
                     self._stop(f"the run is {status.state}: {status.detail}")
@@ -420,7 +443,9 @@ class Host:
         self._watches.append(tasks.create_task(coroutine, name=name))
 
     def _explain(self, group: BaseExceptionGroup[BaseException]) -> ExitCode:
-        """Log why the worker ended: an expected reason in a sentence, any other with its traceback."""
+        """Log why the worker ended: an expected reason in a sentence, any other with
+        its traceback.
+        """
         self.error = group
         code = exit_code_of(group)
         if code is ExitCode.FAILURE:

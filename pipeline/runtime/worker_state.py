@@ -1,8 +1,9 @@
 """What the main loop says of itself, read by the heartbeat thread.
 
-*Consumes* marks of the main loop: progress, what it waits for, counters, links. *Produces* heartbeats. *Waits for* nothing.
-The loop's thread alone writes; the heartbeat thread alone reads, and every read is of one reference or one dict copy, which
-the interpreter makes whole. The thread invents nothing: if the loop is dead, ``progress`` stands still in every heartbeat.
+*Consumes* marks of the main loop: progress, what it waits for, counters, links. *Produces*
+heartbeats. *Waits for* nothing. The loop's thread alone writes; the heartbeat thread alone reads,
+and every read is of one reference or one dict copy, which the interpreter makes whole. The thread
+invents nothing: if the loop is dead, ``progress`` stands still in every heartbeat.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Pulse:
 
     @contextmanager
     def waiting(self, kind: WaitingFor, detail: str = "") -> Generator[None]:
-        """Say what the loop waits for while the block runs; afterwards what it was before, unless that has changed."""
+        """Say what the loop waits for while the block runs; afterwards what it was before, unless
+        that has changed.
+        """
         previous, mine = self._wait, _Wait(kind, detail)
         self._enter(mine)
         try:
@@ -84,7 +87,9 @@ class Pulse:
             self._turn()
 
     def ledger_trouble(self, words: str) -> None:
-        """Say why ledger calls are asked again; "" when that is over. The wait then counts as no standing still."""
+        """Say why ledger calls are asked again; "" when that is over. The wait then counts as no
+        standing still.
+        """
         if self._trouble and not words:
             self._progress_at_s, self._moved_s = self._clock.time(), self._clock.monotonic()
         self._trouble = words

@@ -1,1 +1,3 @@
-"""The registry: incarnations, endpoints, heartbeats, the desired fleet, published weights. One contract kept twice."""
+"""The registry: incarnations, endpoints, heartbeats, the desired fleet, published weights. One
+contract kept twice.
+"""

@@ -1,10 +1,12 @@
-"""Who is there: incarnations and their epochs, endpoints, heartbeats, the desired fleet, published weights.
+"""Who is there: incarnations and their epochs, endpoints, heartbeats, the desired fleet, published
+weights.
 
-Everything here is small, is about processes rather than about work, and lives beside the ledger under the same server.
-Two implementations: ``MemoryRegistry`` (in this process) and ``RedisRegistry``; one contract suite.
+Everything here is small, is about processes rather than about work, and lives beside the ledger
+under the same server. Two implementations: ``MemoryRegistry`` (in this process) and
+``RedisRegistry``; one contract suite.
 
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* nothing, but for news as long as
-the caller says (``pipeline.runtime.notifications`` is who asks).
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for*
+nothing, but for news as long as the caller says (``pipeline.runtime.notifications`` is who asks).
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class WaitingFor(StrEnum):
     COMPUTE = "compute"
     """not waiting: computing"""
     COMPILE = "compile"
-    """computing something for the first time in this process: kernels are compiled, files are mapped"""
+    """computing something for the first time in this process: kernels are compiled, files are
+    mapped
+    """
     LEDGER = "ledger"
     """the server's answer"""
     WEIGHTS = "weights"
@@ -45,11 +49,15 @@ class WaitingFor(StrEnum):
 
 
 MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
-"""A worker that waits for these may hold work without progress: others end these waits, and have deadlines for it."""
+"""A worker that waits for these may hold work without progress: others end these waits, and have
+deadlines for it.
+"""
 
 
 MAX_NAMED_LINKS = 8
-"""Links that a heartbeat tells one by one at each end; it tells the others as one sum, so that it does not grow with them."""
+"""Links that a heartbeat tells one by one at each end; it tells the others as one sum, so that it
+does not grow with them.
+"""
 MAX_LINK_NAME_CHARS = 32
 """Of each worker's name in a link's."""
 MAX_DETAIL_CHARS = 240
@@ -75,14 +83,17 @@ def link_name(sender: str, receiver: str) -> str:
 
 
 def unreached_workers(words: str) -> set[str]:
-    """Return the names of workers that a heartbeat's ``unreached`` begins its parts with: one a role that is not reached."""
+    """Return the names of workers that a heartbeat's ``unreached`` begins its parts with: one a
+    role that is not reached.
+    """
     return {part.split()[0] for part in words.split("; ") if part.strip()}
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's state, written every second by a thread of its own.
 
-    ``progress`` is counted by the main loop, so that a live heartbeat thread cannot hide a dead loop.
+    ``progress`` is counted by the main loop, so that a live heartbeat thread cannot hide a dead
+    loop.
     """
 
     who: Incarnation
@@ -105,11 +116,15 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Role-specific, documented in each role's module."""
     links: tuple[LinkReport, ...] = ()
     turns: int = 0
-    """Grows with every turn of the main loop, idle ones too; while it stands still the loop does. 0: not told."""
+    """Grows with every turn of the main loop, idle ones too; while it stands still the loop does.
+    0: not told.
+    """
     turned_at_s: float = 0.0
     """When ``turns`` last grew."""
     held: int = 0
-    """Pieces of work that this worker has taken and not finished: trajectories, chunks, units. With some, it must progress."""
+    """Pieces of work that this worker has taken and not finished: trajectories, chunks, units. With
+    some, it must progress.
+    """
     begun: int = 0
     """How often work began after idleness: how long that lasted says nothing of the work."""
     moved_at_s: float = 0.0
@@ -119,7 +134,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     storing: WorkReport = WorkReport()
     """... and inside the writing to the disk beside it."""
     unreached: str = ""
-    """Endpoints that it has tried to reach in vain, in words; empty while it reaches all. See ``unreached_workers``."""
+    """Endpoints that it has tried to reach in vain, in words; empty while it reaches all. See
+    ``unreached_workers``.
+    """
     refused: str = ""
     """What its disk refused it last, in words; empty while it takes everything."""
 
@@ -139,7 +156,9 @@ class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     """Where the learner serves ranges of the file over ZeroMQ; empty when it serves none."""
     base: WeightsAnnouncement | None = None
-    """With one, the file is an adapter, and these are the weights that it is added to. None: the file is the whole version."""
+    """With one, the file is an adapter, and these are the weights that it is added to. None: the
+    file is the whole version.
+    """
 
 
 class RunState(StrEnum):
@@ -173,7 +192,9 @@ class Topic(StrEnum):
     """What there is news of."""
 
     ENDPOINTS = "endpoints"
-    """a mailbox was opened, or one's worker was fenced or has left; of one that fell silent nobody tells"""
+    """a mailbox was opened, or one's worker was fenced or has left; of one that fell silent nobody
+    tells
+    """
     RUN = "run"
     """the run's state"""
     WEIGHTS = "weights"
@@ -181,14 +202,20 @@ class Topic(StrEnum):
 
 
 class Registry(Protocol):
-    """Who is there. Every call but ``news`` returns at once; all raise LedgerUnavailable when no server answers."""
+    """Who is there. Every call but ``news`` returns at once; all raise LedgerUnavailable when no
+    server answers.
+    """
 
     async def register(self, role: Role, worker: str) -> Incarnation:
-        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
+        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from
+        now on.
+        """
         ...
 
     async def fence(self, worker: str) -> int:
-        """Make the present incarnation of a worker powerless (it is dead, frozen or replaced); return the new epoch."""
+        """Make the present incarnation of a worker powerless (it is dead, frozen or replaced);
+        return the new epoch.
+        """
         ...
 
     async def epoch(self, worker: str) -> int:
@@ -200,8 +227,8 @@ class Registry(Protocol):
         ...
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return worker -> (endpoint, public CURVE key or "") for every worker of a role that has heartbeats or was just
-        registered, and is not departed."""
+        """Return worker -> (endpoint, public CURVE key or "") for every worker of a role that has
+        heartbeats or was just registered, and is not departed."""
         ...
 
     async def depart(self, who: Incarnation) -> None:
@@ -221,7 +248,9 @@ class Registry(Protocol):
         ...
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
-        """Publish a version. Versions only grow: a smaller or equal one raises ValueError. Raises Fenced."""
+        """Publish a version. Versions only grow: a smaller or equal one raises ValueError. Raises
+        Fenced.
+        """
         ...
 
     async def weights(self) -> WeightsAnnouncement | None:
@@ -240,11 +269,13 @@ class Registry(Protocol):
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed.
 
         Args:
-            seen: topic -> what an earlier call returned for it; "" for whoever has heard nothing yet.
+            seen: topic -> what an earlier call returned for it; "" for whoever has heard nothing
+                yet.
             timeout_s: shorter than the client waits for an answer.
 
-        Returns the topics that there is something new of, each with what to call it when asking again. What is told of can be
-        read by then. News that came while nobody waited is told at the next call, several of a topic as one.
+        Returns the topics that there is something new of, each with what to call it when asking
+        again. What is told of can be read by then. News that came while nobody waited is told at
+        the next call, several of a topic as one.
         """
         ...
 

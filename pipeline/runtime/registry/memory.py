@@ -1,6 +1,8 @@
-"""The registry in this process: for tests of actors, and the plain statement of what the contract means.
+"""The registry in this process: for tests of actors, and the plain statement of what the contract
+means.
 
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* news, by its clock.
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* news,
+by its clock.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class MemoryRegistry:
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def register(self, role: Role, worker: str) -> Incarnation:
-        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
+        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from
+        now on.
+        """
         epoch = await self.fence(worker)
         self._workers[worker].seen_s = self.clock.monotonic()
         return Incarnation(role=role, worker=worker, epoch=epoch)
@@ -69,7 +73,9 @@ class MemoryRegistry:
         self._tell(Topic.ENDPOINTS)
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of life lately."""
+        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of
+        life lately.
+        """
         since = self.clock.monotonic() - self.silent_after_s
         return {
             name: known.endpoint

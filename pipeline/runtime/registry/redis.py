@@ -1,12 +1,13 @@
 """The registry beside the ledger, under the same server. Key names: ``pipeline.ledger.redis.keys``.
 
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* the server's answer, as long as
-the client's time limit says; then LedgerUnavailable. News is a stream of one entry for each topic, which one connection of each
-worker waits at (XREAD BLOCK); the script that changes something writes it, so that one is never there without the other.
+*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* the
+server's answer, as long as the client's time limit says; then LedgerUnavailable. News is a stream
+of one entry for each topic, which one connection of each worker waits at (XREAD BLOCK); the script
+that changes something writes it, so that one is never there without the other.
 
-What must hold together is one Lua script each (``scripts/``); the epoch is compared inside the script, so that a fenced
-incarnation can change nothing, however late its request arrives. All of it works at the server's memory limit too. Values are
-JSON: a person with ``redis-cli`` can read them.
+What must hold together is one Lua script each (``scripts/``); the epoch is compared inside the
+script, so that a fenced incarnation can change nothing, however late its request arrives. All of it
+works at the server's memory limit too. Values are JSON: a person with ``redis-cli`` can read them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class RedisRegistry:
         self._silent_after_s = silent_after_s
 
     async def register(self, role: Role, worker: str) -> Incarnation:
-        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from now on."""
+        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from
+        now on.
+        """
         return Incarnation(role=role, worker=worker, epoch=await self._raise_epoch(worker, begins="1"))
 
     async def fence(self, worker: str) -> int:
@@ -78,7 +81,9 @@ class RedisRegistry:
         check_newest(who, newest)
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of life lately."""
+        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of
+        life lately.
+        """
         flat: list[bytes] = await self._run(
             "live_endpoints", [self._keys.endpoints, self._keys.seen], [self._silent_after_s]
         )
@@ -143,14 +148,17 @@ class RedisRegistry:
     async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
         topics = {self._keys.news[topic].encode(): topic for topic in seen}
-        milliseconds = max(1, round(1000.0 * timeout_s))  # 0 would be for ever
+        # 0 would be for ever
+        milliseconds = max(1, round(1000.0 * timeout_s))
         since = [seen[topic] or "0" for topic in topics.values()]
         with ledger_faults("registry XREAD"):
             reply = await self._listening.ask("XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since)
         return {topics[key]: entries[-1][0].decode() for key, entries in dict(reply or {}).items()}
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell`` called with why calls are asked again, for people; with "" when that is over."""
+        """Have ``tell`` called with why calls are asked again, for people; with "" when that is
+        over.
+        """
         self._link.on_trouble = tell
 
     async def aclose(self) -> None:
@@ -188,7 +196,9 @@ async def _run(link: Link, script: str, script_keys: Sequence[str], arguments: S
 
 
 class RedisHeartbeatWriter:
-    """The blocking side, with an event loop and a connection of its own. Used by one thread at a time."""
+    """The blocking side, with an event loop and a connection of its own. Used by one thread at a
+    time.
+    """
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
         keys_ = _Keys(run)
@@ -198,7 +208,9 @@ class RedisHeartbeatWriter:
         self._link = Link(self._client)
 
     def beat(self, heartbeat: Heartbeat) -> bool:
-        """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable, after ``timeout_s`` at most."""
+        """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable, after
+        ``timeout_s`` at most.
+        """
         who = heartbeat.who
         with ledger_faults("heartbeat"):
             written = _run(self._link, "beat", self._keys, [who.worker, who.epoch, msgspec.json.encode(heartbeat)])

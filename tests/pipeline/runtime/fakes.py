@@ -1,4 +1,6 @@
-"""Surroundings for an actor under test: a configuration, a log, a context. Nothing here replaces a real part."""
+"""Surroundings for an actor under test: a configuration, a log, a context. Nothing here replaces a
+real part.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ async def test_work_says_whether_it_is_new_and_keeps_to_a_wait_with_a_limit_of_i
         def work() -> None:
             said.append(ctx.pulse.heartbeat().waiting_for)
 
-        await ctx.compute(work)  # while it starts
+        # while it starts
+        await ctx.compute(work)
         ctx.waiting_for(WaitingFor.INPUT)
         await ctx.compute(work)
         with ctx.waiting(WaitingFor.DISK):

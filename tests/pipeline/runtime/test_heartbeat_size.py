@@ -65,7 +65,8 @@ async def test_a_receivers_heartbeat_does_not_grow_with_its_senders(tmp_path: Pa
         assert size_of(ctx) - alone < 1_000
         links = ctx.pulse.heartbeat().links
         assert len(links) <= MAX_NAMED_LINKS + 1
-        for name in ("received", "refused", "gaps"):  # nothing is lost from the sums
+        # nothing is lost from the sums
+        for name in ("received", "refused", "gaps"):
             each = {"received": sum(1000 + n for n in range(number)), "refused": number, "gaps": 2 * number}
             assert sum(getattr(link, name) for link in links) == each[name]
         ctx.close()
@@ -131,7 +132,8 @@ async def test_five_thousand_hostile_messages_with_a_valid_key_change_a_heartbea
                         stats = mailbox.stats()
                         seen = sum(link.num_messages + link.num_refused for link in stats)
                     await attacking
-            assert len(stats) > 1_000  # it did invent names
+            # it did invent names
+            assert len(stats) > 1_000
             assert size_of(ctx) - before < 1_000
             assert len([entry for entry in logs if entry["event"] == "message refused"]) <= 10
             assert max(len(str(entry)) for entry in logs) < 2_000

@@ -72,7 +72,8 @@ async def test_a_watch_on_a_server_is_ended_at_once_in_the_middle_of_its_wait(re
         watch = tasks.create_task(news.watch())
         await registry.set_run_status(RunStatus(RunState.RUNNING))
         await asyncio.wait_for(bell.wait(), 5.0)
-        await asyncio.sleep(0.02)  # it waits again
+        # it waits again
+        await asyncio.sleep(0.02)
         watch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.shield(watch), 1.0)

@@ -136,7 +136,8 @@ async def test_fencing_forgets_the_endpoint_and_the_heartbeat_of_the_dead(subjec
 async def test_endpoints_are_listed_by_role_with_their_keys_as_soon_as_they_are_bound(subject: Subject):
     reward = await subject.registry.register(Role.REWARD, "reward-0")
     reference = await subject.registry.register(Role.REFERENCE, "reference-0")
-    await subject.registry.register(Role.REWARD, "reward-1")  # has bound nothing yet
+    # has bound nothing yet
+    await subject.registry.register(Role.REWARD, "reward-1")
     await subject.registry.set_endpoint(reward, "tcp://10.0.0.1:5555", public_key="key")
     await subject.registry.set_endpoint(reference, "ipc://b")
     assert await subject.registry.endpoints(Role.REWARD) == {"reward-0": ("tcp://10.0.0.1:5555", "key")}
@@ -159,7 +160,8 @@ async def test_published_versions_only_grow(subject: Subject):
     assert await subject.registry.weights() is None
     await subject.registry.announce_weights(who, announcement(0))
     await subject.registry.announce_weights(who, announcement(2))
-    await subject.registry.announce_weights(who, announcement(2))  # a repeat, after a lost answer
+    # a repeat, after a lost answer
+    await subject.registry.announce_weights(who, announcement(2))
     for version in (1, 2):
         with pytest.raises(ValueError, match=f"announced policy version {version}, but 2 is published"):
             await subject.registry.announce_weights(who, announcement(version, "xxh3-128:1"))
@@ -199,7 +201,8 @@ async def test_whoever_waits_for_news_is_told_what_changed_and_can_read_it_then(
     seen = await caught_up(registry)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(registry.news(seen, timeout_s=4.0))
-        await registry.set_fleet(Fleet({Role.GENERATOR: 2}))  # nobody waits for that
+        # nobody waits for that
+        await registry.set_fleet(Fleet({Role.GENERATOR: 2}))
         await asyncio.sleep(0.02)
         assert not waiting.done()
         await registry.announce_weights(learner, announcement(1))
@@ -281,7 +284,8 @@ async def test_a_silent_worker_is_offered_no_messages_until_it_is_heard_again(
     kind: str, redis_client: redis.asyncio.Redis, redis_server: str
 ):
     if kind == "memory":
-        registry: Registry = MemoryRegistry(silent_after_s=-1.0)  # silent from the very next moment
+        # silent from the very next moment
+        registry: Registry = MemoryRegistry(silent_after_s=-1.0)
         heard: Registry = MemoryRegistry()
         writer: HeartbeatWriter = heard.writer()  # type: ignore[attr-defined]
     else:

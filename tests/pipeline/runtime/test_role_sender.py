@@ -82,7 +82,8 @@ async def test_messages_go_to_every_worker_of_the_role_in_turn(bench: Bench):
         assert await bench.outbox.send(message(number), timeout_s=2.0)
     got = [await bench.received(first), await bench.received(second)]
     assert sorted(got[0] + got[1]) == [0, 1, 2, 3]
-    if bench.kind == "memory":  # a ZeroMQ link may still be connecting when its turn comes
+    # a ZeroMQ link may still be connecting when its turn comes
+    if bench.kind == "memory":
         assert [len(part) for part in got] == [2, 2]
 
 
@@ -223,7 +224,8 @@ async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_ano
         ctx.refresh_links()
         assert ctx.pulse.heartbeat().unreached == "reward-0 at tcp://10.0.0.0:5600 (no answer for 6 s) and 1 more"
         assert outbox.is_cut_off
-        async with asyncio.timeout(5.0):  # far less than the wait for room
+        # far less than the wait for room
+        async with asyncio.timeout(5.0):
             assert not await outbox.send(message(1), timeout_s=60.0)
         near.down_s = 0.0
         assert await outbox.send(message(2), timeout_s=60.0)

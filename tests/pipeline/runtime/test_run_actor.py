@@ -1,4 +1,6 @@
-"""``run_actor`` on real processes and a real ledger server: how workers live, stop, fail and are fenced."""
+"""``run_actor`` on real processes and a real ledger server: how workers live, stop, fail and are
+fenced.
+"""
 
 from __future__ import annotations
 
@@ -235,7 +237,8 @@ async def test_a_ledger_that_is_killed_and_restarted_is_survived(run: Run):
     pid = run.server.pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await asyncio.sleep(3.0)  # long enough for a heartbeat to be lost: each tries for 2 s
+    # long enough for a heartbeat to be lost: each tries for 2 s
+    await asyncio.sleep(3.0)
     run.server.start()
     after = await beat_when(registry, lambda beat: beat.progress > before.progress + 5, "progress after the outage")
     assert (after.pid, after.who) == (process.pid, before.who)
@@ -249,7 +252,8 @@ def test_a_worker_told_to_stop_before_it_reached_the_ledger_ends(run: Run):
     run.server.stop()
     process = run.start("Ticking")
     run.wait_until(lambda: (run.folder / "logs" / "reward-0.jsonl").exists(), "the log")
-    time.sleep(0.3)  # it has its signal handlers once its loop runs
+    # it has its signal handlers once its loop runs
+    time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
     assert process.wait(_PATIENCE_S) in {ExitCode.INTERRUPTED, -signal.SIGTERM}
     assert run.marks() == []

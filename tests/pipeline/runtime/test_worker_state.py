@@ -29,7 +29,8 @@ def test_a_wait_ends_itself_and_no_other():
         assert (pulse.heartbeat().waiting_for, pulse.heartbeat().detail) == (WaitingFor.ROOM, "reward-0 to read")
     assert pulse.heartbeat().waiting_for is WaitingFor.INPUT
     with pulse.waiting(WaitingFor.ROOM):
-        pulse.waiting_for(WaitingFor.COMPUTE)  # another task went on meanwhile
+        # another task went on meanwhile
+        pulse.waiting_for(WaitingFor.COMPUTE)
     assert pulse.heartbeat().waiting_for is WaitingFor.COMPUTE
 
 

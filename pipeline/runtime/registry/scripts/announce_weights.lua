@@ -1,13 +1,10 @@
--- Publish a policy version, unless the caller is fenced or the version is not newer than the published one.
+-- Publish a policy version, unless the caller is fenced or the version is not newer than the
+-- published one.
 --
--- KEYS[1] epochs   hash    worker -> newest epoch
--- KEYS[2] weights  string  the newest announcement, JSON
--- KEYS[3] news     stream  of weights, one entry
--- ARGV[1] worker
--- ARGV[2] epoch of the caller
--- ARGV[3] policy version
--- ARGV[4] announcement, JSON
--- returns {newest epoch of the caller's worker, version that was published before (-1: none), 1 when this one is now}
+-- KEYS[1] epochs   hash    worker -> newest epoch KEYS[2] weights  string  the newest announcement,
+-- JSON KEYS[3] news     stream  of weights, one entry ARGV[1] worker ARGV[2] epoch of the caller
+-- ARGV[3] policy version ARGV[4] announcement, JSON returns {newest epoch of the caller's worker,
+-- version that was published before (-1: none), 1 when this one is now}
 local newest = redis.call('HGET', KEYS[1], ARGV[1]) or '0'
 local before = -1
 local present = redis.call('GET', KEYS[2])

@@ -8,7 +8,8 @@
 -- ARGV[3] heartbeat, JSON
 -- returns 1, or 0 when the incarnation is fenced and nothing was written
 --
--- The removal comes first so that a server at its memory limit still takes heartbeats (see register.lua).
+-- The removal comes first so that a server at its memory limit still takes heartbeats (see
+-- register.lua).
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then
   return 0
 end

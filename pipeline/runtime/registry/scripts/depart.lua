@@ -1,4 +1,5 @@
--- Forget a worker that leaves in good order; nothing when a newer incarnation of it exists. Its epoch stays.
+-- Forget a worker that leaves in good order; nothing when a newer incarnation of it exists. Its
+-- epoch stays.
 --
 -- KEYS[1] epochs      hash  worker -> newest epoch
 -- KEYS[2] endpoints   hash  worker -> where its mailbox listens

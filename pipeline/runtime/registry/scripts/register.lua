@@ -9,8 +9,9 @@
 -- ARGV[2] "1" when a new incarnation begins its life, "0" when the worker is only fenced
 -- returns the new epoch
 --
--- The removals come first on purpose: a server at its memory limit refuses a script's growing writes, except after one
--- that cannot grow. Registering must work then too, since it is learners and scorers that make room.
+-- The removals come first on purpose: a server at its memory limit refuses a script's growing
+-- writes, except after one that cannot grow. Registering must work then too, since it is learners
+-- and scorers that make room.
 local had_endpoint = redis.call('HDEL', KEYS[2], ARGV[1])
 redis.call('HDEL', KEYS[3], ARGV[1])
 redis.call('ZREM', KEYS[4], ARGV[1])
