@@ -1,10 +1,12 @@
 """What a process started is found and ended with it, however it detached itself.
 
-*Consumes* ``/proc``. *Produces* ends of processes. *Waits for* nothing: a killed process takes no time to go.
+*Consumes* ``/proc``. *Produces* ends of processes. *Waits for* nothing: a killed process takes no
+time to go.
 
-A process group catches nearly everything; a daemon leaves its group and its session. So what we start carries a mark in its
-environment, which everything that it starts inherits. What clears its environment on purpose escapes: malice, no accident.
-Without ``/proc`` (macOS) groups are all there is.
+A process group catches nearly everything; a daemon leaves its group and its session. So what we
+start carries a mark in its environment, which everything that it starts inherits. What clears its
+environment on purpose escapes: malice, no accident. Without ``/proc`` (macOS) groups are all there
+is.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from pathlib import Path
 WORKER_MARK = "HEADRACE_WORKER"
 """In the environment of everything that a supervisor's worker is or starts: ``worker_mark``."""
 SANDBOX_MARK = "HEADRACE_SANDBOX"
-"""In the environment of everything that a verifier's sandbox process is or starts: a random name."""
+"""In the environment of everything that a verifier's sandbox process is or starts: a
+random name.
+"""
 
 _PROC = Path("/proc")
 _ROUNDS = 50
@@ -32,11 +36,14 @@ def worker_mark(run_dir: Path, worker: str | None = None) -> str:
 
 
 def marked(name: str, beginning: str) -> list[int]:
-    """Return the processes of this user, this one aside, whose environment has ``name`` with a value that so begins."""
+    """Return the processes of this user, this one aside, whose environment has ``name`` with a
+    value that so begins.
+    """
     wanted = os.fsencode(f"{name}={beginning}")
     found: list[int] = []
     for pid in _pids():
-        with suppress(OSError):  # it has ended, or is another user's
+        # it has ended, or is another user's
+        with suppress(OSError):
             environment = (_PROC / str(pid) / "environ").read_bytes()
             if pid != os.getpid() and any(entry.startswith(wanted) for entry in environment.split(b"\0")):
                 found.append(pid)

@@ -1,11 +1,12 @@
 """The error that ended a worker, as it is written down, and whether two of them are the same.
 
-*Consumes* exceptions, or what a process printed before it could write anything down. *Produces* small records. *Waits for*
-nothing.
+*Consumes* exceptions, or what a process printed before it could write anything down. *Produces*
+small records. *Waits for* nothing.
 
-Two errors are the same when their types are, and their messages but for numbers: process ids, addresses, epochs, sizes. An
-error *may pass* when it tells of the surroundings: the disk, memory, the network, the ledger, a deadline, an engine that was
-killed. Another start may find them well, however often the error came.
+Two errors are the same when their types are, and their messages but for numbers: process ids,
+addresses, epochs, sizes. An error *may pass* when it tells of the surroundings: the disk, memory,
+the network, the ledger, a deadline, an engine that was killed. Another start may find them well,
+however often the error came.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class LastError(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """What two errors have in common that are the same: their type, and their message without its numbers."""
+        """What two errors have in common that are the same: their type, and their message without
+        its numbers.
+        """
         return f"{self.type}: {_NUMBERS.sub('#', ' '.join(self.message.split()))}"
 
     def __str__(self) -> str:
@@ -51,7 +54,9 @@ class LastError(msgspec.Struct, frozen=True):
 
 
 def last_error(error: BaseException) -> LastError:
-    """Return what is written down of ``error``; of an exception group, of the member that decides the exit code."""
+    """Return what is written down of ``error``; of an exception group, of the member that decides
+    the exit code.
+    """
     code = exit_code_of(error)
     while isinstance(error, BaseExceptionGroup):
         members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

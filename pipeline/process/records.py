@@ -1,15 +1,17 @@
-"""``<run_dir>/processes/``: which processes run a run's workers, for a supervisor that must find them after another died.
+"""``<run_dir>/processes/``: which processes run a run's workers, for a supervisor that must find
+them after another died.
 
-*Consumes* the start of a process (the supervisor tells) and its epoch and exit code (the worker itself tells). *Produces* one
-small file each. *Waits for* nothing.
+*Consumes* the start of a process (the supervisor tells) and its epoch and exit code (the worker
+itself tells). *Produces* one small file each. *Waits for* nothing.
 
     <worker>.json        by the supervisor, as soon as the process is there: host, process id, start time, role
     <worker>.life.json   by the worker: the same process, its epoch once it is registered; at the end its exit code, the
                          error that ended it, and how much work it had finished
 
-A process id alone means nothing: the system gives it to another process when the first has ended. With the time at which the
-process began, by the kernel's clock and within one boot of the host, it names one process for ever. The exit code is written
-down because only a parent can wait for a process: a supervisor that adopts one reads here how it ended.
+A process id alone means nothing: the system gives it to another process when the first has ended.
+With the time at which the process began, by the kernel's clock and within one boot of the host, it
+names one process for ever. The exit code is written down because only a parent can wait for a
+process: a supervisor that adopts one reads here how it ended.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from pipeline.process.last_error import LastError
 
 FOLDER = "processes"
 WORKER_PID = "HEADRACE_WORKER_PID"
-"""Environment of a worker that computes on several ranks: the process that launched them and stands for the worker."""
+"""Environment of a worker that computes on several ranks: the process that launched them and stands
+for the worker.
+"""
 _LIFE = ".life.json"
 
 
@@ -38,7 +42,9 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     host: str
     pid: int
     started: str
-    """Boot of the host and the kernel's start time of the process; elsewhere than on Linux the start time in words."""
+    """Boot of the host and the kernel's start time of the process; elsewhere than on Linux the
+    start time in words.
+    """
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -62,12 +68,16 @@ class Life(msgspec.Struct, frozen=True):
 
 
 def worker_pid() -> int:
-    """Return the process by which others know this worker: this one, or the launcher of its ranks."""
+    """Return the process by which others know this worker: this one, or the launcher
+    of its ranks.
+    """
     return int(os.environ.get(WORKER_PID) or os.getpid())
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Return who a process id is at this moment; None when there is no such process, or it has ended (a zombie has)."""
+    """Return who a process id is at this moment; None when there is no such process, or it has
+    ended (a zombie has).
+    """
     started = _started(pid)
     return None if started is None else ProcessIdentity(this_host(), pid, started)
 
@@ -79,12 +89,16 @@ def write_started(run_dir: Path, worker: str, record: Started) -> None:
 
 
 def write_life(run_dir: Path, worker: str, record: Life) -> None:
-    """Say how this process lives or has ended. Raises OSError; FileNotFoundError where no supervisor ever began a run."""
+    """Say how this process lives or has ended. Raises OSError; FileNotFoundError where no
+    supervisor ever began a run.
+    """
     write_private(run_dir / FOLDER / f"{worker}{_LIFE}", msgspec.json.encode(record))
 
 
 def record_end(run_dir: Path, worker: str, exit_code: int) -> None:
-    """Say with which code this process ends, whatever was said of it before; a disk that refuses ends nobody."""
+    """Say with which code this process ends, whatever was said of it before; a disk that refuses
+    ends nobody.
+    """
     identity = identify(os.getpid())
     if identity is not None:
         life = read_life(run_dir, worker, identity) or Life(identity)
@@ -93,7 +107,9 @@ def record_end(run_dir: Path, worker: str, exit_code: int) -> None:
 
 
 def read_started(run_dir: Path) -> dict[str, Started]:
-    """Return worker -> the process that was started last for it; a file that cannot be read counts as absent."""
+    """Return worker -> the process that was started last for it; a file that cannot be read counts
+    as absent.
+    """
     found: dict[str, Started] = {}
     for path in sorted((run_dir / FOLDER).glob("*.json")):
         if path.name.endswith(_LIFE):
@@ -135,7 +151,8 @@ def _started(pid: int) -> str | None:
         return _started_elsewhere(pid)
     except ProcessLookupError:
         return None
-    fields = status.rpartition(")")[2].split()  # the name before may hold anything
+    # the name before may hold anything
+    fields = status.rpartition(")")[2].split()
     state, ticks = fields[0], fields[19]
     return None if state in "ZX" else f"{_boot()} {ticks}"
 

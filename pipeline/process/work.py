@@ -1,17 +1,20 @@
-"""What long work has done so far, told from inside of it, so that honest work is never taken for dead.
+"""What long work has done so far, told from inside of it, so that honest work is never taken for
+dead.
 
-*Consumes* marks: a piece is done, a tenth of the whole. *Produces* reports for heartbeats, and how long a piece may take.
-*Waits for* nothing.
+*Consumes* marks: a piece is done, a tenth of the whole. *Produces* reports for heartbeats, and how
+long a piece may take. *Waits for* nothing.
 
     a worker     with meter.task("update", tokens, "tokens"): ...     one thing that takes long, as people see it
     an engine    with work.part(0.25): ...                            the block is a quarter of what surrounds it
                  work.step(0.1)                                       a piece is done, a tenth of what surrounds it
 
-Engines know neither workers nor heartbeats: they tell the meter of the thread that they run on, or no meter at all. Code that
-goes on in another thread (a backward pass on a GPU) takes ``current()`` with it.
+Engines know neither workers nor heartbeats: they tell the meter of the thread that they run on, or
+no meter at all. Code that goes on in another thread (a backward pass on a GPU) takes ``current()``
+with it.
 
-A piece is what must end soon if all is well: a layer of a pass, a decode step, a verdict, a file. How long that takes depends
-on model and machine, so it is measured: a piece may take several times the slowest of its kind so far, and a floor in any case.
+A piece is what must end soon if all is well: a layer of a pass, a decode step, a verdict, a file.
+How long that takes depends on model and machine, so it is measured: a piece may take several times
+the slowest of its kind so far, and a floor in any case.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from dataclasses import dataclass
 import msgspec
 
 LEAST_S = 60.0
-"""A piece may take this long in any case: a machine that is used by others as well stands still for seconds."""
+"""A piece may take this long in any case: a machine that is used by others as well stands still for
+seconds.
+"""
 TIMES_SLOWEST = 5.0
 """... and so many times what the slowest of its kind took."""
 
@@ -87,7 +92,9 @@ class _Task:
 
 
 class Meter:
-    """Counts the work of one thread, and of the loop that gives it work. Any thread may mark and read."""
+    """Counts the work of one thread, and of the loop that gives it work. Any thread may mark and
+    read.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock``: monotonic seconds."""
@@ -107,7 +114,9 @@ class Meter:
 
     @contextmanager
     def task(self, kind: str, amount: float = 0.0, unit: str = "") -> Generator[None]:
-        """Say that the block is one thing that takes long: so much of ``unit``. Within another task it only counts pieces."""
+        """Say that the block is one thing that takes long: so much of ``unit``. Within another task
+        it only counts pieces.
+        """
         nothing = _Span(0.0, 0.0)
         with self._lock:
             nothing.begin = self._done

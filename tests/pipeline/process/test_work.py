@@ -64,7 +64,8 @@ def test_the_slowest_piece_is_that_of_its_kind_and_idle_time_is_no_piece(meter: 
     with meter.task("update"):
         clock.now_s += 7.0
         meter.step()
-    clock.now_s += 1000.0  # idle
+    # idle
+    clock.now_s += 1000.0
     with meter.task("scoring"):
         clock.now_s += 2.0
         meter.step()
@@ -100,5 +101,6 @@ def test_engines_tell_the_meter_of_their_thread_and_no_other(meter: Meter) -> No
         thread.join()
         work.step(0.5)
         assert meter.report().share == 0.5
-    work.step()  # nobody listens
+    # nobody listens
+    work.step()
     assert (meter.report().steps, other.report().steps) == (1, 1)
