@@ -126,11 +126,8 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
     else:
         was_running = True
         if now:
-            for number in (
-                signal.SIGTERM,
-                signal.SIGINT,
-                # two numbers, so that the second is not merged into the first
-            ):
+            # Two different signals: the kernel would merge the second of the same kind into the first.
+            for number in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         else:

@@ -106,8 +106,7 @@ def _admin(at: Attached) -> RedisAdmin:
     return RedisAdmin(at.replay)
 
 
-# -- dead letters
-# ----------------------------------------------------------------------------------------------------------
+# -- dead letters ----------------------------------------------------------------------------------
 
 
 @click.group(name="dead-letters", context_settings={"help_option_names": ["-h", "--help"]})

@@ -121,8 +121,7 @@ class ActorContext:
         self._unreached: dict[str, str] = {}
         self._links: list[Callable[[], list[LinkReport]]] = []
 
-    # -- what the heartbeat says
-    # ---------------------------------------------------------------------------------------
+    # -- what the heartbeat says -------------------------------------------------------------------
 
     @property
     def counters(self) -> dict[str, float]:
@@ -206,8 +205,7 @@ class ActorContext:
         """Read the counters of all links for the next heartbeat. Called by the runtime."""
         self.pulse.links = tuple(link for report in self._links for link in report())
 
-    # -- work
-    # ----------------------------------------------------------------------------------------------------------
+    # -- work --------------------------------------------------------------------------------------
 
     async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run blocking work on the one thread that the actor owns, in order of arrival, and return

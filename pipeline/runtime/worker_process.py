@@ -256,8 +256,7 @@ class Host:
         self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name, counters=counters)
         return self._lifecycle.code
 
-    # -- life
-    # ----------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         who = await self._register()
@@ -377,8 +376,7 @@ class Host:
         """Return how long a step of the end may take: hardly at all when the stop is immediate."""
         return min(seconds, _IMMEDIATE_S) if self._lifecycle.is_immediate else seconds
 
-    # -- stopping
-    # ------------------------------------------------------------------------------------------------------
+    # -- stopping ----------------------------------------------------------------------------------
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number is signal.SIGHUP and self._lifecycle.num_signals:

@@ -168,8 +168,7 @@ class Supervisor:
                 leftovers.clear(self._run_dir)
         return self._outcome(status)
 
-    # -- beginning and end
-    # ---------------------------------------------------------------------------------------------
+    # -- beginning and end -------------------------------------------------------------------------
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -262,8 +261,7 @@ class Supervisor:
             except Exception as error:
                 log.exception("report_not_written", reason=str(error), do=f"headrace report {self._run_dir}")
 
-    # -- the loop
-    # ------------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     async def _supervise(self, around: Surroundings) -> RunStatus:
         status = RunStatus(RunState.RUNNING)

@@ -72,8 +72,7 @@ def _chains(s: Snapshot) -> list[Chain]:
     return _learner_waits(s, s.waits, s.totals)
 
 
-# -- before and after the work
-# -------------------------------------------------------------------------------------------
+# -- before and after the work ---------------------------------------------------------------------
 
 
 def _no_room(name: str, ended: Ended) -> Chain:
@@ -138,8 +137,7 @@ def _ending(s: Snapshot) -> Chain:
     return Chain((link, f"{names} still to end", *end.links), Cause.DRAINING, left[0].worker, Outlook.ENDED, doing)
 
 
-# -- the learner
-# ---------------------------------------------------------------------------------------------------------
+# -- the learner -----------------------------------------------------------------------------------
 
 
 def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
@@ -258,8 +256,7 @@ def _noun(waits: Waits) -> str:
     return {Unit.GROUP: "group", Unit.TRAJECTORY: "trajectory", Unit.CHUNK: "chunk"}[waits.unit]
 
 
-# -- besides
-# -------------------------------------------------------------------------------------------------------------
+# -- besides ---------------------------------------------------------------------------------------
 
 
 def _also(s: Snapshot, chains: list[Chain]) -> list[str]:

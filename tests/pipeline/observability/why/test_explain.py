@@ -42,8 +42,7 @@ def root(s: Snapshot) -> tuple[Cause, str, Outlook]:
     return chain.cause, chain.who, chain.outlook
 
 
-# -- units, and the generators that have them
-# --------------------------------------------------------------------------
+# -- units, and the generators that have them ------------------------------------------------------
 
 
 def test_a_frozen_generator_is_named_from_the_learner_down():
@@ -136,8 +135,7 @@ def test_a_trouble_that_the_update_can_do_without_is_told_last():
     assert found.outlook is Outlook.MOVES
 
 
-# -- fields, and their scorers
-# -----------------------------------------------------------------------------------------
+# -- fields, and their scorers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", Unit)
@@ -187,8 +185,7 @@ def test_a_chunk_that_waits_for_values_is_told_while_its_trajectory_is_still_sam
     assert root(s)[:2] == (Cause.SILENT, "value")
 
 
-# -- too little on the way
-# ---------------------------------------------------------------------------------------------
+# -- too little on the way -------------------------------------------------------------------------
 
 NOTHING = waits(running=0, ready=3)
 
@@ -229,8 +226,7 @@ def test_what_runs_is_not_all_that_lacks_when_admission_has_stopped():
     assert found.chains[0].links[1] == "2 groups are not even admitted"
 
 
-# -- the learner
-# -------------------------------------------------------------------------------------------------------
+# -- the learner -----------------------------------------------------------------------------------
 
 
 def test_a_learner_at_work_says_which_update_and_how_much_of_the_next_is_there():
@@ -299,8 +295,7 @@ def test_a_closed_run_waits_for_its_last_evaluation():
     assert root(scene([], view, **closed, without=["reward-0"]))[:2] == (Cause.ABSENT, "reward-0")
 
 
-# -- the whole run
-# -----------------------------------------------------------------------------------------------------
+# -- the whole run ---------------------------------------------------------------------------------
 
 
 def test_a_ledger_that_does_not_answer_is_an_answer():
