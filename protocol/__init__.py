@@ -8,5 +8,6 @@
     endpoints                     addresses, parsed and checked
     errors                        everything that one part may raise for another to handle
 
-Floor 0: nothing here imports torch, Redis, ``pipeline`` or ``workers``. The wire specification is ``protocol/README.md``.
+Floor 0: nothing here imports torch, Redis, ``pipeline`` or ``workers``. The wire specification is
+``protocol/README.md``.
 """

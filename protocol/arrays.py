@@ -1,10 +1,12 @@
 """Arrays on the wire: their bytes, little-endian, under a field name that ends in their dtype.
 
-*Consumes* numpy vectors (sending) or their bytes (receiving). *Produces* bytes, or read-only vectors. *Waits for* nothing.
+*Consumes* numpy vectors (sending) or their bytes (receiving). *Produces* bytes, or read-only
+vectors. *Waits for* nothing.
 
-A field of a message is declared as one of the vector types below, and its name on the wire ends in the dtype. The type
-tells the decoder, the name tells everybody else: ``{"tokens:<i4": b"..."}`` needs no schema. Shapes do not travel, for
-all our arrays have one dimension; so there is no shape, no length and no dtype that could be wrong, only bytes.
+A field of a message is declared as one of the vector types below, and its name on the wire ends in
+the dtype. The type tells the decoder, the name tells everybody else: ``{"tokens:<i4": b"..."}``
+needs no schema. Shapes do not travel, for all our arrays have one dimension; so there is no shape,
+no length and no dtype that could be wrong, only bytes.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-from numpy import frombuffer  # a lookup less for each array
+
+# a lookup less for each array
+from numpy import frombuffer
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = bytes | memoryview
-"""What a received frame may be. A memoryview is one of single bytes, so that its ``len`` counts them."""
+"""What a received frame may be. A memoryview is one of single bytes, so that its ``len`` counts
+them.
+"""
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -29,7 +35,9 @@ if TYPE_CHECKING:
 else:
 
     class _AnyArray(type):
-        """Makes every numpy array pass for an instance: the declared type only carries the dtype to the decoder."""
+        """Makes every numpy array pass for an instance: the declared type only carries the dtype to
+        the decoder.
+        """
 
         __instancecheck__ = np.ndarray.__instancecheck__
 
@@ -53,11 +61,15 @@ else:
 
 
 pack_array = np.ndarray.tobytes
-"""Returns an array's bytes in C order, also of a strided one. Raises TypeError for anything but an array."""
+"""Returns an array's bytes in C order, also of a strided one. Raises TypeError for anything but an
+array.
+"""
 
 
 def pack_large_array(array: Any) -> memoryview:
-    """Return an array's bytes in place: a call from Python, but a copy less. Raises TypeError for anything but an array."""
+    """Return an array's bytes in place: a call from Python, but a copy less. Raises TypeError for
+    anything but an array.
+    """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"a {type(array).__name__} cannot travel")
     return np.ascontiguousarray(cast("NDArray[Any]", array)).data

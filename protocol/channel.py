@@ -1,7 +1,8 @@
 """The seam between actors: what a mailbox and a link promise, whoever carries the bytes.
 
-A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and counts what it carries.
-Two implementations, ``protocol.memory`` and ``protocol.zeromq``, pass one contract suite.
+A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and
+counts what it carries. Two implementations, ``protocol.memory`` and ``protocol.zeromq``, pass one
+contract suite.
 
 A link is fast and may lose anything when a process dies; what must not be lost is in the ledger.
 """
@@ -26,7 +27,9 @@ class LinkStats:
     """Sent (at a sender) or received and decoded (at a mailbox)."""
     num_bytes: int = 0
     num_refused: int = 0
-    """At a mailbox: messages that could not be read, by any reason. At a sender: deliveries given up at the deadline."""
+    """At a mailbox: messages that could not be read, by any reason. At a sender: deliveries given
+    up at the deadline.
+    """
     num_gaps: int = 0
     """At a mailbox: sequence numbers that never arrived. Always 0 at a sender."""
 
@@ -53,8 +56,8 @@ class Sender(Protocol):
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Hand the message to the link; wait at most ``timeout_s`` for room.
 
-        Returns False when there was no room in time: the mailbox is full or gone. That wait is the back-pressure.
-        Raises ChannelClosed after ``close``.
+        Returns False when there was no room in time: the mailbox is full or gone. That wait is the
+        back-pressure. Raises ChannelClosed after ``close``.
         """
         ...
 
@@ -82,8 +85,8 @@ class Mailbox(Protocol):
     async def receive(self, *, timeout_s: float) -> Delivery | None:
         """Return the next readable message, or None when none came within ``timeout_s``.
 
-        What cannot be read is counted in ``stats`` under the peer's name, logged and dropped. Cancelling this call loses no
-        message. Raises ChannelClosed after ``close``.
+        What cannot be read is counted in ``stats`` under the peer's name, logged and dropped.
+        Cancelling this call loses no message. Raises ChannelClosed after ``close``.
         """
         ...
 
@@ -100,7 +103,9 @@ class Requester(Protocol):
     """Asks one responder and waits for its answer; used for weights between hosts."""
 
     async def request(self, message: Message, *, timeout_s: float) -> Message:
-        """Send ``message`` and return its answer. Raises DeadlineExceeded, ChannelClosed, or the WireError of a bad answer."""
+        """Send ``message`` and return its answer. Raises DeadlineExceeded, ChannelClosed, or the
+        WireError of a bad answer.
+        """
         ...
 
     def unreached_s(self) -> float:

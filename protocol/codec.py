@@ -1,11 +1,13 @@
 """From messages to bytes and back: typed MessagePack, checked before, while and after decoding.
 
-*Consumes* messages, or frames that anybody may have written. *Produces* frames, or messages whose every field has its
-declared type; else one of the WireErrors, and nothing but a WireError. *Waits for* nothing.
+*Consumes* messages, or frames that anybody may have written. *Produces* frames, or messages whose
+every field has its declared type; else one of the WireErrors, and nothing but a WireError. *Waits
+for* nothing.
 
-On a link a message is two frames: the envelope and the body, MessagePack maps with named fields. In the ledger it is one
-blob: a map of the same version, type and checksum, with the body nested in it. The plain ``msgpack`` package reads either;
-``protocol.peek`` does. ``protocol/README.md`` is the specification.
+On a link a message is two frames: the envelope and the body, MessagePack maps with named fields. In
+the ledger it is one blob: a map of the same version, type and checksum, with the body nested in it.
+The plain ``msgpack`` package reads either; ``protocol.peek`` does. ``protocol/README.md`` is the
+specification.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class _VersionOnly(msgspec.Struct):
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What an unreadable message says of itself: enough to name the peer. Nothing in it is certain."""
+    """What an unreadable message says of itself: enough to name the peer. Nothing in
+    it is certain.
+    """
 
     sender: str = ""
     """Empty when even that cannot be read."""
@@ -118,7 +122,8 @@ def encode_once(message: Message) -> Encoded:
 def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: float) -> list[bytes]:
     """Return the frames of ``message``: envelope and body.
 
-    Raises MalformedMessage when the message contradicts itself or holds something that cannot travel.
+    Raises MalformedMessage when the message contradicts itself or holds something that cannot
+    travel.
     """
     encoded = message if isinstance(message, Encoded) else encode_once(message)
     envelope = Envelope(
@@ -223,7 +228,8 @@ def _encode_body(obj: Storable) -> bytes:
         and len(body) > FREE_BODY_BYTES
         and (obj.prompt.extra or len(body) > MAX_TEXT_BYTES)
     ):
-        check_values(memoryview(body))  # else every receiver would refuse it; without extra columns it holds few values
+        # else every receiver would refuse it; without extra columns it holds few values
+        check_values(memoryview(body))
     return body
 
 

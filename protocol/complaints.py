@@ -1,7 +1,9 @@
-"""How often the same complaint is logged: once a minute for each peer, and for few peers, with the number left out.
+"""How often the same complaint is logged: once a minute for each peer, and for few peers, with the
+number left out.
 
-*Consumes* complaints, by whom and of which kind. *Produces* whether to log one. *Waits for* nothing. So hostile peers fill no
-disk, however many names or keys they invent, and no memory. Kinds are the program's own words, never a peer's.
+*Consumes* complaints, by whom and of which kind. *Produces* whether to log one. *Waits for*
+nothing. So hostile peers fill no disk, however many names or keys they invent, and no memory. Kinds
+are the program's own words, never a peer's.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass, field
 
 LOG_EVERY_S = 60.0
 MAX_LOGGED = 10
-"""Peers of which one kind of complaint is logged in that time; of further ones the number is, with the next line."""
+"""Peers of which one kind of complaint is logged in that time; of further ones the number is, with
+the next line.
+"""
 
 
 @dataclass(slots=True)
@@ -30,7 +34,9 @@ class Complaints:
         self._kinds: dict[str, _Kind] = {}
 
     def due(self, who: str, kind: str) -> int | None:
-        """Return how many of this kind were left out since the last that was logged; None when this one is left out too."""
+        """Return how many of this kind were left out since the last that was logged; None when this
+        one is left out too.
+        """
         now = self._clock()
         known = self._kinds.setdefault(kind, _Kind(now))
         if now - known.began_s >= LOG_EVERY_S:

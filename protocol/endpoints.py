@@ -1,10 +1,11 @@
 """Addresses of mailboxes: ``ipc://`` on one host, ``tcp://`` across hosts; parsed, checked, made.
 
-*Consumes* address text, or the run's folder and wire settings. *Produces* checked endpoints, and private folders for
-sockets. *Waits for* nothing.
+*Consumes* address text, or the run's folder and wire settings. *Produces* checked endpoints, and
+private folders for sockets. *Waits for* nothing.
 
-An ipc endpoint is a socket file; who may open the folder may send. So the folder is ours alone (mode 0700), and its path is
-short enough for the operating system: 107 bytes, or the kernel cuts it.
+An ipc endpoint is a socket file; who may open the folder may send. So the folder is ours alone
+(mode 0700), and its path is short enough for the operating system: 107 bytes, or the kernel cuts
+it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class WireSettings(Protocol):
 class Endpoint:
     """A parsed address. ``str()`` gives the text back.
 
-    Example: ``Endpoint.parse("tcp://10.0.0.7:5555")`` is ``Endpoint(scheme="tcp", host="10.0.0.7", port=5555)``.
+    Example: ``Endpoint.parse("tcp://10.0.0.7:5555")`` is
+    ``Endpoint(scheme="tcp", host="10.0.0.7", port=5555)``.
     """
 
     scheme: Literal["ipc", "tcp"]
@@ -103,7 +105,9 @@ class Endpoint:
 
     @property
     def reachable(self) -> Self:
-        """The address to tell others: a wildcard becomes this host's name, or its address where the name means loopback."""
+        """The address to tell others: a wildcard becomes this host's name, or its address where the
+        name means loopback.
+        """
         if self.scheme == "tcp" and self.host in _WILDCARDS:
             return replace(self, host=own_address())
         return self
@@ -111,7 +115,8 @@ class Endpoint:
     def told(self, instead: str | None) -> str:
         """Return the host to tell others of a tcp address: ``instead``, if there is one.
 
-        Raises ConfigError when that means loopback, and what listens here is not plainly for this host alone.
+        Raises ConfigError when that means loopback, and what listens here is not plainly for this
+        host alone.
         """
         host = instead or self.reachable.host
         if not self.is_local and is_loopback(host):
@@ -133,9 +138,11 @@ class Endpoint:
 
 
 def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str:
-    """Return where a worker's mailbox should bind: a socket file of this incarnation's own, or any port of ``wire.host``.
+    """Return where a worker's mailbox should bind: a socket file of this incarnation's own, or any
+    port of ``wire.host``.
 
-    The epoch is part of the file's name, so that a frozen older incarnation keeps nobody from starting.
+    The epoch is part of the file's name, so that a frozen older incarnation keeps nobody from
+    starting.
     """
     if wire.transport == "tcp":
         first, _, last = (wire.ports or "0").partition("-")
@@ -144,7 +151,9 @@ def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str
 
 
 def run_tag(run_dir: Path) -> str:
-    """Return what the names of a run's private folders outside its own begin with: the user, and a hash of the run's path."""
+    """Return what the names of a run's private folders outside its own begin with: the user, and a
+    hash of the run's path.
+    """
     return f"headrace-{os.getuid()}-{hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]}"
 
 
@@ -154,7 +163,9 @@ def socket_folders(run_dir: Path) -> tuple[Path, Path]:
 
 
 def ipc_endpoint(run_dir: Path, name: str) -> str:
-    """Return an ipc endpoint in the run's private socket folder; in the temporary folder when the run's path is too long."""
+    """Return an ipc endpoint in the run's private socket folder; in the temporary folder when the
+    run's path is too long.
+    """
     folder, short_folder = socket_folders(run_dir)
     if len(os.fsencode(folder / f"{name}.sock")) > MAX_IPC_PATH_BYTES:
         folder = short_folder

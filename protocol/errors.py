@@ -27,8 +27,8 @@
     ├── StorageFailed (OSError)           the disk refused a checkpoint; the one before is untouched
     └── VerifierError                     a reward function raised or ran out of time; never scored as wrong
 
-Each class also inherits the standard error that it refines, so a caller may catch either. A message says what failed,
-what was got, what was expected, and what to do about it.
+Each class also inherits the standard error that it refines, so a caller may catch either. A message
+says what failed, what was got, what was expected, and what to do about it.
 """
 
 from __future__ import annotations
@@ -87,11 +87,15 @@ class LedgerUnavailable(LedgerError, ConnectionError):
 
 
 class LedgerDiskFailed(LedgerUnavailable):
-    """The ledger server answers and refuses writes: its append-only file cannot be written, as a rule on a full disk."""
+    """The ledger server answers and refuses writes: its append-only file cannot be written, as a
+    rule on a full disk.
+    """
 
 
 class LedgerRefused(LedgerError, PermissionError):
-    """The ledger server answers and does not take the name or password that it was given; it would refuse them again."""
+    """The ledger server answers and does not take the name or password that it was given; it would
+    refuse them again.
+    """
 
 
 class LedgerFull(LedgerError, MemoryError):
@@ -111,23 +115,33 @@ class EngineError(HeadraceError):
 
 
 class WeightsRejected(EngineError, ValueError):
-    """Published weights cannot be taken: they do not fit the model, or are not what was announced."""
+    """Published weights cannot be taken: they do not fit the model, or are not what
+    was announced.
+    """
 
 
 class WeightsDamaged(WeightsRejected):
-    """The bytes of a version are not those that were published: they do not match its digest, or cannot be read."""
+    """The bytes of a version are not those that were published: they do not match its digest, or
+    cannot be read.
+    """
 
 
 class Diverged(EngineError, FloatingPointError):
-    """Training has diverged: optimiser steps, or the logits of published weights, are not finite. A restart cannot help."""
+    """Training has diverged: optimiser steps, or the logits of published weights, are not finite. A
+    restart cannot help.
+    """
 
 
 class EngineDied(EngineError):
-    """What an engine runs on has ended, failed or hangs. A new engine may do better; what this one held goes on elsewhere."""
+    """What an engine runs on has ended, failed or hangs. A new engine may do better; what this one
+    held goes on elsewhere.
+    """
 
 
 class ParityFailed(EngineError):
-    """After a weight update an engine computes other log-probs than the learner: it must not sample under the new version."""
+    """After a weight update an engine computes other log-probs than the learner: it must not sample
+    under the new version.
+    """
 
 
 class StorageFailed(HeadraceError, OSError):
@@ -135,4 +149,6 @@ class StorageFailed(HeadraceError, OSError):
 
 
 class VerifierError(HeadraceError):
-    """A reward function raised or ran out of time. The response is retried elsewhere, never scored as wrong."""
+    """A reward function raised or ran out of time. The response is retried elsewhere, never scored
+    as wrong.
+    """

@@ -1,16 +1,18 @@
 """Names of the things that processes talk about: roles, incarnations, trajectories, chunks.
 
-Ids are short, sortable by eye and the same everywhere: in messages, in ledger keys, in logs and on the command line.
+Ids are short, sortable by eye and the same everywhere: in messages, in ledger keys, in logs and on
+the command line.
 
     t.12.3      trajectory: training lane, group 12, member 3
     t.12.3.0    its first chunk
     e4.7.0      evaluation number 4, prompt 7, sample 0
 
-A group's number is its place in the order of admission; also in the stream of prompts, until a dead letter's prompt is
-admitted again (``Lease.prompt``).
+A group's number is its place in the order of admission; also in the stream of prompts, until a dead
+letter's prompt is admitted again (``Lease.prompt``).
 
-Ids become parts of ledger keys and of file names. So whoever reads one, from a message or from a person, checks its form first:
-a lane is ``t`` or ``e`` and a number, and every number fits the ledger's arithmetic.
+Ids become parts of ledger keys and of file names. So whoever reads one, from a message or from a
+person, checks its form first: a lane is ``t`` or ``e`` and a number, and every number fits the
+ledger's arithmetic.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Incarnation(msgspec.Struct, frozen=True):
 
 
 class TrajectoryId(msgspec.Struct, frozen=True, order=True):
-    """A trajectory: lane, group (place in the order of admission) and member (0 .. group size - 1)."""
+    """A trajectory: lane, group (place in the order of admission) and member (0 ..
+    group size - 1).
+    """
 
     lane: str
     group: int
@@ -98,7 +102,9 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether this id, which anybody may have written, is one that the ledger can have given."""
+        """Whether this id, which anybody may have written, is one that the ledger can
+        have given.
+        """
         trajectory = self.trajectory
         lane = trajectory.lane
         return (
@@ -110,5 +116,7 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
 
 
 def is_worker_name(name: str) -> bool:
-    """Whether ``name`` may name a worker: it becomes part of file names, ledger keys and log lines."""
+    """Whether ``name`` may name a worker: it becomes part of file names, ledger keys
+    and log lines.
+    """
     return _WORKER.fullmatch(name) is not None

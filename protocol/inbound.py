@@ -1,9 +1,11 @@
-"""What a receiver keeps of its peers: who sent how much, what never arrived, what could not be read.
+"""What a receiver keeps of its peers: who sent how much, what never arrived, what could not be
+read.
 
 *Consumes* received frames. *Produces* deliveries and counters by sender. *Waits for* nothing.
 
-A message that cannot be read is counted under the peer's name and dropped. It is logged once a minute for each peer and kind of
-error, and for ten peers a kind, with the number left out, so that hostile peers fill no disk.
+A message that cannot be read is counted under the peer's name and dropped. It is logged once a
+minute for each peer and kind of error, and for ten peers a kind, with the number left out, so that
+hostile peers fill no disk.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Inbound:
         self._complaints = Complaints(clock)
 
     def read(self, frames: Sequence[Buffer], *, address: Callable[[], str] = lambda: "") -> Delivery | None:
-        """Return the message, or None when it was refused. ``address`` names a peer that does not name itself."""
+        """Return the message, or None when it was refused. ``address`` names a peer that does not
+        name itself.
+        """
         opened = self.open(frames, address=address)
         if opened is None:
             return None
@@ -74,7 +78,9 @@ class Inbound:
         return message, envelope
 
     def refuse(self, name: str, error: WireError, *, sequence: int = -1) -> None:
-        """Count a message that cannot be read, and log it unless this peer did the same a moment ago."""
+        """Count a message that cannot be read, and log it unless this peer did the same a moment
+        ago.
+        """
         name = name[:MAX_NAME_CHARS]
         peer = self._peer(name)
         peer.num_refused += 1
@@ -111,7 +117,9 @@ class Inbound:
 
 
 def _follow(peer: _Peer, sequence: int) -> None:
-    """Count the numbers between the one expected and this one. A smaller one means that the sender began anew."""
+    """Count the numbers between the one expected and this one. A smaller one means that the sender
+    began anew.
+    """
     if peer.expected is not None and sequence > peer.expected:
         peer.num_gaps = min(peer.num_gaps + sequence - peer.expected, MAX_GAPS)
     peer.expected = sequence + 1

@@ -1,10 +1,12 @@
-"""Mailboxes and links within one process: the same promises as ``protocol.zeromq``, without sockets.
+"""Mailboxes and links within one process: the same promises as ``protocol.zeromq``, without
+sockets.
 
-*Consumes* messages. *Produces* deliveries. *Waits for* room (sender; unblocked by the mailbox's owner reading) or input
-(mailbox; unblocked by senders), each with a deadline.
+*Consumes* messages. *Produces* deliveries. *Waits for* room (sender; unblocked by the mailbox's
+owner reading) or input (mailbox; unblocked by senders), each with a deadline.
 
-Messages go through the codec as on any wire: what arrives is a read-only copy, and what cannot travel fails here as it
-would there. Part of the product: a fleet in one process, and every test that needs a link but no network.
+Messages go through the codec as on any wire: what arrives is a read-only copy, and what cannot
+travel fails here as it would there. Part of the product: a fleet in one process, and every test
+that needs a link but no network.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class _Queue:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.items: deque[tuple[str, Frames, MemoryRequester | None]] = deque()  # bounded by ``limit`` for each sender
+        # bounded by ``limit`` for each sender
+        self.items: deque[tuple[str, Frames, MemoryRequester | None]] = deque()
         self.held: Counter[str] = Counter()
         self.input = Waiters()
         self.room = Waiters()
@@ -83,14 +86,18 @@ class MemoryHub:
     """
 
     def __init__(self, *, high_water_mark: int = 16, max_message_bytes: int = 64 * 1024 * 1024) -> None:
-        """``high_water_mark``: messages a link holds. ``max_message_bytes``: larger ones are refused."""
+        """``high_water_mark``: messages a link holds. ``max_message_bytes``: larger ones are
+        refused.
+        """
         self.high_water_mark = high_water_mark
         self.max_message_bytes = max_message_bytes
         self._queues: dict[str, _Queue] = {}
         self._bound = Waiters()
 
     def mailbox(self, name: str) -> MemoryMailbox:
-        """Open a mailbox at ``memory://name`` (``name`` may be given with the scheme). Raises ConfigError when it is in use."""
+        """Open a mailbox at ``memory://name`` (``name`` may be given with the scheme). Raises
+        ConfigError when it is in use.
+        """
         return MemoryMailbox(*self._bind(name), self.max_message_bytes)
 
     def sender(self, endpoint: str, *, sender: str) -> MemorySender:
@@ -112,7 +119,9 @@ class MemoryHub:
     async def wait_for_room(
         self, endpoint: str, link: str, deadline: float, is_closed: Callable[[], bool]
     ) -> _Queue | None:
-        """Return the endpoint's queue once it has room for ``link``; None at the deadline. Raises ChannelClosed."""
+        """Return the endpoint's queue once it has room for ``link``; None at the deadline. Raises
+        ChannelClosed.
+        """
         loop = asyncio.get_running_loop()
         while True:
             if is_closed():
@@ -163,7 +172,8 @@ class MemorySender:
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Hand the message over; False when there was no room within ``timeout_s``.
 
-        Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that no mailbox would take.
+        Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that
+        no mailbox would take.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         queue = await self._hub.wait_for_room(self._endpoint, self._link, deadline, lambda: self._closed)
@@ -206,11 +216,15 @@ class MemoryMailbox:
         return self._endpoint
 
     def deliver(self, frames: Frames) -> None:
-        """Put frames into the mailbox as they are, readable or not: what a stranger on the wire could do."""
+        """Put frames into the mailbox as they are, readable or not: what a stranger on the wire
+        could do.
+        """
         self._queue.put("", frames)
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
-        """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing. Raises ChannelClosed."""
+        """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing.
+        Raises ChannelClosed.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while await self._queue.ready(deadline):
             _, frames, _ = self._queue.take()
@@ -305,8 +319,8 @@ class MemoryResponder:
         return self._endpoint
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """Answer the next request with ``handler``; False when none came in time. Raises what ``handler`` raises: its
-        requester then meets its own deadline.
+        """Answer the next request with ``handler``; False when none came in time. Raises what
+        ``handler`` raises: its requester then meets its own deadline.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while await self._queue.ready(deadline):
@@ -331,7 +345,9 @@ class MemoryResponder:
 
 
 class MemoryTransport:
-    """One worker's view of a hub, with the methods of a ``ZmqTransport``. Keys mean nothing here."""
+    """One worker's view of a hub, with the methods of a ``ZmqTransport``. Keys mean
+    nothing here.
+    """
 
     def __init__(self, hub: MemoryHub, sender: str) -> None:
         self._hub = hub

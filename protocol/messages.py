@@ -1,7 +1,8 @@
 """Every message that goes over a link, and the envelope around it.
 
-Fields are only ever appended, with defaults; each message has a golden byte file in the tests. The codec writes envelope
-and body as MessagePack maps with named fields, so that the plain ``msgpack`` package reads any of them.
+Fields are only ever appended, with defaults; each message has a golden byte file in the tests. The
+codec writes envelope and body as MessagePack maps with named fields, so that the plain ``msgpack``
+package reads any of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ BASE_VERSION = -1
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_request", omit_defaults=True):
-    """A generator on another host asks the learner for a range of a published weight file, or of what changed in it."""
+    """A generator on another host asks the learner for a range of a published weight file, or of
+    what changed in it.
+    """
 
     version: int
     """0 or more, or BASE_VERSION."""
@@ -30,7 +33,9 @@ class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_req
 
 
 class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part", omit_defaults=True):
-    """A range of a published weight file, or of a delta. ``data`` is empty when the version is no longer held."""
+    """A range of a published weight file, or of a delta. ``data`` is empty when the version is no
+    longer held.
+    """
 
     version: int
     offset: int

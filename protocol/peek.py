@@ -1,7 +1,8 @@
 """Makes any message legible, with nothing but the plain ``msgpack`` package.
 
-*Consumes* the frames of a message, or a blob of the ledger, of any version and any type, also truncated. *Produces* plain
-data for ``json.dumps``, or text for people. *Waits for* nothing. It knows no message type, so none can surprise it.
+*Consumes* the frames of a message, or a blob of the ledger, of any version and any type, also
+truncated. *Produces* plain data for ``json.dumps``, or text for people. *Waits for* nothing. It
+knows no message type, so none can surprise it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _FORMATS: dict[str, str] = {dtype: code for dtype, code in zip(_DTYPES, "?bBhHiI
 def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
     """Return envelope and body as plain data; arrays as dtype, size and their first elements.
 
-    One frame is taken for a blob. What cannot be read stands as ``{"unreadable": reason, "hex": first bytes}``. Adds
-    ``checksum_ok``. Never raises.
+    One frame is taken for a blob. What cannot be read stands as
+    ``{"unreadable": reason, "hex": first bytes}``. Adds ``checksum_ok``. Never raises.
     """
     if not frames:
         return {"unreadable": "no frames"}
@@ -71,8 +72,8 @@ def _unpack(data: bytes) -> Any:
 def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     """Make a map whose keys are text, whatever they were.
 
-    A key that is a map or list is named by its kind: the ``repr`` of one within another doubles its backslashes at each level,
-    and a thousand bytes of it take gigabytes.
+    A key that is a map or list is named by its kind: the ``repr`` of one within another doubles its
+    backslashes at each level, and a thousand bytes of it take gigabytes.
     """
     return {key if isinstance(key, str) else _key(key): value for key, value in pairs}
 
@@ -84,7 +85,9 @@ def _key(key: object) -> str:
 
 
 def _plain(value: Any, key: str = "", depth: int = 0) -> Any:
-    """Replace arrays by their description, other bytes by hex, and what nests absurdly by a mark."""
+    """Replace arrays by their description, other bytes by hex, and what nests
+    absurdly by a mark.
+    """
     if depth > 64:
         return "..."
     if isinstance(value, dict):

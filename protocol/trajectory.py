@@ -1,7 +1,8 @@
 """The nouns of the data path: what a generator writes, and what the scorers add to it.
 
-A prompt with all that is sampled after it is a *trajectory*. It is cut into *chunks*, each at most one window long; a
-chunk is what is sent and stored at once. Within a chunk, a run of tokens that one policy version sampled is a *segment*.
+A prompt with all that is sampled after it is a *trajectory*. It is cut into *chunks*, each at most
+one window long; a chunk is what is sent and stored at once. Within a chunk, a run of tokens that
+one policy version sampled is a *segment*.
 
 Arrays are numpy vectors, declared and named as ``protocol.arrays`` says.
 """
@@ -46,7 +47,8 @@ class Field(StrEnum):
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a prompt file, tokenised.
 
-    Example: ``Prompt(prompt_id="train:17", tokens=array([5, 9]), text="2+3=", answer="5", verifier="arithmetic")``.
+    Example: ``Prompt(prompt_id="train:17", tokens=array([5, 9]), text="2+3=", answer="5",
+    verifier="arithmetic")``.
     """
 
     prompt_id: str
@@ -56,7 +58,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     answer: str
     verifier: str
-    """Name in the verifier registry, or ``package.module:function`` as the configuration names it."""
+    """Name in the verifier registry, or ``package.module:function`` as the
+    configuration names it.
+    """
     extra: dict[str, Any] = {}
     """Every further column of the data file, handed to the verifier unchanged."""
 
@@ -69,17 +73,23 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
-    """At most one window of a trajectory, with all the context that a scorer needs: scorers keep no state."""
+    """At most one window of a trajectory, with all the context that a scorer needs: scorers keep no
+    state.
+    """
 
     id: ChunkId
     prompt: Prompt
     """``prompt.tokens`` starts the context."""
     context_tokens: Int32Vector = msgspec.field(name="context_tokens:<i4")
-    """int32 [earlier response tokens]: what was sampled in the chunks before this one, without the prompt."""
+    """int32 [earlier response tokens]: what was sampled in the chunks before this one, without the
+    prompt.
+    """
     tokens: Int32Vector = msgspec.field(name="tokens:<i4")
     """int32 [tokens of this chunk], the stop token included when one was sampled."""
     behavior_logprobs: Float32Vector = msgspec.field(name="behavior_logprobs:<f4")
-    """float32 [tokens of this chunk]: log-probability under the distribution really sampled from."""
+    """float32 [tokens of this chunk]: log-probability under the distribution really
+    sampled from.
+    """
     segments: tuple[Segment, ...]
     """In order; their lengths sum to ``tokens.size``."""
     finish_reason: FinishReason
@@ -131,7 +141,9 @@ class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     parts: dict[str, float] = {}
     """Named summands of the reward, for metrics: ``{"correct": 1.0, "overlong": -0.25}``."""
     masked: bool = False
-    """Over-long filtering: the response counts in the group's mean and std but its tokens carry no loss."""
+    """Over-long filtering: the response counts in the group's mean and std but its tokens carry no
+    loss.
+    """
 
 
 class ReferenceScore(msgspec.Struct, frozen=True, kw_only=True, tag="reference"):

@@ -1,9 +1,10 @@
 """What must hold between the fields of a message, beyond their types.
 
-*Consumes* a decoded message, or one about to be sent. *Produces* nothing, or the MalformedMessage that names the field.
-*Waits for* nothing.
+*Consumes* a decoded message, or one about to be sent. *Produces* nothing, or the MalformedMessage
+that names the field. *Waits for* nothing.
 
-The checks look at sizes and dtypes only, never at every element: they cost a third of a microsecond.
+The checks look at sizes and dtypes only, never at every element: they cost a third of a
+microsecond.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from protocol.trajectory import ReferenceScore, Score, TrajectoryChunk, ValueSco
 
 
 def check_vectors(obj: Message | Score) -> None:
-    """Raise MalformedMessage when an array of ``obj`` is no vector of its field's dtype. The decoder makes no others."""
+    """Raise MalformedMessage when an array of ``obj`` is no vector of its field's dtype. The
+    decoder makes no others.
+    """
     if isinstance(obj, TrajectoryChunk):
         prompt, context, tokens, logprobs = obj.prompt.tokens, obj.context_tokens, obj.tokens, obj.behavior_logprobs
         if (
@@ -43,7 +46,9 @@ def check_vectors(obj: Message | Score) -> None:
 
 
 def check_consistency(obj: Message | Score) -> None:
-    """Raise MalformedMessage when the fields of ``obj`` contradict one another. Its arrays are vectors."""
+    """Raise MalformedMessage when the fields of ``obj`` contradict one another. Its arrays are
+    vectors.
+    """
     if isinstance(obj, TrajectoryChunk):
         _check_chunk(obj)
     elif isinstance(obj, WeightsRequest):
@@ -90,10 +95,13 @@ def _check_chunk(chunk: TrajectoryChunk) -> None:
 
 
 def _check_plain(name: str, value: dict[str, Any]) -> None:
-    """Refuse what nests deeper than MAX_DEPTH or holds an array; only here does a message not say what it may hold."""
+    """Refuse what nests deeper than MAX_DEPTH or holds an array; only here does a message not say
+    what it may hold.
+    """
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        inner: dict[int, Any] = {}  # by identity: one that holds itself twice must not double at each level
+        # by identity: one that holds itself twice must not double at each level
+        inner: dict[int, Any] = {}
         for container in level:
             items = cast("dict[Any, Any]", container).values() if isinstance(container, dict) else container
             for item in cast("Iterable[Any]", items):

@@ -1,9 +1,11 @@
 """Waiting with a deadline that loses nothing when it is cancelled.
 
-*Consumes* wake-ups. *Produces* nothing: a waiter that wakes looks for itself. *Waits for* ``wake`` or its deadline.
+*Consumes* wake-ups. *Produces* nothing: a waiter that wakes looks for itself. *Waits for* ``wake``
+or its deadline.
 
-Nothing is ever handed over inside a future. A waiter is only told to look again, and takes what it finds in the same step
-in which it returns, so that there is no moment at which a cancelled waiter owns a message.
+Nothing is ever handed over inside a future. A waiter is only told to look again, and takes what it
+finds in the same step in which it returns, so that there is no moment at which a cancelled waiter
+owns a message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Settings: ``schema`` says what they are, ``load`` reads, merges and refuses them. The only door to pydantic."""
+"""Settings: ``schema`` says what they are, ``load`` reads, merges and refuses them. The only door
+to pydantic.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What each algorithm is made of, for everything that must know without loading torch: the ledger, ``config check``, the fleet.
+"""What each algorithm is made of, for everything that must know without loading torch: the ledger,
+``config check``, the fleet.
 
-*Consumes* an algorithm's name, and the one setting that changes its unit. *Produces* a Declaration, and the settings that the
-name stands for: ``name = "gspo"`` alone is GSPO, and every single setting can still be given. *Waits for* nothing.
+*Consumes* an algorithm's name, and the one setting that changes its unit. *Produces* a Declaration,
+and the settings that the name stands for: ``name = "gspo"`` alone is GSPO, and every single setting
+can still be given. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -37,13 +39,16 @@ DECLARATIONS: Final[Mapping[str, Declaration]] = {
     "vapo": Declaration("vapo", Unit.TRAJECTORY, has_critic=True, has_group_baseline=False),
     "tppo": Declaration("tppo", Unit.CHUNK, has_critic=True, has_group_baseline=False),
 }
-"""By name. VAPO's unit is a group instead when dynamic sampling is on: the filter needs every member's accuracy."""
+"""By name. VAPO's unit is a group instead when dynamic sampling is on: the filter needs every
+member's accuracy.
+"""
 
 
 _SYMMETRIC: Final = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "dynamic_sampling": False}
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
-    "dapo": {},  # the defaults of the algorithm section
+    # the defaults of the algorithm section
+    "dapo": {},
     "grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean"},
     "dr-grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False},
     "rloo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"},
@@ -62,8 +67,9 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "positive_nll_coefficient": 0.1,
     },
 }
-"""What a name puts under the settings given in ``[algorithm]``: from the papers or, where they are silent, from public code.
-CISPO's upper bound, which its paper leaves open, is ours. KL terms are left to the run file: they need another role."""
+"""What a name puts under the settings given in ``[algorithm]``: from the papers or, where they are
+silent, from public code. CISPO's upper bound, which its paper leaves open, is ours. KL terms are
+left to the run file: they need another role."""
 
 
 def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:

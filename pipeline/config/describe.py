@@ -1,7 +1,8 @@
-"""What every setting is: its kind, unit, default and meaning, for ``headrace config show`` and ``config explain``.
+"""What every setting is: its kind, unit, default and meaning, for ``headrace config show`` and
+``config explain``.
 
-*Consumes* the schema, and a configuration. *Produces* one description a setting, and TOML that explains itself. *Waits for*
-nothing.
+*Consumes* the schema, and a configuration. *Produces* one description a setting, and TOML that
+explains itself. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Setting:
 
 
 def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield every section and its model, in the order of the schema; a section comes before those inside it."""
+    """Yield every section and its model, in the order of the schema; a section comes before those
+    inside it.
+    """
     for name, info in model.model_fields.items():
         if (inner := section_model(info)) is not None:
             yield f"{prefix}{name}", inner
@@ -119,7 +122,9 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def explained(config: RunConfig) -> str:
-    """Return a configuration as TOML in which every setting is explained; it reads back as the same configuration."""
+    """Return a configuration as TOML in which every setting is explained; it reads back as the same
+    configuration.
+    """
     values = public_settings(config)
     by_section: dict[str, list[Setting]] = {}
     for setting in settings():
@@ -127,7 +132,8 @@ def explained(config: RunConfig) -> str:
     lines: list[str] = []
     for section, model in sections():
         held = _at(values, section)
-        off = "# " if held is None else ""  # a section that is absent, such as reward.model
+        # a section that is absent, such as reward.model
+        off = "# " if held is None else ""
         lines += [f"{off}[{section}]", *_comment(_purpose(model))]
         for setting in by_section.get(section, []):
             value = None if held is None else held.get(setting.name)

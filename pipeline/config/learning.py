@@ -1,7 +1,7 @@
 """What is learned, from what, and how: the sections of a run file that a paper would tell.
 
-Each setting says its unit and where its default comes from. What one demands of another is checked in
-``pipeline.config.schema``.
+Each setting says its unit and where its default comes from. What one demands of another is checked
+in ``pipeline.config.schema``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class DataSection(Section):
 
 
 class AlgorithmSection(Section):
-    """The objective. Formulas: pipeline/algorithms/README.md. A name brings its source's settings as defaults:
-    pipeline/config/catalogue.py."""
+    """The objective. Formulas: pipeline/algorithms/README.md. A name brings its source's settings
+    as defaults: pipeline/config/catalogue.py."""
 
     name: Literal[
         "dapo",
@@ -146,11 +146,14 @@ class AlgorithmSection(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _preset(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Put the named algorithm's own settings under those that are given, which alone count as set."""
+        """Put the named algorithm's own settings under those that are given, which alone count as
+        set.
+        """
         if not isinstance(given, dict):
             return handler(given)
         settings = dict(cast("dict[str, Any]", given))
-        if settings.get("prompt_filter") == "none":  # as configurations were resolved that did not use it
+        # as configurations were resolved that did not use it
+        if settings.get("prompt_filter") == "none":
             del settings["prompt_filter"]
         brought = PRESETS.get(str(settings.get("name", "dapo")), {})
         made = handler({**brought, **settings})
@@ -168,7 +171,9 @@ class StalenessSection(Section):
 
 
 class RewardModelSection(Section):
-    """A model that reads finished responses and gives each a score, a summand of the reward: pipeline/rewards/README.md."""
+    """A model that reads finished responses and gives each a score, a summand of the reward:
+    pipeline/rewards/README.md.
+    """
 
     path: Path = Field(description="Folder of a Hugging Face sequence classifier with one label, and its tokenizer.")
     weight: float = Field(default=1.0, description="The part `model` of the reward is weight * (score - center).")
@@ -217,7 +222,9 @@ class ReferenceVllmSection(Section):
 
 
 class ReferenceSection(Section):
-    """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or `always` is set."""
+    """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or
+    `always` is set.
+    """
 
     backend: Literal["torch", "vllm", "emulated"] = Field(
         default="torch", description="vllm: the prompt log-probs of vLLM, in its environment."
@@ -230,7 +237,9 @@ class ReferenceSection(Section):
 
 
 class DeepSpeedSection(Section):
-    """DeepSpeed, where a backend is deepspeed. Clipping, optimiser and batch sizes are set from the section around it."""
+    """DeepSpeed, where a backend is deepspeed. Clipping, optimiser and batch sizes are set from the
+    section around it.
+    """
 
     stage: Literal[1, 2, 3] = Field(
         default=2, description="ZeRO: ranks share optimiser state (1), gradients as well (2), weights as well (3)."
@@ -292,8 +301,9 @@ class ValueSection(Section):
 
 
 class LoraSection(Section):
-    """A LoRA adapter (peft, an extra) that is trained and published in place of the policy's weights, by the torch backend. It
-    has no dropout: a ratio of probabilities must be 1 while the weights are the same."""
+    """A LoRA adapter (peft, an extra) that is trained and published in place of the policy's
+    weights, by the torch backend. It has no dropout: a ratio of probabilities must be 1 while the
+    weights are the same."""
 
     rank: int = Field(default=0, ge=0, description="0: no adapter, the whole policy is trained.")
     alpha: float = Field(default=32.0, gt=0.0, description="The adapter's part is scaled by alpha / rank.")

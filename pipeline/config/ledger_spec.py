@@ -1,8 +1,8 @@
 """From a configuration to the specification of a run's ledger.
 
-*Consumes* a RunConfig and the prompt stream's length and digest. *Produces* the LedgerSpec that every worker opens the ledger
-with; unit and critic are what the algorithm declares. Two workers that read different settings or data are told so by
-LedgerMismatch.
+*Consumes* a RunConfig and the prompt stream's length and digest. *Produces* the LedgerSpec that
+every worker opens the ledger with; unit and critic are what the algorithm declares. Two workers
+that read different settings or data are told so by LedgerMismatch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """From TOML files and ``--set`` to one frozen RunConfig, and back to a file beside the run.
 
-*Consumes* files, later wins, then ``key=value`` overrides. *Produces* a RunConfig, or a ConfigError that names the key, where
-it was set, the nearest valid key, and what was expected. Nothing is started before this has passed.
+*Consumes* files, later wins, then ``key=value`` overrides. *Produces* a RunConfig, or a ConfigError
+that names the key, where it was set, the nearest valid key, and what was expected. Nothing is
+started before this has passed.
 
-Relative paths are relative to the folder in which the command is started; the resolved file holds absolute ones.
+Relative paths are relative to the folder in which the command is started; the resolved file holds
+absolute ones.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ Origins = dict[tuple[str, ...], str]
 
 
 def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConfig:
-    """Merge ``files`` (later wins) and ``overrides`` (``section.key=value``, last) into one checked configuration.
+    """Merge ``files`` (later wins) and ``overrides`` (``section.key=value``, last) into one checked
+    configuration.
 
     Raises:
         ConfigError: a file is missing or not TOML, a key is unknown, or a value does not fit.
@@ -55,7 +58,8 @@ def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConf
 
 
 def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Check a configuration that is at hand as TOML, named ``origin`` in errors, with ``overrides`` of ``--what-if``.
+    """Check a configuration that is at hand as TOML, named ``origin`` in errors, with ``overrides``
+    of ``--what-if``.
 
     Raises:
         ConfigError: It is not TOML, a key is unknown, or a value does not fit.
@@ -72,7 +76,9 @@ def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunCo
 
 
 def read_resolved(run_dir: Path) -> RunConfig:
-    """Read the configuration that a run was started with. Raises ConfigError when the folder holds no run."""
+    """Read the configuration that a run was started with. Raises ConfigError when the folder holds
+    no run.
+    """
     path = run_dir / RESOLVED_NAME
     if not path.is_file():
         raise ConfigError(
@@ -90,7 +96,9 @@ def write_resolved(config: RunConfig, run_dir: Path) -> Path:
 
 
 def to_toml(config: RunConfig) -> str:
-    """Render every set value as TOML; settings that are absent (None) are left out, since TOML has no null."""
+    """Render every set value as TOML; settings that are absent (None) are left out, since TOML has
+    no null.
+    """
     return tomli_w.dumps(_without_none(public_settings(config)))
 
 
@@ -140,7 +148,8 @@ def _parse_override(text: str) -> Tree:
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a string
+        # a bare word is a string
+        parsed = value.strip()
     tree: Tree = {parts[-1]: parsed}
     for part in reversed(parts[:-1]):
         tree = {part: tree}
@@ -171,7 +180,9 @@ def _validate(tree: Tree, origins: Origins) -> RunConfig:
 
 
 def _forget_defaults(config: RunConfig, origins: Origins) -> None:
-    """Take what a run's resolved file only repeats of the defaults as not set: the file holds every setting."""
+    """Take what a run's resolved file only repeats of the defaults as not set: the file holds every
+    setting.
+    """
     for setting in settings():
         path = tuple(setting.key.split("."))
         if Path(origins.get(path, "")).name == RESOLVED_NAME:
@@ -234,7 +245,9 @@ def _expected(error: ErrorDetails) -> str:
 
 
 def suggest(key: str) -> str:
-    """Return what is said of an unknown key: what other systems call so, or the nearest valid one."""
+    """Return what is said of an unknown key: what other systems call so, or the
+    nearest valid one.
+    """
     last = key.rpartition(".")[2]
     if meant := meant_by(last):
         return f"; {meant}"

@@ -1,7 +1,8 @@
 """What settings of TRL, verl and OpenRLHF are called here, for people who know those.
 
-*Consumes* a name that is no setting. *Produces* what to set instead, in words. *Waits for* nothing. Names that mean the same
-here and there are not in the table; where there is no such setting, it says what happens instead.
+*Consumes* a name that is no setting. *Produces* what to set instead, in words. *Waits for* nothing.
+Names that mean the same here and there are not in the table; where there is no such setting, it
+says what happens instead.
 """
 
 from __future__ import annotations
@@ -204,7 +205,9 @@ _OTHERWISE: Final[Mapping[str, str]] = {
 
 
 def meant_by(name: str) -> str | None:
-    """Return what to set instead of another system's ``name``, in words, or None where the name is not known."""
+    """Return what to set instead of another system's ``name``, in words, or None where the name is
+    not known.
+    """
     if name in _SAME:
         return f"that is `{_SAME[name]}` here"
     return _OTHERWISE.get(name)

@@ -1,8 +1,9 @@
-"""The few settings that a command which looks must know of a run, read without the schema: importing that takes 0.2 s.
+"""The few settings that a command which looks must know of a run, read without the schema:
+importing that takes 0.2 s.
 
-*Consumes* the resolved configuration beside the run: it holds every setting, and was checked when it was written. *Produces* a
-``Glance``. *Waits for* the file system. A file that lacks one of these settings, as that of an older version may, is read with
-the schema, which knows the defaults.
+*Consumes* the resolved configuration beside the run: it holds every setting, and was checked when
+it was written. *Produces* a ``Glance``. *Waits for* the file system. A file that lacks one of these
+settings, as that of an older version may, is read with the schema, which knows the defaults.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Glance(msgspec.Struct, frozen=True):
 
 
 def glance(run_dir: Path) -> Glance:
-    """Read a few settings of the run in a folder. Raises ConfigError when the folder holds no run, or a file that is none."""
+    """Read a few settings of the run in a folder. Raises ConfigError when the folder holds no run,
+    or a file that is none.
+    """
     try:
         return msgspec.convert(tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8")), Glance)
     except (OSError, ValueError):  # a setting is not there, or the file is not TOML; the schema says which

@@ -1,4 +1,5 @@
-"""What runs, where, and how patiently: the sections of a run file that change the system and not what is learned.
+"""What runs, where, and how patiently: the sections of a run file that change the system and not
+what is learned.
 
 Each setting says its unit. What one demands of another is checked in ``pipeline.config.schema``.
 """
@@ -83,12 +84,14 @@ class GenerationSection(Section):
 
 
 class EmulationSection(Section):
-    """Engines that compute nothing and take the time that they are told (sleeping, so that dozens fit on a core): for drills
-    and benchmarks of the pipeline, never for training. Chosen by generation.engine and by the backend of learner, reference
-    and value. With engine = local, decode_base_s and decode_slot_s hold the real engine back to the pace of an emulated device.
+    """Engines that compute nothing and take the time that they are told (sleeping, so that dozens
+    fit on a core): for drills and benchmarks of the pipeline, never for training. Chosen by
+    generation.engine and by the backend of learner, reference and value. With engine = local,
+    decode_base_s and decode_slot_s hold the real engine back to the pace of an emulated device.
 
-    Responses are drawn beforehand by (run.seed, trajectory): random tokens, and a length by the law below, cut at
-    generation.max_response_tokens. No torch is loaded. Tokenizer and positions are those of model.path.
+    Responses are drawn beforehand by (run.seed, trajectory): random tokens, and a length by the law
+    below, cut at generation.max_response_tokens. No torch is loaded. Tokenizer and positions are
+    those of model.path.
     """
 
     lengths: Literal["lognormal", "pareto", "constant"] = Field(
@@ -129,7 +132,9 @@ class CheckpointSection(Section):
 
 
 class ReplaySection(Section):
-    """The update log, from which `headrace replay` makes updates again. RUNBOOK tells what it costs."""
+    """The update log, from which `headrace replay` makes updates again. RUNBOOK tells what it
+    costs.
+    """
 
     record: bool = Field(default=True, description="Log what every update was made of, and the digests of its weights.")
     keep_mb: Positive = Field(
@@ -138,7 +143,9 @@ class ReplaySection(Section):
 
 
 class SamplesSection(Section):
-    """Responses that are kept for people, in ``samples.jsonl``: `headrace samples` and the report show them."""
+    """Responses that are kept for people, in ``samples.jsonl``: `headrace samples` and the report
+    show them.
+    """
 
     per_update: int = Field(
         default=2, ge=0, description="Responses of one update, of one group where there are; 0: none."

@@ -1,7 +1,9 @@
-"""A whole run's configuration, and what one setting demands of another, so that a run that would fail late fails early.
+"""A whole run's configuration, and what one setting demands of another, so that a run that would
+fail late fails early.
 
-A run file (``configs/*.toml``) fills the sections; a fleet file fills ``[fleet]``. Unknown keys are refused. What is learned
-stands in ``pipeline.config.learning``, what runs it in ``pipeline.config.running``.
+A run file (``configs/*.toml``) fills the sections; a fleet file fills ``[fleet]``. Unknown keys are
+refused. What is learned stands in ``pipeline.config.learning``, what runs it in
+``pipeline.config.running``.
 """
 
 from __future__ import annotations
@@ -228,5 +230,7 @@ class RunConfig(Section):
 
 
 def declaration(config: RunConfig) -> Declaration:
-    """Return what a run's algorithm is made of. Raises ConfigError when no algorithm has its name."""
+    """Return what a run's algorithm is made of. Raises ConfigError when no algorithm
+    has its name.
+    """
     return declare(config.algorithm.name, dynamic_sampling=config.algorithm.dynamic_sampling)

@@ -1,7 +1,7 @@
 """The unit of every setting that is a number.
 
-*Consumes* a setting's key. *Produces* its unit in words. *Waits for* nothing. Names end in their unit where they can (``_s``,
-``_tokens``); the others stand in a table, by their last part.
+*Consumes* a setting's key. *Produces* its unit in words. *Waits for* nothing. Names end in their
+unit where they can (``_s``, ``_tokens``); the others stand in a table, by their last part.
 """
 
 from __future__ import annotations
@@ -102,12 +102,16 @@ _BY_KEY: Final[Mapping[str, str]] = {
 
 
 def unit_of(key: str) -> str | None:
-    """Return the unit of a setting that is a number, None for one that has none here: a text, a switch, or an omission."""
+    """Return the unit of a setting that is a number, None for one that has none here: a text, a
+    switch, or an omission.
+    """
     name = key.rpartition(".")[2]
     by_ending = next((unit for ending, unit in _BY_ENDING.items() if name.endswith(ending)), None)
     return _BY_KEY.get(key) or _BY_NAME.get(name) or by_ending
 
 
 def table_names() -> frozenset[str]:
-    """Return the names and keys that the tables hold, so that a test can find those that no setting has."""
+    """Return the names and keys that the tables hold, so that a test can find those that no setting
+    has.
+    """
     return frozenset({*_BY_NAME, *_BY_KEY})

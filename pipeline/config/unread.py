@@ -1,7 +1,8 @@
 """Settings that were given and that nothing in this run will read.
 
-*Consumes* a configuration. *Produces* those settings, with the reason. *Waits for* nothing. A setting counts as given when a
-file or ``--set`` has it; what a run's resolved file repeats of the defaults does not.
+*Consumes* a configuration. *Produces* those settings, with the reason. *Waits for* nothing. A
+setting counts as given when a file or ``--set`` has it; what a run's resolved file repeats of the
+defaults does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``<run_dir>/ledger.json``: where a run's ledger is, for every later command and worker.
 
-*Consumes* the address that the supervisor settled on. *Produces* a file of mode 0600, since the address holds a password.
-*Waits for* nothing.
+*Consumes* the address that the supervisor settled on. *Produces* a file of mode 0600, since the
+address holds a password. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """Path of the embedded server's socket."""
     pid: int = 0
-    """Of the embedded server when it was started; 0 in the moment before. ``process`` says whether that is still the server."""
+    """Of the embedded server when it was started; 0 in the moment before. ``process`` says whether
+    that is still the server.
+    """
     process: ProcessIdentity | None = None
     """The same process, for ever; None as well in what an earlier release wrote."""
     server: str = ""
@@ -62,7 +64,8 @@ def read_address(run_dir: Path) -> LedgerAddress | None:
 def known_url(run_dir: Path, configured: str | None) -> str | None:
     """Return the URL that a run which is resumed means by what its resolved configuration says.
 
-    That configuration has no password; the address has. None: neither says anything, the ledger was embedded or never started.
+    That configuration has no password; the address has. None: neither says anything, the ledger was
+    embedded or never started.
 
     Raises:
         ConfigError: the configuration speaks of another server than the address.

@@ -1,14 +1,17 @@
 """The ledger as a person sees it: what the next update waits for, and putting work back.
 
-*Consumes* questions and wishes (``headrace why``, ``requeue``, ``dead-letters``). *Produces* views of one moment, and work that
-is open, due or admitted again. *Waits for* nothing. Two implementations, ``pipeline.ledger.memory.admin`` and
-``pipeline.ledger.redis.admin``; one contract suite. No worker uses it, so no call carries an incarnation.
+*Consumes* questions and wishes (``headrace why``, ``requeue``, ``dead-letters``). *Produces* views
+of one moment, and work that is open, due or admitted again. *Waits for* nothing. Two
+implementations, ``pipeline.ledger.memory.admin`` and ``pipeline.ledger.redis.admin``; one contract
+suite. No worker uses it, so no call carries an incarnation.
 
-What putting back keeps. A trajectory that is opened goes on from its last chunk; whoever held it is told so by its next write
-(``WriteStatus.FENCED``) and nothing of it counts twice. A chunk that is made due is scored again by whoever asks next, and a
-field is written once. A dead letter's unit was dropped, and stays dropped in the books: its tokens are gone, and would be too
-old. What is admitted again is its *prompt*, as a new group with a new number, ahead of fresh prompts, once there is credit;
-so no late write that belonged to the old group can touch the new one, and the conservation law holds at every step.
+What putting back keeps. A trajectory that is opened goes on from its last chunk; whoever held it is
+told so by its next write (``WriteStatus.FENCED``) and nothing of it counts twice. A chunk that is
+made due is scored again by whoever asks next, and a field is written once. A dead letter's unit was
+dropped, and stays dropped in the books: its tokens are gone, and would be too old. What is admitted
+again is its *prompt*, as a new group with a new number, ahead of fresh prompts, once there is
+credit; so no late write that belonged to the old group can touch the new one, and the conservation
+law holds at every step.
 """
 
 from __future__ import annotations
@@ -107,8 +110,8 @@ class Waits:
     num_claimed: int
     """Units that are claimed and not settled."""
     units: tuple[WaitedUnit, ...]
-    """Of the running ones those that matter first: in order of admission; with enough ready ones, by age, since then the late
-    ones are waited for."""
+    """Of the running ones those that matter first: in order of admission; with enough ready ones,
+    by age, since then the late ones are waited for."""
     holders: tuple[Holder, ...]
     num_evaluation_open: int
     num_evaluation_unscored: int
@@ -151,8 +154,8 @@ class Retried:
     num_letters: int = 0
     """Letters that this answers: all of the groups in question."""
     unknown: tuple[str, ...] = ()
-    """Names that no dead letter has, or evaluation responses, whose prompts the next evaluation samples anyway. If there is
-    one, nothing was changed."""
+    """Names that no dead letter has, or evaluation responses, whose prompts the next evaluation
+    samples anyway. If there is one, nothing was changed."""
     is_closed: bool = False
     """Admission is closed: the run has all the updates that it wants. Nothing was changed."""
 
@@ -170,20 +173,28 @@ class Wish:
 
 
 class LedgerAdmin(Protocol):
-    """A person's side of the ledger. Every method is one atomic transition and raises LedgerUnavailable."""
+    """A person's side of the ledger. Every method is one atomic transition and raises
+    LedgerUnavailable.
+    """
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for, with details of up to ``max_units`` units."""
         ...
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
-        """Return the newest chunks of up to ``max_trajectories`` training responses, of the newest groups first."""
+        """Return the newest chunks of up to ``max_trajectories`` training responses, of the newest
+        groups first.
+        """
         ...
 
     async def requeue(self, wish: Wish) -> Requeued:
-        """Put work back: leases to open, unscored chunks to due. Claims are the learner's and are left alone."""
+        """Put work back: leases to open, unscored chunks to due. Claims are the learner's and are
+        left alone.
+        """
         ...
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
-        """Admit the prompts of these dead letters (of all when None) again, each once, and take the letters off the list."""
+        """Admit the prompts of these dead letters (of all when None) again, each once, and take the
+        letters off the list.
+        """
         ...

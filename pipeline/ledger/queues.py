@@ -26,9 +26,9 @@ EMPTIED_BY: Final[dict[str, str]] = {
     "dead": "you",
     "bytes": "learner",
 }
-"""``parked`` windows wait for credit, which the learner returns; ``claimed`` units for its next checkpoint, as
-``finished_claimed`` trajectories for the value worker's. ``again`` are the prompts of retried dead
-letters. ``finished`` ones are listed when a run has a critic."""
+"""``parked`` windows wait for credit, which the learner returns; ``claimed`` units for its next
+checkpoint, as ``finished_claimed`` trajectories for the value worker's. ``again`` are the prompts
+of retried dead letters. ``finished`` ones are listed when a run has a critic."""
 
 
 def queue_stat(name: str, depth: int, limit: int | None, oldest_age_s: float | None) -> QueueStat:

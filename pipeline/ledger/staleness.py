@@ -1,10 +1,13 @@
-"""The arithmetic that bounds staleness: how much may be admitted, what is too old, and which units an update must take.
+"""The arithmetic that bounds staleness: how much may be admitted, what is too old, and which units
+an update must take.
 
-*Consumes* counts and versions. *Produces* numbers and choices. *Waits for* nothing: pure functions, used by the in-memory
-ledger, mirrored line by line in ``pipeline/ledger/redis/scripts``, and proved in ``pipeline/ledger/staleness.md``.
+*Consumes* counts and versions. *Produces* numbers and choices. *Waits for* nothing: pure functions,
+used by the in-memory ledger, mirrored line by line in ``pipeline/ledger/redis/scripts``, and proved
+in ``pipeline/ledger/staleness.md``.
 
-With ``eta`` the largest allowed version lag, ``B`` the credit of one update and ``v`` a policy version, a unit whose oldest
-token is of version ``a`` has staleness ``v - a`` and must be trained by the update that claims at version ``a + eta``.
+With ``eta`` the largest allowed version lag, ``B`` the credit of one update and ``v`` a policy
+version, a unit whose oldest token is of version ``a`` has staleness ``v - a`` and must be trained
+by the update that claims at version ``a + eta``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ def surplus(oversampling: float, units_per_update: int) -> int:
 
 
 def credit_limit(spec: LedgerSpec, policy_version: int) -> int:
-    """Return how much may have been admitted, less what was dropped, while ``policy_version`` is published (design, 7)."""
+    """Return how much may have been admitted, less what was dropped, while ``policy_version`` is
+    published (design, 7).
+    """
     return (spec.eta + policy_version + 1) * spec.units_per_update + surplus(spec.oversampling, spec.units_per_update)
 
 
@@ -36,7 +41,9 @@ def unit_weight(spec: LedgerSpec) -> int:
 
 
 def staleness(policy_version: int, oldest_version: int) -> int:
-    """Return the lag, in versions, of the oldest token behind the learner. Negative after a restart from an older state."""
+    """Return the lag, in versions, of the oldest token behind the learner. Negative after a restart
+    from an older state.
+    """
     return policy_version - oldest_version
 
 
@@ -63,14 +70,17 @@ def choose(
     surplus_units: int,
     late: LatePolicy,
 ) -> list[str] | None:
-    """Return the ``needed`` units to train at ``policy_version``, in order of admission; None to wait for late work.
+    """Return the ``needed`` units to train at ``policy_version``, in order of admission; None to
+    wait for late work.
 
-    ``ready`` holds at least ``needed`` units in order of admission, none of them stale. ``running_ages`` are, in ascending
-    order, the oldest versions of the units that have begun and are not ready. Order of admission decides, except that units
-    whose turn would otherwise come too late go first. Under ``LatePolicy.WAIT`` the answer is None while
+    ``ready`` holds at least ``needed`` units in order of admission, none of them stale.
+    ``running_ages`` are, in ascending order, the oldest versions of the units that have begun and
+    are not ready. Order of admission decides, except that units whose turn would otherwise come too
+    late go first. Under ``LatePolicy.WAIT`` the answer is None while
 
     - a running unit could be trained by this update at the latest, or
-    - more units than the updates up to some later version can train would be left for them, and waiting can help.
+    - more units than the updates up to some later version can train would be left for them, and
+      waiting can help.
     """
     edge = policy_version - eta
     if late is LatePolicy.WAIT and _count(running_ages, edge, edge):

@@ -1,6 +1,8 @@
-"""The nouns of the replay contract: what the ledger is made with, what it gives out, and what it answers.
+"""The nouns of the replay contract: what the ledger is made with, what it gives out, and what it
+answers.
 
-Values only: the promises about them are in ``pipeline.ledger.contract``, which offers every name of this module as its own.
+Values only: the promises about them are in ``pipeline.ledger.contract``, which offers every name of
+this module as its own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class DropReason(StrEnum):
     STALE = "stale"
     """Its oldest token is more than eta versions behind the learner."""
     NO_SIGNAL = "no_signal"
-    """Every member of the group has the same raw accuracy, so no advantage would differ from zero."""
+    """Every member of the group has the same raw accuracy, so no advantage would
+    differ from zero.
+    """
     DEAD_LETTER = "dead_letter"
     """A scorer failed on it as often as allowed; kept with its traceback for a person to read."""
     NON_FINITE = "non_finite"
@@ -37,11 +41,15 @@ class DropReason(StrEnum):
     VALUE_WARMUP = "value_warmup"
     """Claimed while the critic was not good enough for the policy to start."""
     ROLLED_BACK = "rolled_back"
-    """Trained and settled, and its effect given up: the learner went on from a checkpoint before it."""
+    """Trained and settled, and its effect given up: the learner went on from a checkpoint before
+    it.
+    """
 
 
 SPOILING: Final = frozenset({DropReason.DEAD_LETTER, DropReason.NON_FINITE, DropReason.CANCELLED})
-"""Drops after which no critic may learn from a unit's trajectories, either. All others leave them to the value worker."""
+"""Drops after which no critic may learn from a unit's trajectories, either. All others leave them
+to the value worker.
+"""
 
 
 class LatePolicy(StrEnum):
@@ -63,8 +71,8 @@ class Refusal(StrEnum):
     MEMORY = "memory"
     """The server is over its watermark; scorers and the learner must catch up first."""
     BEHIND = "behind"
-    """The caller samples with an older version than the published one; take the weights first. So every unit begins under the
-    version that its credit was counted from."""
+    """The caller samples with an older version than the published one; take the weights first. So
+    every unit begins under the version that its credit was counted from."""
     CLOSED = "closed"
     """Admission was closed: the run has all the updates it wants, or is stopping."""
 
@@ -77,21 +85,30 @@ class LedgerSpec:
     unit: Unit
     group_size: int
     units_per_update: int
-    """B, in credit units: trajectories, or chunks when the unit is the chunk. A multiple of group_size for groups."""
+    """B, in credit units: trajectories, or chunks when the unit is the chunk. A multiple of
+    group_size for groups.
+    """
     eta: int
     """Largest allowed version lag."""
     num_prompts: int | None = None
     """Length of the prompt stream (prompts x epochs); None when it is endless."""
     oversampling: float = 1.0
-    """At least 1. Work admitted at once over what one update needs, for filters that drop some of it."""
+    """At least 1. Work admitted at once over what one update needs, for filters that drop some of
+    it.
+    """
     fields: frozenset[Field] = frozenset({Field.REWARD})
-    """Needed before a unit is ready: REWARD on final chunks only, REFERENCE and VALUE on every chunk."""
+    """Needed before a unit is ready: REWARD on final chunks only, REFERENCE and VALUE on every
+    chunk.
+    """
     signal_filter: bool = False
-    """Groups only: drop a group whose members all have the same raw accuracy, at the moment that is known; with
-    ``value_training`` when it is complete, since the critic learns from such groups as from others."""
+    """Groups only: drop a group whose members all have the same raw accuracy, at the moment that is
+    known; with ``value_training`` when it is complete, since the critic learns from such groups as
+    from others."""
     late: LatePolicy = LatePolicy.WAIT
     data_digest: str = ""
-    """Digest of the prompt stream (files, tokeniser, limits, seed), so that every generator reads the same prompts."""
+    """Digest of the prompt stream (files, tokeniser, limits, seed), so that every generator reads
+    the same prompts.
+    """
     lease_s: float = 30.0
     """A generator that has not renewed for this long loses its trajectories."""
     scoring_deadline_s: float = 30.0
@@ -101,14 +118,17 @@ class LedgerSpec:
     max_bytes: int | None = None
     """Watermark: admission stops while the store holds more than this."""
     value_training: bool = False
-    """Keep every finished, scored training trajectory, with the values it was given, until the value worker has trained on it;
-    independent of what becomes of its unit, unless that is dropped for a reason in ``SPOILING``. Needs fields REWARD and VALUE.
-    What is kept counts in the bytes that ``max_bytes`` bounds."""
+    """Keep every finished, scored training trajectory, with the values it was given, until the
+    value worker has trained on it; independent of what becomes of its unit, unless that is dropped
+    for a reason in ``SPOILING``. Needs fields REWARD and VALUE. What is kept counts in the bytes
+    that ``max_bytes`` bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Weights that a learner published when it began, restored or new (``pipeline.ledger.version_history``)."""
+    """Weights that a learner published when it began, restored or new
+    (``pipeline.ledger.version_history``).
+    """
 
     policy_version: int
     """Their new number, above all that were published before."""
@@ -167,10 +187,12 @@ class Lease:
     next_index: int
     """Index of the chunk to write next."""
     prompt: int
-    """Its prompt's place in the stream (in the evaluation lane, in the evaluation set). Not always the group's number: a dead
-    letter's prompt may be admitted again."""
+    """Its prompt's place in the stream (in the evaluation lane, in the evaluation set). Not always
+    the group's number: a dead letter's prompt may be admitted again."""
     last_chunk: TrajectoryChunk | None
-    """The newest chunk in the ledger, from which to go on; None when the trajectory has not begun."""
+    """The newest chunk in the ledger, from which to go on; None when the trajectory
+    has not begun.
+    """
     evaluation: EvaluationRequest | None = None
     """Set in the evaluation lane."""
 
@@ -192,7 +214,9 @@ class WriteStatus(StrEnum):
     FENCED = "fenced"
     """The writer no longer holds this trajectory; nothing changed."""
     UNKNOWN = "unknown"
-    """The chunk is not (or no longer) in the ledger: settled, dropped, or never written; nothing changed."""
+    """The chunk is not (or no longer) in the ledger: settled, dropped, or never written; nothing
+    changed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +225,9 @@ class ChunkWrite:
 
     status: WriteStatus
     keeps_lease: bool
-    """Whether the writer may extend the trajectory at once. False after a final chunk, after fencing, or (unit chunk) when
-    the next window found no credit or its writer has yet to take the published version: the trajectory is then parked and
-    leased again, before new prompts."""
+    """Whether the writer may extend the trajectory at once. False after a final chunk, after
+    fencing, or (unit chunk) when the next window found no credit or its writer has yet to take the
+    published version: the trajectory is then parked and leased again, before new prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +240,9 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedUnit:
-    """One unit of a claim, complete: for a group every member, for a trajectory every chunk, in order."""
+    """One unit of a claim, complete: for a group every member, for a trajectory every chunk, in
+    order.
+    """
 
     name: str
     """Group number, trajectory id or chunk id, as text."""
@@ -226,7 +252,9 @@ class ClaimedUnit:
 
 @dataclass(frozen=True, slots=True)
 class FinishedTrajectory:
-    """What the value worker trains on: a whole response, its score, and the values it was given window by window."""
+    """What the value worker trains on: a whole response, its score, and the values it was given
+    window by window.
+    """
 
     chunk: TrajectoryChunk
     """The final one: its context and tokens are the whole response."""
@@ -259,9 +287,13 @@ class ClaimWait(StrEnum):
     NOT_ENOUGH = "not_enough"
     """Fewer fresh ready units than an update needs, more are on the way."""
     LATE_WORK = "late_work"
-    """There are enough, but running work would become stale by this update and the policy is to wait for it."""
+    """There are enough, but running work would become stale by this update and the policy is to
+    wait for it.
+    """
     STARVED = "starved"
-    """The prompt stream is exhausted and all that is in flight is ready: an update can never fill again."""
+    """The prompt stream is exhausted and all that is in flight is ready: an update can never fill
+    again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +331,14 @@ class Audit:
     trajectories: Balance
     tokens: Balance
     finished: Balance = field(default_factory=lambda: Balance(0, 0))
-    """What the value worker may claim: admitted once finished, scored and valued; trained once settled by it; in flight while
-    waiting or claimed."""
+    """What the value worker may claim: admitted once finished, scored and valued; trained once
+    settled by it; in flight while waiting or claimed."""
     tokens_stored: dict[str, int] = field(default_factory=dict[str, int])
     """Tokens of all chunks ever stored, evaluation included, by the incarnation that wrote them."""
     num_unflushed: int = 0
-    """Checkpoints in a row, up to the last, for which the server could not say that its file is on its disk."""
+    """Checkpoints in a row, up to the last, for which the server could not say that its file is on
+    its disk.
+    """
 
     @property
     def balances(self) -> bool:
@@ -341,7 +375,9 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The counters that bound staleness and describe progress, in credit units unless named otherwise."""
+    """The counters that bound staleness and describe progress, in credit units unless named
+    otherwise.
+    """
 
     policy_version: int
     credit_used: int
@@ -358,4 +394,6 @@ class Totals:
     is_exhausted: bool
     """Every prompt is admitted, and none waits to be admitted again."""
     num_unflushed: int = 0
-    """Checkpoints in a row, up to the last, for which the server could not say that its file is on its disk."""
+    """Checkpoints in a row, up to the last, for which the server could not say that its file is on
+    its disk.
+    """

@@ -1,7 +1,8 @@
 """Passwords in settings: shown to nobody, written to no record.
 
-*Consumes* text or an environment that may hold a URL with a password. *Produces* the same without it. *Waits for* nothing.
-The only file of a run that holds the ledger's password is ``ledger.json``, which its owner alone may read.
+*Consumes* text or an environment that may hold a URL with a password. *Produces* the same without
+it. *Waits for* nothing. The only file of a run that holds the ledger's password is ``ledger.json``,
+which its owner alone may read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def hide_password(text: str) -> str:
 
 
 def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for processes that read ``ledger.json``, or that have no business with the ledger.
+    """Return an environment for processes that read ``ledger.json``, or that have no business with
+    the ledger.
 
     ``REDIS_URL`` and ``REDISCLI_AUTH`` go, and every variable that repeats a password of theirs.
     """

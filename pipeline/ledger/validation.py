@@ -1,6 +1,7 @@
 """What both ledgers refuse before they change anything, and how they say it.
 
-*Consumes* arguments of ledger calls. *Produces* nothing, or the error that names what is wrong. *Waits for* nothing.
+*Consumes* arguments of ledger calls. *Produces* nothing, or the error that names what is wrong.
+*Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
 
 
 def check_chunk(chunk: TrajectoryChunk) -> None:
-    """Raise ValueError for a chunk that may not be stored: empty, aborted, or beyond the longest trajectory."""
+    """Raise ValueError for a chunk that may not be stored: empty, aborted, or beyond the longest
+    trajectory.
+    """
     if chunk.finish_reason is FinishReason.ABORT:
         raise ValueError(f"chunk {chunk.id} was aborted; give its trajectory back, aborted chunks are not stored")
     if chunk.num_tokens == 0:
@@ -82,7 +85,9 @@ def nothing_kept(doing: str) -> LedgerError:
 
 
 def unmarked(num_updates: int) -> LedgerError:
-    """Return the error for going back to weights of which the ledger does not know what later ones had learned."""
+    """Return the error for going back to weights of which the ledger does not know what later ones
+    had learned.
+    """
     return LedgerError(
         f"the ledger knows of no checkpoint of {num_updates} updates, and later ones are settled: what going back would "
         "give up cannot be counted; take a newer checkpoint, or start another run from the model in this one"
@@ -90,7 +95,9 @@ def unmarked(num_updates: int) -> LedgerError:
 
 
 def spec_texts(spec: LedgerSpec) -> dict[str, str]:
-    """Return every setting as text, for comparing and for keeping in Redis. None is the empty text."""
+    """Return every setting as text, for comparing and for keeping in Redis. None is
+    the empty text.
+    """
     texts: dict[str, str] = {}
     for item in fields(spec):
         value: object = getattr(spec, item.name)
@@ -103,7 +110,9 @@ def spec_texts(spec: LedgerSpec) -> dict[str, str]:
 
 
 def mismatch(there: LedgerSpec | Mapping[str, str], wanted: LedgerSpec) -> LedgerMismatch:
-    """Return the error that names every setting in which the ledger that is there differs from ``wanted``."""
+    """Return the error that names every setting in which the ledger that is there differs from
+    ``wanted``.
+    """
     have = spec_texts(there) if isinstance(there, LedgerSpec) else there
     differing = "; ".join(
         f"{name} is {have.get(name, 'absent')!r} there, {value!r} here"

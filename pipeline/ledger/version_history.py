@@ -1,16 +1,18 @@
-"""Which updates a policy version stands for, when the learner has gone back to a checkpoint and on from there.
+"""Which updates a policy version stands for, when the learner has gone back to a checkpoint and on
+from there.
 
-*Consumes* restarts. *Produces* numbers of updates. *Waits for* nothing: pure, used by the in-memory ledger and the learner,
-mirrored in ``pipeline/ledger/redis/scripts/common.lua``.
+*Consumes* restarts. *Produces* numbers of updates. *Waits for* nothing: pure, used by the in-memory
+ledger and the learner, mirrored in ``pipeline/ledger/redis/scripts/common.lua``.
 
-A version number names one set of weights for ever, so a learner that goes back publishes the restored weights under a new
-number, above all before. Versions therefore grow by more than the updates that the weights have had:
+A version number names one set of weights for ever, so a learner that goes back publishes the
+restored weights under a new number, above all before. Versions therefore grow by more than the
+updates that the weights have had:
 
     version   0  1  2  3  4  5 | 6  7  8           restored from version 3, published again as 6
     updates   0  1  2  3  4  5 | 3  4  5
 
-Credit and staleness are counted in updates. A token of the abandoned versions 4 and 5 keeps its number: it is as far from the
-start as a token of 7 or 8, and no older.
+Credit and staleness are counted in updates. A token of the abandoned versions 4 and 5 keeps its
+number: it is as far from the start as a token of 7 or 8, and no older.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ class Lineage:
         return restart.num_updates + version - restart.policy_version
 
     def fewest_updates(self, versions: Iterable[int]) -> int:
-        """Return the fewest updates that are in any of these versions' weights. After a learner went back that need not be the
-        smallest version: above, 6 stands for fewer updates than 5."""
+        """Return the fewest updates that are in any of these versions' weights. After a learner
+        went back that need not be the smallest version: above, 6 stands for fewer updates than 5.
+        """
         return min(map(self.updates, versions))
 
     def updates_of(self, versions: np.ndarray) -> np.ndarray:
@@ -49,6 +52,8 @@ class Lineage:
         return np.array([self.updates(int(version)) for version in known], np.int64)[places].reshape(versions.shape)
 
     def after(self, restart: Restart) -> Lineage:
-        """Return the lineage with one more restart. Versions that it names again were never published: those go."""
+        """Return the lineage with one more restart. Versions that it names again were never
+        published: those go.
+        """
         kept = (known for known in self.restarts if known.policy_version < restart.policy_version)
         return Lineage((*kept, restart))

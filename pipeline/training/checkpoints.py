@@ -1,7 +1,8 @@
-"""Checkpoints: whole or not there, checked before they are believed, and written by one incarnation at a time.
+"""Checkpoints: whole or not there, checked before they are believed, and written by one incarnation
+at a time.
 
-*Consumes* a function that fills a folder (a backend's snapshot) and the worker's state. *Produces* folders of which the newest
-intact one is the truth after a crash. *Waits for* the disk.
+*Consumes* a function that fills a folder (a backend's snapshot) and the worker's state. *Produces*
+folders of which the newest intact one is the truth after a crash. *Waits for* the disk.
 
     checkpoints/
       000007.version-60/          the seventh written; names order by time of writing, since a resumed run may go back
@@ -13,12 +14,14 @@ intact one is the truth after a crash. *Waits for* the disk.
       set-aside-000005.version-40/  newer than the one that `headrace up --resume RUN --from-version N` chose
       .lock                       held, shared, by every process that may write here
 
-A folder is filled under a hidden name, flushed file by file, sealed by its manifest and only then renamed, which is atomic;
-the older ones go after that. So whatever instant the power fails at, the newest folder with a true manifest is complete.
+A folder is filled under a hidden name, flushed file by file, sealed by its manifest and only then
+renamed, which is atomic; the older ones go after that. So whatever instant the power fails at, the
+newest folder with a true manifest is complete.
 
-An incarnation that takes over first moves every other writer's hidden folder away. What a writer before it, frozen or cut off
-from the ledger, had renamed by then is a checkpoint like any other; what it had not has no path any more, and its rename
-fails. So a checkpoint never appears behind the back of a learner that has gone on from an older one.
+An incarnation that takes over first moves every other writer's hidden folder away. What a writer
+before it, frozen or cut off from the ledger, had renamed by then is a checkpoint like any other;
+what it had not has no path any more, and its rename fails. So a checkpoint never appears behind the
+back of a learner that has gone on from an older one.
 """
 
 from __future__ import annotations
@@ -87,7 +90,8 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class CheckpointFolder:
-    """A run's checkpoints, in the hands of one incarnation. Blocking; any thread, one call at a time.
+    """A run's checkpoints, in the hands of one incarnation. Blocking; any thread, one call at a
+    time.
 
     Args:
         root: The folder; made when absent.
@@ -105,7 +109,8 @@ class CheckpointFolder:
         self._lock: int | None = None
 
     def take_over(self) -> Checkpoint | None:
-        """Become the only writer, and return the newest intact checkpoint; None when none was ever written.
+        """Become the only writer, and return the newest intact checkpoint; None when none was ever
+        written.
 
         Raises:
             DataError: There are checkpoints and every one is damaged; nothing was moved.
@@ -150,7 +155,8 @@ class CheckpointFolder:
 
         Raises:
             Fenced: A newer incarnation has taken over; nothing was written.
-            StorageFailed: The disk refused (full, read-only, failing); the earlier checkpoints are as they were.
+            StorageFailed: The disk refused (full, read-only, failing); the earlier checkpoints are
+                as they were.
         """
         try:
             sequence = max((number for number, _ in _named(self._root)), default=0) + 1
@@ -184,19 +190,24 @@ class CheckpointFolder:
 def latest_checkpoint(root: Path) -> Checkpoint | None:
     """Return the newest checkpoint that is intact, or None when none was written. Changes nothing.
 
-    A damaged one is refused and named in a warning, and the one before it is tried. Raises DataError when all are damaged.
+    A damaged one is refused and named in a warning, and the one before it is tried. Raises
+    DataError when all are damaged.
     """
     return _newest(root)[0]
 
 
 def newest_name(root: Path) -> str:
-    """Return the name of the newest checkpoint, which no later one has; "" when there is none. Its files are not read."""
+    """Return the name of the newest checkpoint, which no later one has; "" when there is none. Its
+    files are not read.
+    """
     complete = _complete(root)
     return complete[-1][1].name if complete else ""
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Return what the checkpoints that may be resumed from say of themselves, oldest first; their files are not checked."""
+    """Return what the checkpoints that may be resumed from say of themselves, oldest first; their
+    files are not checked.
+    """
     found: list[Checkpoint] = []
     for _, folder in _complete(root):
         try:
@@ -210,7 +221,8 @@ def choose_checkpoint(root: Path, version: int) -> Path:
     """Make the checkpoint of ``version`` the newest: those after it are set aside, by another name.
 
     Raises:
-        ConfigError: There is none of that version (those that are there are named), or a process still writes here.
+        ConfigError: There is none of that version (those that are there are named), or a process
+            still writes here.
         DataError: It is damaged.
     """
     if not root.is_dir():
@@ -288,7 +300,9 @@ def _flush(path: Path) -> None:
 
 
 def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """Return the newest intact checkpoint, and the damaged ones after it. Raises DataError when there are only damaged ones."""
+    """Return the newest intact checkpoint, and the damaged ones after it. Raises DataError when
+    there are only damaged ones.
+    """
     damaged: list[Path] = []
     for _, folder in reversed(_complete(root)):
         try:
@@ -305,12 +319,16 @@ def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints that may be resumed from with their sequence numbers, in the order of writing."""
+    """Return the checkpoints that may be resumed from with their sequence numbers, in the order of
+    writing.
+    """
     return [(number, path) for number, path in _named(root) if path.name[0].isdigit()]
 
 
 def _named(root: Path) -> list[tuple[int, Path]]:
-    """Return all that were ever renamed, damaged and set aside ones included: a sequence number is never used twice."""
+    """Return all that were ever renamed, damaged and set aside ones included: a sequence number is
+    never used twice.
+    """
     if not root.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
@@ -335,7 +353,9 @@ def _sweep(root: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint so that no instant shows half of it. A disk that refuses keeps it until the next sweep."""
+    """Remove a checkpoint so that no instant shows half of it. A disk that refuses keeps it until
+    the next sweep.
+    """
     hidden = folder.with_name(f"{_REMOVING}{folder.name}")
     try:
         folder.rename(hidden)

@@ -1,12 +1,16 @@
-"""When the policy may start to learn from its critic: a pure function, and what the learner reads off the heartbeats.
+"""When the policy may start to learn from its critic: a pure function, and what the learner reads
+off the heartbeats.
 
-*Consumes* explained variances of value steps, and heartbeats. *Produces* a verdict and a sentence. *Waits for* nothing.
+*Consumes* explained variances of value steps, and heartbeats. *Produces* a verdict and a sentence.
+*Waits for* nothing.
 
-An untrained critic gives truncated windows advantages that are noise around zero, and pulls whole responses towards its own
-bias (VC-PPO; T-PPO's port starts its policy after 10 critic steps, VAPO after 50). So until the gate opens the learner trains
-on nothing. It opens after ``value.pretrain_steps``, as in the papers. Where ``value.min_explained_variance`` is set, which is
-ours, it opens earlier: once the critic explains so much of the returns, averaged over ``value.explained_variance_steps``
-steps, each measured on responses that it had not been trained on. It never closes again.
+An untrained critic gives truncated windows advantages that are noise around zero, and pulls whole
+responses towards its own bias (VC-PPO; T-PPO's port starts its policy after 10 critic steps, VAPO
+after 50). So until the gate opens the learner trains on nothing. It opens after
+``value.pretrain_steps``, as in the papers. Where ``value.min_explained_variance`` is set, which is
+ours, it opens earlier: once the critic explains so much of the returns, averaged over
+``value.explained_variance_steps`` steps, each measured on responses that it had not been trained
+on. It never closes again.
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ class CriticGate:
         return sum(self._last) / len(self._last) if self._last else 0.0
 
     def take(self, explained_variance: float, *, num_steps: int) -> bool:
-        """Take the explained variance of step ``num_steps``; return whether this opened the gate."""
+        """Take the explained variance of step ``num_steps``; return whether this
+        opened the gate.
+        """
         self._last.append(explained_variance)
         was_open = self._is_open
         self._is_open = was_open or opens(tuple(self._last), num_steps=num_steps, settings=self._settings)
@@ -105,7 +111,9 @@ class CriticView:
 
 
 def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig, *, now_s: float) -> CriticView:
-    """Read the value worker's heartbeat. One that is silent or not there has an open gate only if it said so last."""
+    """Read the value worker's heartbeat. One that is silent or not there has an open gate only if
+    it said so last.
+    """
     beat = next((beat for beat in heartbeats if beat.who.role is Role.VALUE), None)
     if beat is None:
         return CriticView(False, False, "the value worker: it has no heartbeat")

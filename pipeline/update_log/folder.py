@@ -1,13 +1,14 @@
-"""The update log of a run: a folder of segments, one for each stretch between two checkpoints of one learner.
+"""The update log of a run: a folder of segments, one for each stretch between two checkpoints of
+one learner.
 
-*Consumes* records from the learner, its only writer. *Produces* segments; a whole one is on disk before the checkpoint that
-follows it. *Waits for* the disk.
+*Consumes* records from the learner, its only writer. *Produces* segments; a whole one is on disk
+before the checkpoint that follows it. *Waits for* the disk.
 
     <run_dir>/updates/000012.epoch-3.log     the twelfth segment, written by learner#3; its first record is a Start
 
-A segment is appended to without waiting for the disk, and sealed (End, fsync) when a checkpoint is taken: so every update
-that a checkpoint holds is in a whole segment. The last segment of a learner that died has no End and may end in the
-middle of a record.
+A segment is appended to without waiting for the disk, and sealed (End, fsync) when a checkpoint is
+taken: so every update that a checkpoint holds is in a whole segment. The last segment of a learner
+that died has no End and may end in the middle of a record.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _NAME = re.compile(r"(?P<sequence>\d{6,})\.epoch-(?P<epoch>\d+)\.log")
 
 
 class LogWriter:
-    """Appends records. Every method may raise OSError; what was written before is then as it was."""
+    """Appends records. Every method may raise OSError; what was written before is
+    then as it was.
+    """
 
     def __init__(self, folder: Path, *, epoch: int) -> None:
         """Write as the learner's incarnation ``epoch``, after all segments that there are."""
@@ -64,7 +67,9 @@ class LogWriter:
         self._num_records += 1
 
     def seal(self) -> None:
-        """Say that the segment is whole, and wait until it is on disk. Nothing when none is open."""
+        """Say that the segment is whole, and wait until it is on disk. Nothing when
+        none is open.
+        """
         if self._file is None:
             return
         self.append(End(num_records=self._num_records))

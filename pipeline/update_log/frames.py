@@ -1,13 +1,15 @@
-"""Records as bytes in a file that is only appended to: what was cut off at its end is known from what was damaged.
+"""Records as bytes in a file that is only appended to: what was cut off at its end is known from
+what was damaged.
 
-*Consumes* records, or a file. *Produces* frames: a header and the compressed record. *Waits for* the disk.
+*Consumes* records, or a file. *Produces* frames: a header and the compressed record. *Waits for*
+the disk.
 
     header   marker (4), kind (1), 3 x 0, stored bytes (4), bytes before compression (4), xxh3-64 of the stored bytes (8),
              xxh32 of the header so far (4); little-endian
     body     the record in MessagePack, compressed with zlib
 
-A crash leaves at most an unfinished end, without anything readable after it: that is tolerated. A bad frame with a good one
-after it is damage, and refused.
+A crash leaves at most an unfinished end, without anything readable after it: that is tolerated. A
+bad frame with a good one after it is damage, and refused.
 """
 
 from __future__ import annotations
@@ -76,10 +78,13 @@ def encode_frame(record: Record) -> bytes:
 
 
 def scan(path: Path) -> Scan:
-    """Check every frame of a file. Raises DataError naming the place where it is damaged, OSError when it cannot be read."""
+    """Check every frame of a file. Raises DataError naming the place where it is damaged, OSError
+    when it cannot be read.
+    """
     frames: list[Frame] = []
     with path.open("rb") as file:
-        num_bytes = file.seek(0, 2)  # what a live learner appends meanwhile is not looked at
+        # what a live learner appends meanwhile is not looked at
+        num_bytes = file.seek(0, 2)
         offset = 0
         while offset < num_bytes:
             frame = _frame_at(file, offset, num_bytes)
@@ -92,7 +97,9 @@ def scan(path: Path) -> Scan:
 
 
 def read_record(path: Path, frame: Frame) -> Record:
-    """Read the record of a frame that ``scan`` returned. Raises DataError when it is not there any more."""
+    """Read the record of a frame that ``scan`` returned. Raises DataError when it is not there any
+    more.
+    """
     with path.open("rb") as file:
         file.seek(frame.offset + _HEADER_BYTES)
         stored = file.read(frame.stored_bytes)
@@ -115,7 +122,9 @@ def read_record(path: Path, frame: Frame) -> Record:
 
 
 def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> Frame | None:
-    """Return the frame at ``offset`` of a file of ``num_bytes`` when it is whole and as it was written."""
+    """Return the frame at ``offset`` of a file of ``num_bytes`` when it is whole and as it was
+    written.
+    """
     file.seek(offset)
     header = file.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
@@ -130,7 +139,9 @@ def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> Frame | None:
 
 
 def _refuse_damage(file: BinaryIO, path: Path, bad: int, num_bytes: int) -> None:
-    """Raise DataError when a whole frame follows the bad one: then nothing was cut off, something was changed."""
+    """Raise DataError when a whole frame follows the bad one: then nothing was cut off, something
+    was changed.
+    """
     for offset in _markers_after(file, bad + 1):
         if _frame_at(file, offset, num_bytes) is not None:
             raise DataError(
@@ -150,4 +161,5 @@ def _markers_after(file: BinaryIO, offset: int) -> Iterator[int]:
             place = block.find(_MARKER, place + 1)
         if len(block) < _SEARCH_BYTES:
             return
-        offset += _SEARCH_BYTES - len(_MARKER) + 1  # a marker may lie across the border
+        # a marker may lie across the border
+        offset += _SEARCH_BYTES - len(_MARKER) + 1

@@ -1,11 +1,13 @@
 """What to run, and from where, to make logged updates again.
 
-*Consumes* the segments of an update log, the checkpoints at hand, and the versions that are asked for. *Produces* legs: each
-loads a state and makes updates one after the other. *Waits for* nothing: pure functions.
+*Consumes* the segments of an update log, the checkpoints at hand, and the versions that are asked
+for. *Produces* legs: each loads a state and makes updates one after the other. *Waits for* nothing:
+pure functions.
 
-A run's updates are a tree. Each learner began at the start model or at a checkpoint, which an earlier learner had written
-somewhere on its way; what it did after that checkpoint died with it, and is another branch. A state is known by its number of
-updates and the digests of its weights, so that a leg may begin at a checkpoint, or at a state that an earlier leg has passed.
+A run's updates are a tree. Each learner began at the start model or at a checkpoint, which an
+earlier learner had written somewhere on its way; what it did after that checkpoint died with it,
+and is another branch. A state is known by its number of updates and the digests of its weights, so
+that a leg may begin at a checkpoint, or at a state that an earlier leg has passed.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class StateId:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Updates that one learner made one after the other. Position i is the state after i of them."""
+    """Updates that one learner made one after the other. Position i is the state
+    after i of them.
+    """
 
     start: Start
     updates: tuple[LoggedUpdate, ...]
@@ -128,7 +132,8 @@ def make_plan(
 ) -> Plan:
     """Plan the updates that made versions above ``after``, up to ``until``.
 
-    Without ``after`` everything is made again from as far back as can be; with it, from the newest checkpoint before it.
+    Without ``after`` everything is made again from as far back as can be; with it, from the newest
+    checkpoint before it.
     """
     return _Planner(found, at_hand, after, until).plan()
 
@@ -175,7 +180,9 @@ class _Planner:
                 yield stretch.updates[place]
 
     def _begin(self, number: int, first: int, end: int) -> tuple[int, Source, tuple[int, int] | None] | None:
-        """Return where to begin so that ``first`` is reached if possible, and the earlier position that it rests on."""
+        """Return where to begin so that ``first`` is reached if possible, and the earlier position
+        that it rests on.
+        """
         positions = sorted(self._checkpoints[number])
         before = [position for position in positions if position <= first]
         if self._late and before:
@@ -189,7 +196,9 @@ class _Planner:
         return (usable[0], Source.CHECKPOINT, None) if usable else None
 
     def _earlier(self, number: int) -> tuple[int, int] | None:
-        """Return the stretch and position before ``number`` whose state it begins with, if that can be made again."""
+        """Return the stretch and position before ``number`` whose state it begins with, if that can
+        be made again.
+        """
         for other in reversed(range(number)):
             for position, state in enumerate(self._states[other]):
                 if state == self._states[number][0] and self._can_pass(other, position):

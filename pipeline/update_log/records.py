@@ -1,7 +1,7 @@
 """The records of the update log, and units in a compact form.
 
-*Consumes* claimed units as the ledger handed them out, and what the learner says of itself. *Produces* records that hold all
-that training reads of them. *Waits for* nothing.
+*Consumes* claimed units as the ledger handed them out, and what the learner says of itself.
+*Produces* records that hold all that training reads of them. *Waits for* nothing.
 
     Start      a learner, or a segment, begins: from which state, under which settings, versions, threads and random streams
     Batch      an update begins: the claim, and the version that the learner is at
@@ -9,9 +9,10 @@ that training reads of them. *Waits for* nothing.
     Outcome    the update is made: the version that it is published as, and the digest of every weight tensor
     End        the segment is whole
 
-Chunks and scores are the ledger's own blobs. What training does not read is left out: a prompt's text, answer and further
-columns (``prompt_id`` finds them in the data), and the response's text. What is there twice is stored once: a prompt that
-several chunks share, and the context of a chunk that follows the others of its trajectory.
+Chunks and scores are the ledger's own blobs. What training does not read is left out: a prompt's
+text, answer and further columns (``prompt_id`` finds them in the data), and the response's text.
+What is there twice is stored once: a prompt that several chunks share, and the context of a chunk
+that follows the others of its trajectory.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     """Name of the folder, where the origin is one."""
     state_version: int
-    """Version of the state when it was made. ``policy_version`` is higher where a restored state got a new number."""
+    """Version of the state when it was made. ``policy_version`` is higher where a restored state
+    got a new number.
+    """
     policy_version: int
     """The number that it is published as."""
     num_updates: int
@@ -165,7 +168,9 @@ def pack_units(units: Sequence[ClaimedUnit]) -> Iterator[Units]:
 
 
 def unpack_units(record: Units) -> list[ClaimedUnit]:
-    """Return the units of a record: what ``pack_units`` was given, but for texts. Raises DataError, WireError."""
+    """Return the units of a record: what ``pack_units`` was given, but for texts. Raises DataError,
+    WireError.
+    """
     prompts = [
         Prompt(prompt_id=p.prompt_id, tokens=_int32(p.tokens), text="", answer="", verifier="") for p in record.prompts
     ]

@@ -1,21 +1,23 @@
 """What changed from one version to the next, in as few bytes as is quick to find.
 
-*Consumes* two versions, byte for byte, or one of them and what :func:`encode` returned. *Produces* the difference, or the other
-version. *Waits for* nothing.
+*Consumes* two versions, byte for byte, or one of them and what :func:`encode` returned. *Produces*
+the difference, or the other version. *Waits for* nothing.
 
-After a step of reinforcement learning most bf16 numbers are what they were: a step of 1e-6 seldom carries a weight over the
-edge of its rounding, and then nearly always by one unit, so that one of its two bytes changes. Hence the bodies of the two
-versions are looked at as *planes*, one for each byte of a number, in blocks; a plane of a block is written as nothing, as the
-places and values of its changed bytes, or whole, whichever is shortest. It is lossless for any bytes at all.
+After a step of reinforcement learning most bf16 numbers are what they were: a step of 1e-6 seldom
+carries a weight over the edge of its rounding, and then nearly always by one unit, so that one of
+its two bytes changes. Hence the bodies of the two versions are looked at as *planes*, one for each
+byte of a number, in blocks; a plane of a block is written as nothing, as the places and values of
+its changed bytes, or whole, whichever is shortest. It is lossless for any bytes at all.
 
     delta = length of prelude u32 | prelude (MessagePack, see ``Prelude``) | planes of block 0 | planes of block 1 | ...
     plane = number of gap bytes u32 | number of values u32 | gaps | values
 
-A gap byte g below 255 passes over g bytes of the plane that stay and then one that changes; 255 passes over 255 that stay. No
-gaps and as many values as the plane has bytes: the plane whole. All numbers are little-endian.
+A gap byte g below 255 passes over g bytes of the plane that stay and then one that changes; 255
+passes over 255 that stay. No gaps and as many values as the plane has bytes: the plane whole. All
+numbers are little-endian.
 
-The chain of digests (that of the base, that of the result) makes a delta useless for anything but the version it was made from,
-and proves the result.
+The chain of digests (that of the base, that of the result) makes a delta useless for anything but
+the version it was made from, and proves the result.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ from pipeline.weights.digest import Digest
 from protocol.errors import WeightsDamaged
 
 BLOCK_BYTES = 1 << 20
-"""Of the body that are compared at once: both versions and what is found fit into a processor's cache."""
+"""Of the body that are compared at once: both versions and what is found fit into a processor's
+cache.
+"""
 STRIDES = (1, 2, 4, 8)
 _SAMPLED_BLOCKS = 8
-"""That tell whether a delta will be short, before all of it is made: one that is not takes longer than it saves."""
+"""That tell whether a delta will be short, before all of it is made: one that is not takes longer
+than it saves.
+"""
 
 _FORMAT = 1
 _U32 = struct.Struct("<I")
@@ -64,7 +70,8 @@ class Prelude(msgspec.Struct, frozen=True, kw_only=True):
 def encode(
     base: np.ndarray, new: np.ndarray, *, heads: tuple[int, int], stride: int, digests: tuple[str, str], max_bytes: int
 ) -> bytes | None:
-    """Return what leads from ``base`` to ``new``, or None when that is over ``max_bytes`` or the bodies differ in size.
+    """Return what leads from ``base`` to ``new``, or None when that is over ``max_bytes`` or the
+    bodies differ in size.
 
     Args:
         base: uint8 [bytes], the version that the receiver holds.
@@ -142,11 +149,13 @@ def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple
 
 
 def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: int) -> tuple[Prelude, str]:
-    """Fill ``out`` with the version that a delta leads to, and return its prelude and the digest of what was filled in.
+    """Fill ``out`` with the version that a delta leads to, and return its prelude and the digest of
+    what was filled in.
 
     Args:
         delta: What :func:`encode` returned; it may hold anything.
-        base: uint8 [bytes], the version that is held; its digest is known to be the prelude's ``base_digest``.
+        base: uint8 [bytes], the version that is held; its digest is known to be the prelude's
+            ``base_digest``.
         out: uint8 [bytes of the wanted version], apart from ``base``.
         head_bytes: Where the body of ``base`` begins.
 
@@ -178,7 +187,9 @@ def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: i
 
 
 def _estimate(base: np.ndarray, new: np.ndarray, stride: int) -> float:
-    """Return about how many bytes the planes take, by a few blocks from everywhere; 0 when there are few."""
+    """Return about how many bytes the planes take, by a few blocks from everywhere; 0 when there
+    are few.
+    """
     starts = range(0, new.size, BLOCK_BYTES)
     if len(starts) < 2 * _SAMPLED_BLOCKS:
         return 0.0

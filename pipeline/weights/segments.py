@@ -1,13 +1,15 @@
-"""Files of weights that a writer fills and readers map: one copy on the host, however many processes use it.
+"""Files of weights that a writer fills and readers map: one copy on the host, however many
+processes use it.
 
-*Consumes* bytes, or a path. *Produces* arrays over the file's own pages. *Waits for* nothing: a lock that is not free at once
-is an answer.
+*Consumes* bytes, or a path. *Produces* arrays over the file's own pages. *Waits for* nothing: a
+lock that is not free at once is an answer.
 
-Fresh pages cost several times what filling them costs, so a file that nobody needs any more is filled again. Who may do so is
-kept by the kernel's file locks, which go when their process does: a writer holds an exclusive lock while it fills a file and
-a shared one while the file is published; a reader holds a shared one as long as it uses the pages. A writer takes a retired
-file only if it gets the exclusive lock, that is if nobody reads it; else it makes a new file, and the old one's pages go with
-its last reader.
+Fresh pages cost several times what filling them costs, so a file that nobody needs any more is
+filled again. Who may do so is kept by the kernel's file locks, which go when their process does: a
+writer holds an exclusive lock while it fills a file and a shared one while the file is published; a
+reader holds a shared one as long as it uses the pages. A writer takes a retired file only if it
+gets the exclusive lock, that is if nobody reads it; else it makes a new file, and the old one's
+pages go with its last reader.
 
 Readers map privately (copy on write), so nothing that they do reaches the file.
 """
@@ -28,7 +30,9 @@ import numpy as np
 from protocol.endpoints import ensure_private_folder
 
 _MAX_CACHED = 4
-"""Mappings that a reader keeps: of the version it serves, the next one, and those that will be filled again."""
+"""Mappings that a reader keeps: of the version it serves, the next one, and those that will be
+filled again.
+"""
 
 
 @dataclass(slots=True)
@@ -41,7 +45,9 @@ class Segment:
     """uint8 [bytes of the file], its pages."""
 
     def name(self, path: Path) -> None:
-        """Give the file its public name, complete as it now is: others may read it, and nobody writes it."""
+        """Give the file its public name, complete as it now is: others may read it, and nobody
+        writes it.
+        """
         self.path.rename(path)
         self.path = path
         fcntl.flock(self.fd, fcntl.LOCK_SH)
@@ -51,20 +57,26 @@ class SegmentWriter:
     """A folder of files that are filled, published, retired, and filled again."""
 
     def __init__(self, folder: Path) -> None:
-        """Take over ``folder``, ours alone; what is left in it is of an earlier incarnation, and nobody is told of it any more.
+        """Take over ``folder``, ours alone; what is left in it is of an earlier incarnation, and
+        nobody is told of it any more.
 
         Raises ConfigError when the folder is somebody else's.
         """
         self._folder = folder
         self._spare: Segment | None = None
         self._num_made = 0
-        self._mark = secrets.token_hex(4)  # what an earlier incarnation still makes has other names
-        ensure_private_folder(folder)  # its name can be guessed: another user may have made it, or a link to ours
+        # what an earlier incarnation still makes has other names
+        self._mark = secrets.token_hex(4)
+        # its name can be guessed: another user may have made it, or a link to ours
+        ensure_private_folder(folder)
         for leftover in folder.iterdir():
-            leftover.unlink(missing_ok=True)  # its last breath may have taken it away just now
+            # its last breath may have taken it away just now
+            leftover.unlink(missing_ok=True)
 
     def take(self, num_bytes: int) -> Segment:
-        """Return a file of this size to fill, under a name that nobody is told. Raises OSError when there is no room."""
+        """Return a file of this size to fill, under a name that nobody is told. Raises OSError when
+        there is no room.
+        """
         spare, self._spare = self._spare, None
         if spare is not None and spare.data.size == num_bytes and _lock(spare.fd, fcntl.LOCK_EX):
             return spare
@@ -85,7 +97,9 @@ class SegmentWriter:
             raise
 
     def retire(self, segment: Segment) -> None:
-        """Take a published file back: nobody new finds it, and it is filled again once nobody reads it."""
+        """Take a published file back: nobody new finds it, and it is filled again once nobody reads
+        it.
+        """
         if self._spare is not None:
             _remove(self._spare)
         self._num_made += 1
@@ -99,7 +113,9 @@ class SegmentWriter:
         self._spare = segment
 
     def forget(self, segment: Segment) -> None:
-        """Give up a published file whose name another one has taken: its pages go with their last reader."""
+        """Give up a published file whose name another one has taken: its pages go with their last
+        reader.
+        """
         os.close(segment.fd)
 
     def discard(self, segment: Segment) -> None:
@@ -119,16 +135,20 @@ class MappedFile:
 
     @property
     def lasting_path(self) -> Path:
-        """A path to the file for other processes of this user, good until it is released, whatever its name is by then."""
+        """A path to the file for other processes of this user, good until it is released, whatever
+        its name is by then.
+        """
         return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
 
 
 class UnnamedFile:
-    """A file without a name, gone with its last map, however its process ends: for what is made here and served here."""
+    """A file without a name, gone with its last map, however its process ends: for what is made
+    here and served here.
+    """
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
-        """Take room where ``folder`` is, which is made if need be. Raises OSError when there is none, and ConfigError when the
-        folder is somebody else's."""
+        """Take room where ``folder`` is, which is made if need be. Raises OSError when there is
+        none, and ConfigError when the folder is somebody else's."""
         ensure_private_folder(folder)
         self._file = TemporaryFile(dir=folder)  # noqa: SIM115 -- held until close
         try:
@@ -150,7 +170,9 @@ class UnnamedFile:
 
 
 class SegmentReader:
-    """The files that a process reads. Their mappings are kept, for the same pages come again under other names."""
+    """The files that a process reads. Their mappings are kept, for the same pages come again under
+    other names.
+    """
 
     def __init__(self) -> None:
         self._cached: dict[tuple[int, int], MappedFile] = {}
@@ -179,7 +201,9 @@ class SegmentReader:
         return mapped
 
     def release(self, mapped: MappedFile) -> None:
-        """Let the writer have a file back: its array must not be used any more. Mappings of removed files are forgotten."""
+        """Let the writer have a file back: its array must not be used any more. Mappings of removed
+        files are forgotten.
+        """
         fcntl.flock(mapped.fd, fcntl.LOCK_UN)
         mapped.is_used = False
         for key, other in list(self._cached.items()):
@@ -187,7 +211,9 @@ class SegmentReader:
                 self._forget(key)
 
     def forget(self, mapped: MappedFile) -> None:
-        """Release a file and its mapping, so that the next ``open`` sees the file's pages afresh."""
+        """Release a file and its mapping, so that the next ``open`` sees the file's
+        pages afresh.
+        """
         for key, other in list(self._cached.items()):
             if other is mapped:
                 self._forget(key)
@@ -198,7 +224,8 @@ class SegmentReader:
             self._forget(key)
 
     def _forget(self, key: tuple[int, int]) -> None:
-        os.close(self._cached.pop(key).fd)  # with its lock; the mapping goes with the last array over it
+        # with its lock; the mapping goes with the last array over it
+        os.close(self._cached.pop(key).fd)
 
 
 def _lock(fd: int, kind: int) -> bool:

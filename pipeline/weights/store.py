@@ -1,10 +1,11 @@
-"""The learner's shelf: the newest versions, each with its digest, what changed between them, and what is below them.
+"""The learner's shelf: the newest versions, each with its digest, what changed between them, and
+what is below them.
 
-*Consumes* publications. *Produces* named files, announcements, and answers to other hosts. *Waits for* the memory or the disk
-that the files are in.
+*Consumes* publications. *Produces* named files, announcements, and answers to other hosts. *Waits
+for* the memory or the disk that the files are in.
 
-Publishing and answering run on two threads. A version that is retired while an answer is made of it gives an answer whose
-digest does not hold, and whoever asked then asks for the newest version.
+Publishing and answering run on two threads. A version that is retired while an answer is made of it
+gives an answer whose digest does not hold, and whoever asked then asks for the newest version.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the fo
 
 
 def weights_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder for published weights: memory-backed when asked for and present, else in the run's folder."""
+    """Return the folder for published weights: memory-backed when asked for and present, else in
+    the run's folder.
+    """
     if shared_memory and _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
         return _SHARED_MEMORY / run_tag(run_dir)
     return run_dir / "weights"
 
 
 def fetched_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder in which a host's workers keep what they fetched from another one, each in a folder of its own."""
+    """Return the folder in which a host's workers keep what they fetched from another one, each in
+    a folder of its own.
+    """
     folder = weights_folder(run_dir, shared_memory=shared_memory)
     return folder.with_name(f"{folder.name}-fetched")
 
@@ -51,7 +56,9 @@ def file_name(policy_version: int) -> str:
 
 
 def weight_folders(run_dir: Path) -> list[Path]:
-    """Return every folder in which this host may hold weights of a run: of no worth once it has ended."""
+    """Return every folder in which this host may hold weights of a run: of no worth once it has
+    ended.
+    """
     return [
         folder(run_dir, shared_memory=is_shared)
         for is_shared in (True, False)
@@ -83,12 +90,13 @@ class StoredWeights:
 
 
 class WeightsStore:
-    """The learner's published versions: the newest ``keep`` of them, immutable as long as they are held. If they are adapters,
-    what is below them is published first, as BASE_VERSION, and stays."""
+    """The learner's published versions: the newest ``keep`` of them, immutable as long as they are
+    held. If they are adapters, what is below them is published first, as BASE_VERSION, and stays.
+    """
 
     def __init__(self, folder: Path, *, keep: int, max_part_bytes: int) -> None:
-        """Publish into ``folder``, which is emptied. An answer has ``max_part_bytes`` at most, whatever a request asks for.
-        Raises ConfigError when the folder is somebody else's."""
+        """Publish into ``folder``, which is emptied. An answer has ``max_part_bytes`` at most,
+        whatever a request asks for. Raises ConfigError when the folder is somebody else's."""
         self._folder = folder
         self._keep = keep
         self._max_part_bytes = max_part_bytes
@@ -97,7 +105,8 @@ class WeightsStore:
         self._deltas: dict[tuple[int, int], bytes | None] = {}
 
     def publish(self, policy_version: int, publication: Publication) -> StoredWeights:
-        """Write and digest a version in one pass, name it, and retire the oldest. Raises OSError when there is no room.
+        """Write and digest a version in one pass, name it, and retire the oldest. Raises OSError
+        when there is no room.
 
         A version that is held already is replaced, which is meant for one that was damaged.
         """
@@ -135,9 +144,10 @@ class WeightsStore:
         return self._held.get(policy_version)
 
     def answer(self, request: Message) -> WeightsPart:
-        """Answer a request from another host: with a range of the delta from the version that it holds, when there is one and
-        it is short; else with a range of the version itself; with an empty part when that is gone. Making a delta takes time:
-        about that of reading both versions twice.
+        """Answer a request from another host: with a range of the delta from the version that it
+        holds, when there is one and it is short; else with a range of the version itself; with an
+        empty part when that is gone. Making a delta takes time: about that of reading both versions
+        twice.
 
         Raises UnknownMessage for anything but a WeightsRequest.
         """
@@ -195,7 +205,8 @@ def write_publication(data: np.ndarray, publication: Publication) -> str:
     data[:end] = np.frombuffer(publication.head, np.uint8)
     digest.update(publication.head)
     for block in publication.blocks:
-        digest.update(block)  # first: the copy then finds it in the processor's cache
+        # first: the copy then finds it in the processor's cache
+        digest.update(block)
         data[end : end + block.size] = block
         end += block.size
         work.step(block.size / data.size)

@@ -1,12 +1,13 @@
-"""What is in the bytes of a published version: a safetensors file, laid out so that its tensors can be used where they lie.
+"""What is in the bytes of a published version: a safetensors file, laid out so that its tensors can
+be used where they lie.
 
-*Consumes* names, types and shapes; or a file's bytes. *Produces* the file's head and where every tensor goes, or is. *Waits
-for* nothing. No torch: engines make their own arrays of the places.
+*Consumes* names, types and shapes; or a file's bytes. *Produces* the file's head and where every
+tensor goes, or is. *Waits for* nothing. No torch: engines make their own arrays of the places.
 
     file = length of header u64 | header (JSON: name -> dtype, shape, data_offsets; __metadata__) padded | tensors
 
-The header is padded to whole pages, so that tensors begin on one and the file's size seldom changes with its metadata.
-Source of the format: github.com/huggingface/safetensors, README, "Format".
+The header is padded to whole pages, so that tensors begin on one and the file's size seldom changes
+with its metadata. Source of the format: github.com/huggingface/safetensors, README, "Format".
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class Publication:
     num_bytes: int
     """Of the whole file."""
     blocks: Iterator[np.ndarray]
-    """uint8 [bytes], in the file's order, after the head; each is used before the next one is asked for."""
+    """uint8 [bytes], in the file's order, after the head; each is used before the next one is asked
+    for.
+    """
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,14 +109,18 @@ class _Layout:
 
 
 def in_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Return tensors as they lie in a file: the widest types first, which keeps every tensor aligned to its type."""
+    """Return tensors as they lie in a file: the widest types first, which keeps every tensor
+    aligned to its type.
+    """
     return sorted(specs, key=lambda spec: (-ITEM_BYTES[spec.dtype], spec.name))
 
 
 def publication(
     specs: Iterable[TensorSpec], blocks: Iterator[np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> Publication:
-    """Lay out a file of tensors, given in order (:func:`in_order`), whose bytes ``blocks`` will yield one after the other."""
+    """Lay out a file of tensors, given in order (:func:`in_order`), whose bytes ``blocks`` will
+    yield one after the other.
+    """
     layout = _Layout({_METADATA: dict(metadata)} if metadata else {})
     for spec in specs:
         start, layout.end = layout.end, layout.end + spec.num_bytes
@@ -128,7 +135,8 @@ def read_contents(data: Buffer | np.ndarray) -> Contents:
     """Return what a file's bytes hold.
 
     Raises:
-        WeightsDamaged: They are not a safetensors file, or tensors lie outside of it or over one another.
+        WeightsDamaged: They are not a safetensors file, or tensors lie outside of it or over one
+            another.
     """
     view = memoryview(data)  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
     if len(view) < _LENGTH.size:

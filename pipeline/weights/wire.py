@@ -1,10 +1,12 @@
-"""Weights from another host: ranges over ZeroMQ, of what changed if that will do, else of the whole version.
+"""Weights from another host: ranges over ZeroMQ, of what changed if that will do, else of the whole
+version.
 
-*Consumes* an announcement and the version that is held. *Produces* a file on this host whose digest has matched. *Waits for*
-the learner's answers, each with a deadline.
+*Consumes* an announcement and the version that is held. *Produces* a file on this host whose digest
+has matched. *Waits for* the learner's answers, each with a deadline.
 
-No message is larger than ``max_part_bytes``, one is under way at a time, and nothing is allocated on a peer's word but what the
-announcement in the ledger says. A delta that does not come out at the announced digest costs a whole version (a *refresh*).
+No message is larger than ``max_part_bytes``, one is under way at a time, and nothing is allocated
+on a peer's word but what the announcement in the ledger says. A delta that does not come out at the
+announced digest costs a whole version (a *refresh*).
 """
 
 from __future__ import annotations
@@ -59,15 +61,17 @@ class Received:
 
 
 class FetchFolder:
-    """Where one worker keeps what it fetched: memory-backed if there is such storage, and of no use to others.
+    """Where one worker keeps what it fetched: memory-backed if there is such storage, and of no use
+    to others.
 
-    The folder is locked as long as the worker lives. Those of workers that died by force are removed by a later one that
-    starts on this host; not at once, for one that is just being made is not locked yet.
+    The folder is locked as long as the worker lives. Those of workers that died by force are
+    removed by a later one that starts on this host; not at once, for one that is just being made is
+    not locked yet.
     """
 
     def __init__(self, run_dir: Path, name: str, *, shared_memory: bool) -> None:
-        """Make the folder ``name``, which begins with the worker's name, and remove those of the dead. Raises ConfigError when
-        one is somebody else's."""
+        """Make the folder ``name``, which begins with the worker's name, and remove those of the
+        dead. Raises ConfigError when one is somebody else's."""
         parent = fetched_folder(run_dir, shared_memory=shared_memory)
         ensure_private_folder(parent)
         self._folder = parent / name
@@ -76,7 +80,8 @@ class FetchFolder:
                 _remove_if_dead(folder)
         self._writer = SegmentWriter(self._folder)
         self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(BlockingIOError):  # a frozen incarnation before this one has it: as good
+        # a frozen incarnation before this one has it: as good
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._held: Segment | None = None
 
@@ -85,7 +90,9 @@ class FetchFolder:
         return self._writer.take(num_bytes)
 
     def keep(self, segment: Segment, policy_version: int) -> Path:
-        """Name a file that is filled and verified, and retire the one before it; one of the same version is replaced."""
+        """Name a file that is filled and verified, and retire the one before it; one of the same
+        version is replaced.
+        """
         path = self._folder / file_name(policy_version)
         segment.name(path)
         before, self._held = self._held, segment
@@ -126,7 +133,9 @@ class WireFetch:
     def __init__(
         self, announcement: WeightsAnnouncement, requester: Requester, *, max_part_bytes: int, timeout_s: float
     ) -> None:
-        """Fetch what ``announcement`` says by asking ``requester``; ``timeout_s`` is for each part."""
+        """Fetch what ``announcement`` says by asking ``requester``; ``timeout_s`` is
+        for each part.
+        """
         self._wanted = announcement
         self._requester = requester
         self._max_part_bytes = max_part_bytes
@@ -161,7 +170,9 @@ class WireFetch:
         await self._copy(segment, first)
 
     async def _build(self, segment: Segment, base: Base, part: WeightsPart) -> bool:
-        """Build the version from a delta, of which ``part`` is the first; return whether the digest matches."""
+        """Build the version from a delta, of which ``part`` is the first; return whether the digest
+        matches.
+        """
         total = part.total_bytes
         if total > self._wanted.num_bytes // MAX_DELTA_SHARE:
             raise WeightsRejected(
@@ -194,7 +205,9 @@ class WireFetch:
         return False
 
     async def _copy(self, segment: Segment, part: WeightsPart) -> None:
-        """Take the whole version, of which ``part`` is the first. Raises WeightsDamaged when the digest does not match."""
+        """Take the whole version, of which ``part`` is the first. Raises WeightsDamaged when the
+        digest does not match.
+        """
         digest = Digest()
         place = 0
         while True:
@@ -234,7 +247,9 @@ class WireFetch:
 
 
 def _apply(delta: memoryview, base: Base, out: np.ndarray) -> str:
-    """Build a version; return its digest. Raises WeightsDamaged when the delta is of another base or cannot be read."""
+    """Build a version; return its digest. Raises WeightsDamaged when the delta is of another base
+    or cannot be read.
+    """
     prelude, digest = apply(delta, base.data, out, head_bytes=read_contents(base.data).head_bytes)
     if prelude.base_digest != base.digest:
         raise WeightsDamaged(f"a delta from {prelude.base_digest} was offered for {base.digest}")

@@ -1,11 +1,12 @@
 """CURVE keys, and who may connect with them.
 
-*Consumes* a folder of keys. *Produces* this host's key pair, and a verdict on every client that connects over tcp.
-*Waits for* nothing; verdicts are given on a thread of their own.
+*Consumes* a folder of keys. *Produces* this host's key pair, and a verdict on every client that
+connects over tcp. *Waits for* nothing; verdicts are given on a thread of their own.
 
-The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for everyone who may connect;
-copy a host's ``.pub`` there to let it in, remove the file to keep it out. The folder is read again for every new
-connection. A folder that all hosts share lets all of them in by itself.
+The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for
+everyone who may connect; copy a host's ``.pub`` there to let it in, remove the file to keep it out.
+The folder is read again for every new connection. A folder that all hosts share lets all of them in
+by itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class CurveKeys:
 
     @classmethod
     def load_or_create(cls, folder: Path) -> Self:
-        """Return this host's keys from ``folder``, made on first use; processes that come at once agree on one pair.
+        """Return this host's keys from ``folder``, made on first use; processes that come at once
+        agree on one pair.
 
         Raises ConfigError when a key file is damaged or others may read it.
         """
@@ -69,7 +71,8 @@ class CurveKeys:
     def allowed(self) -> dict[str, str]:
         """Return public key -> name for everyone who may connect, as the folder is now."""
         found: dict[str, str] = {}
-        for path in sorted(self.folder.glob("*.pub")):  # read at every connection, so its complaints are limited too
+        # read at every connection, so its complaints are limited too
+        for path in sorted(self.folder.glob("*.pub")):
             try:
                 key = path.read_bytes().strip()
             except OSError as error:
@@ -91,7 +94,9 @@ class CurveKeys:
         raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def present(self, raw: zmq.Socket[bytes], server_key: str) -> None:
-        """Make a socket that connects show our key and accept nobody but the owner of ``server_key``. Raises ConfigError."""
+        """Make a socket that connects show our key and accept nobody but the owner of
+        ``server_key``. Raises ConfigError.
+        """
         if not _KEY.fullmatch(server_key.encode()):
             raise ConfigError(
                 f"server key {server_key!r} is not a public CURVE key of 40 characters; take it from the registry"
@@ -102,7 +107,9 @@ class CurveKeys:
 
 
 class KeyAuthenticator(ThreadAuthenticator):
-    """Lets in whom the folder of keys names. Every message then carries that name as its User-Id."""
+    """Lets in whom the folder of keys names. Every message then carries that name as
+    its User-Id.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
         super().__init__(context)  # pyright: ignore[reportUnknownMemberType]
@@ -144,6 +151,7 @@ def _create_once(path: Path, data: bytes) -> None:
     try:
         os.link(partial, path)
     except FileExistsError:
-        pass  # another process was first; its keys are ours
+        # another process was first; its keys are ours
+        pass
     finally:
         partial.unlink()

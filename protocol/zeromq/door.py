@@ -1,9 +1,12 @@
-"""Who was turned away at a tcp endpoint: peers without CURVE, with an unknown key, or that hold us for somebody else.
+"""Who was turned away at a tcp endpoint: peers without CURVE, with an unknown key, or that hold us
+for somebody else.
 
-*Consumes* libzmq's own events of one listening socket. *Produces* a count by reason, and a warning, at most one a minute and
-reason. *Waits for* events, on a thread of its own that ends with the socket.
+*Consumes* libzmq's own events of one listening socket. *Produces* a count by reason, and a warning,
+at most one a minute and reason. *Waits for* events, on a thread of its own that ends with the
+socket.
 
-libzmq turns such peers away during the handshake: nothing that they send is ever a message, and no mailbox would know of them.
+libzmq turns such peers away during the handshake: nothing that they send is ever a message, and no
+mailbox would know of them.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ class Door:
         self._thread.start()
 
     def stats(self) -> list[LinkStats]:
-        """Return the refused connections as counters of one more peer; nothing when there are none."""
+        """Return the refused connections as counters of one more peer; nothing when
+        there are none.
+        """
         return [LinkStats(STRANGERS, 0, 0, self.num_refused)] if self.num_refused else []
 
     def join(self) -> None:
@@ -66,7 +71,8 @@ class Door:
                 kind = int(event["event"])
                 reason = _REASONS.get(kind)
                 if reason is None:
-                    return  # the socket is closed
+                    # the socket is closed
+                    return
                 self.num_refused += 1
                 num_silent = complaints.due("", reason)
                 if num_silent is not None:

@@ -1,10 +1,11 @@
 """Mailboxes (PULL) and the links to them (PUSH).
 
-*Consumes* messages at a sender, frames at a mailbox. *Produces* deliveries. *Waits for* room (sender; unblocked by the
-mailbox's owner reading) or input (mailbox; unblocked by senders), each with a deadline.
+*Consumes* messages at a sender, frames at a mailbox. *Produces* deliveries. *Waits for* room
+(sender; unblocked by the mailbox's owner reading) or input (mailbox; unblocked by senders), each
+with a deadline.
 
-Back-pressure: a link holds at most a high-water mark of messages at each end, besides what the system's socket buffers
-take. When all of that is full, ``send`` waits.
+Back-pressure: a link holds at most a high-water mark of messages at each end, besides what the
+system's socket buffers take. When all of that is full, ``send`` waits.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class ZmqSender:
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Hand the message to the link; False when there was no room within ``timeout_s``.
 
-        Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that no mailbox would take.
+        Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that
+        no mailbox would take.
         """
         deadline = time.monotonic() + timeout_s
         while await self._socket.ready(POLLOUT, timeout_s=deadline - time.monotonic()):
@@ -70,7 +72,9 @@ class ZmqSender:
         return LinkStats(self._endpoint, self._sequence, self._num_bytes, self._num_refused)
 
     def unreached_s(self) -> float:
-        """Return for how many seconds the mailbox has not been reached; 0 on a host, where the socket's file says enough."""
+        """Return for how many seconds the mailbox has not been reached; 0 on a host, where the
+        socket's file says enough.
+        """
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:
@@ -95,7 +99,9 @@ class ZmqMailbox:
         return self._endpoint
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
-        """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing. Raises ChannelClosed."""
+        """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing.
+        Raises ChannelClosed.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:

@@ -1,9 +1,10 @@
 """Ask and answer: DEALER and ROUTER, for weights between hosts.
 
-*Consumes* requests. *Produces* answers. *Waits for* the other side, with a deadline; unblocked by it.
+*Consumes* requests. *Produces* answers. *Waits for* the other side, with a deadline; unblocked by
+it.
 
-An answer carries the sequence number of its request, so that an answer that comes after its requester gave up is never
-taken for the answer to a later request.
+An answer carries the sequence number of its request, so that an answer that comes after its
+requester gave up is never taken for the answer to a later request.
 """
 
 from __future__ import annotations
@@ -78,13 +79,16 @@ class ZmqRequester:
             except WireError:
                 if read_claims(received.frames).sequence in (self._sequence, -1):
                     raise
-                continue  # an unreadable answer to a request that was given up
+                # an unreadable answer to a request that was given up
+                continue
             if envelope.sequence == self._sequence:
                 return decoded
         raise TimeoutError
 
     def unreached_s(self) -> float:
-        """Return for how many seconds the responder has not been reached; 0 on a host, where the socket's file says enough."""
+        """Return for how many seconds the responder has not been reached; 0 on a host, where the
+        socket's file says enough.
+        """
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:
@@ -114,8 +118,8 @@ class ZmqResponder:
         return self._endpoint
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """Answer the next request with ``handler``; False when none came in time. Raises ChannelClosed, and what
-        ``handler`` raises: its requester then meets its own deadline.
+        """Answer the next request with ``handler``; False when none came in time. Raises
+        ChannelClosed, and what ``handler`` raises: its requester then meets its own deadline.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -146,7 +150,9 @@ class ZmqResponder:
         return False
 
     def stats(self) -> list[LinkStats]:
-        """Return counters by requester; connections that were refused are a requester of their own."""
+        """Return counters by requester; connections that were refused are a requester
+        of their own.
+        """
         return self._inbound.stats() + (self._door.stats() if self._door else [])
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
-"""A ZeroMQ socket in asyncio: its options, its binding, and waiting for it without losing a message.
+"""A ZeroMQ socket in asyncio: its options, its binding, and waiting for it without losing a
+message.
 
-*Consumes* a context and an endpoint. *Produces* frames in, frames out. *Waits for* readiness, with a deadline; unblocked by
-the peer, or by ``close``.
+*Consumes* a context and an endpoint. *Produces* frames in, frames out. *Waits for* readiness, with
+a deadline; unblocked by the peer, or by ``close``.
 
-A pending ``recv`` is never cancelled, because there is none: a task waits until the socket is ready, then reads without
-blocking and without another await. libzmq's descriptor is edge-triggered, it only says that *something* happened; so
-``ready`` looks at EVENTS before each wait and after each wake, and every operation wakes the other waiters to look again.
+A pending ``recv`` is never cancelled, because there is none: a task waits until the socket is
+ready, then reads without blocking and without another await. libzmq's descriptor is edge-triggered,
+it only says that *something* happened; so ``ready`` looks at EVENTS before each wait and after each
+wake, and every operation wakes the other waiters to look again.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ from protocol.waiting import Waiters
 
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 3000
-"""Of requests: a frozen peer is cut off after this. ZeroMQ's own threads answer, so a busy interpreter does not look frozen.
+"""Of requests: a frozen peer is cut off after this. ZeroMQ's own threads answer, so a busy
+interpreter does not look frozen.
 
-Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats with it, and so looks dead: both ends then
-cut off a peer that is only slow, and what was on its way is lost (measured: 16 of 24 messages in seven seconds of plain
-back-pressure). A frozen reader is found by its silence in the registry instead, and a lost host by what its kernel does not
-answer (``protocol.zeromq.watch``).
+Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats with it, and
+so looks dead: both ends then cut off a peer that is only slow, and what was on its way is lost
+(measured: 16 of 24 messages in seven seconds of plain back-pressure). A frozen reader is found by
+its silence in the registry instead, and a lost host by what its kernel does not answer
+(``protocol.zeromq.watch``).
 """
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 3, 1, 20
 """An idle link to a host that is gone is known after four seconds, and given up after 23."""
@@ -41,9 +45,13 @@ HANDSHAKE_TIMEOUT_MS = 5000
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 TCP_BUFFER_BYTES = 256 * 1024
-"""The system's own buffers would hide megabytes from the high-water mark: 20,000 small messages, as measured."""
+"""The system's own buffers would hide megabytes from the high-water mark: 20,000 small messages, as
+measured.
+"""
 ZERO_COPY_BYTES = 65536
-"""Received frames from this size up are looked at in place; smaller ones are cheaper to copy. pyzmq sends by the same rule."""
+"""Received frames from this size up are looked at in place; smaller ones are cheaper to copy. pyzmq
+sends by the same rule.
+"""
 TURNS_PER_YIELD = 32
 """A socket that is always ready lets other tasks run this often."""
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -58,7 +66,9 @@ class SocketLimits:
     high_water_mark: int
     """Messages that a socket queues for a peer, at each end."""
     max_message_bytes: int
-    """Of one message; set on the socket too, where a peer that sends a larger frame is disconnected."""
+    """Of one message; set on the socket too, where a peer that sends a larger frame is
+    disconnected.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +167,8 @@ class AsyncSocket:
             raise ConfigError(f"cannot connect to {endpoint}: {error.strerror}; check the address") from error
 
     async def ready(self, event: int, *, timeout_s: float) -> bool:
-        """Wait until ``event`` (POLLIN or POLLOUT) holds; False after ``timeout_s``. Raises ChannelClosed.
+        """Wait until ``event`` (POLLIN or POLLOUT) holds; False after ``timeout_s``. Raises
+        ChannelClosed.
 
         Between its return and the caller's next await nobody else touches the socket.
         """
@@ -185,7 +196,8 @@ class AsyncSocket:
             try:
                 first = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                # POLLIN is a hint: seen on the first look at a connection with CURVE whose message is large
+                # POLLIN is a hint: seen on the first look at a connection with CURVE whose message
+                # is large
                 await asyncio.sleep(0)
                 continue
             return self._read_rest(first)
@@ -196,7 +208,8 @@ class AsyncSocket:
         part = first
         while part.more:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
-            if len(frames) <= NUM_FRAMES + 1:  # one over the limit is enough to be refused
+            # one over the limit is enough to be refused
+            if len(frames) <= NUM_FRAMES + 1:
                 frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
         self._waiters.wake()
         return Received(frames, lambda: _address(first))
@@ -204,8 +217,8 @@ class AsyncSocket:
     def put(self, frames: Sequence[Buffer]) -> bool:
         """Send one message without blocking; False when there is no room for it.
 
-        A connection that dies between two frames of a message leaves libzmq dropping the rest of it: the rest is then pushed
-        out, so that the next message starts at its first frame.
+        A connection that dies between two frames of a message leaves libzmq dropping the rest of
+        it: the rest is then pushed out, so that the next message starts at its first frame.
         """
         last = len(frames) - 1
         for index, frame in enumerate(frames):
@@ -239,7 +252,9 @@ class AsyncSocket:
 
 
 def _take_socket_file(path: Path) -> None:
-    """Remove a dead socket file; libzmq would take over a living one without a word. Raises ConfigError."""
+    """Remove a dead socket file; libzmq would take over a living one without a word. Raises
+    ConfigError.
+    """
     ensure_private_folder(path.parent)
     if not path.exists():
         return

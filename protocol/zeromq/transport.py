@@ -1,9 +1,10 @@
-"""Everything that one worker opens on ZeroMQ, with one context, one set of limits and one set of keys.
+"""Everything that one worker opens on ZeroMQ, with one context, one set of limits and one set of
+keys.
 
 *Consumes* endpoints. *Produces* mailboxes, links, requesters and responders. *Waits for* nothing.
 
-On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, both ends named by their
-keys; without keys, tcp is for the loopback interface alone.
+On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, both
+ends named by their keys; without keys, tcp is for the loopback interface alone.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class ZmqTransport:
         keys: CurveKeys | None,
         advertise_host: str | None = None,
     ) -> None:
-        """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: larger ones are refused.
-        ``keys``: for tcp; None limits tcp to the loopback interface. ``advertise_host``: what others are told to connect to
-        instead of the address that was bound.
+        """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: larger
+        ones are refused. ``keys``: for tcp; None limits tcp to the loopback interface.
+        ``advertise_host``: what others are told to connect to instead of the address that was
+        bound.
         """
         self.sender_name = sender
         self._limits = SocketLimits(high_water_mark, max_message_bytes)
@@ -59,12 +61,16 @@ class ZmqTransport:
         return self._keys.public if self._keys else ""
 
     def mailbox(self, endpoint: str) -> ZmqMailbox:
-        """Bind a mailbox. Raises ConfigError when the endpoint is malformed, in use, or tcp beyond loopback without keys."""
+        """Bind a mailbox. Raises ConfigError when the endpoint is malformed, in use, or tcp beyond
+        loopback without keys.
+        """
         socket, bound, door = self._bind(zmq.PULL, endpoint)
         return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes, door=door)
 
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
-        """Connect a link; ``server_key`` is the mailbox owner's public key, for tcp. Raises ConfigError."""
+        """Connect a link; ``server_key`` is the mailbox owner's public key, for tcp. Raises
+        ConfigError.
+        """
         socket, watch = self._connect(zmq.PUSH, endpoint, server_key)
         return ZmqSender(
             socket,
@@ -92,7 +98,9 @@ class ZmqTransport:
         )
 
     def close(self) -> None:
-        """Close everything that this transport opened; whoever waits gets ChannelClosed. Repeated calls do nothing."""
+        """Close everything that this transport opened; whoever waits gets ChannelClosed. Repeated
+        calls do nothing.
+        """
         for socket in self._sockets:
             socket.close()
         self._sockets.clear()

@@ -1,11 +1,14 @@
-"""Whether the other end of a link is there: the handshakes and the answers of one connecting socket.
+"""Whether the other end of a link is there: the handshakes and the answers of one connecting
+socket.
 
-*Consumes* libzmq's own events of that socket, and what the kernel knows of its connection. *Produces* for how long the peer has
-not been there. *Waits for* nothing: both are read when that is asked.
+*Consumes* libzmq's own events of that socket, and what the kernel knows of its connection.
+*Produces* for how long the peer has not been there. *Waits for* nothing: both are read when that is
+asked.
 
-A peer that cannot be reached (its name resolves to another machine, a firewall drops what is sent) is no error to libzmq, which
-tries for ever and says nothing. Seen from above, a link that never connects is a full mailbox. So is a link whose
-cable is pulled: its connection stands for a quarter of an hour, and only the kernel knows that nothing is answered.
+A peer that cannot be reached (its name resolves to another machine, a firewall drops what is sent)
+is no error to libzmq, which tries for ever and says nothing. Seen from above, a link that never
+connects is a full mailbox. So is a link whose cable is pulled: its connection stands for a quarter
+of an hour, and only the kernel knows that nothing is answered.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ class HandshakeWatch:
         self._unanswered_since: float | None = None
 
     def down_s(self) -> float:
-        """Return for how long the peer has not been there, in seconds: no handshake stands, or nothing is answered; else 0."""
+        """Return for how long the peer has not been there, in seconds: no handshake stands, or
+        nothing is answered; else 0.
+        """
         self._read_events()
         if self._down_since is not None:
             return self._clock() - self._down_since

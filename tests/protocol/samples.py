@@ -104,7 +104,8 @@ def chunks(draw: st.DrawFn) -> TrajectoryChunk:
         ),
         context_tokens=rng.integers(0, 2**31, draw(st.integers(0, 100)), dtype=np.int32),
         tokens=rng.integers(0, 2**31, size, dtype=np.int32),
-        behavior_logprobs=rng.integers(0, 2**32, size, dtype=np.uint32).view(np.float32),  # every bit pattern
+        # every bit pattern
+        behavior_logprobs=rng.integers(0, 2**32, size, dtype=np.uint32).view(np.float32),
         segments=tuple(Segment(draw(st.integers(0, 2**31)), length) for length in lengths),
         finish_reason=draw(st.sampled_from(FinishReason)),
         response_text=draw(st.none() | TEXT),

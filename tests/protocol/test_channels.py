@@ -93,7 +93,8 @@ async def test_a_full_mailbox_makes_send_wait_and_reading_makes_room(wires: Carr
     assert num_sent >= 4
     assert sender.stats().num_refused == 1
     started = asyncio.get_running_loop().time()
-    while await sender.send(message, timeout_s=0.2):  # buffers below still pass on what they hold
+    # buffers below still pass on what they hold
+    while await sender.send(message, timeout_s=0.2):
         num_sent += 1
         started = asyncio.get_running_loop().time()
     assert 0.19 <= asyncio.get_running_loop().time() - started < LONG_S
@@ -114,7 +115,8 @@ async def test_a_mailbox_that_stays_full_for_long_loses_nothing(
     mailbox = wires.mailbox()
     sender = wires.sender(mailbox.endpoint)
     num_sent = await fill(sender, chunk(4000))
-    for _ in range(5):  # many heartbeat timeouts long
+    # many heartbeat timeouts long
+    for _ in range(5):
         num_sent += await sender.send(chunk(4000), timeout_s=0.2)
     got = [await take(mailbox) for _ in range(num_sent)]
     assert [one.sequence for one in got] == list(range(num_sent))
@@ -252,7 +254,8 @@ async def test_what_cannot_be_read_is_counted_named_logged_and_dropped(wires: Ca
     with structlog.testing.capture_logs() as logs:
         await wires.inject(mailbox, damage(frames_of(request())))
         assert await wires.sender(mailbox.endpoint).send(request(5), timeout_s=LONG_S)
-        for _ in range(100):  # until both have come, in either order
+        # until both have come, in either order
+        for _ in range(100):
             await mailbox.receive(timeout_s=SHORT_S)
             if len(mailbox.stats()) == 2:
                 break
@@ -279,7 +282,8 @@ async def test_a_flood_of_unreadable_messages_is_logged_once(wires: Carrier) -> 
 
 async def test_numbers_that_never_arrive_are_counted_as_gaps(wires: Carrier) -> None:
     mailbox = wires.mailbox()
-    for sequence in (0, 1, 5, 6, 9, 0, 1):  # at last the peer begins anew
+    # at last the peer begins anew
+    for sequence in (0, 1, 5, 6, 9, 0, 1):
         await wires.inject(mailbox, frames_of(request(), sequence=sequence))
         assert (await take(mailbox)).sequence == sequence
     (stats,) = mailbox.stats()
@@ -343,7 +347,8 @@ async def test_a_sender_waits_for_a_mailbox_that_comes_back_at_the_same_address(
     assert await sender.send(request(1), timeout_s=LONG_S)
     await take(first)
     first.close()
-    while await sender.send(request(2), timeout_s=0.2):  # what a dying mailbox still takes is lost
+    # what a dying mailbox still takes is lost
+    while await sender.send(request(2), timeout_s=0.2):
         pass
     async with asyncio.timeout(LONG_S):
         while True:
@@ -390,7 +395,8 @@ async def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request(wire
     requester = wires.requester(responder.endpoint)
     with pytest.raises(DeadlineExceeded):
         await requester.request(request(1), timeout_s=0.3)
-    assert await responder.serve_one(echo, timeout_s=LONG_S)  # too late
+    # too late
+    assert await responder.serve_one(echo, timeout_s=LONG_S)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(responder.serve_one(echo, timeout_s=LONG_S))
         asked = tasks.create_task(requester.request(request(2), timeout_s=LONG_S))

@@ -140,7 +140,8 @@ def test_a_changed_bit_of_the_body_is_noticed(at: int, bit: int) -> None:
 def test_an_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(UnknownMessage, match="gradient"):
         decode(forged({"type": "gradient"}, type_="gradient"), max_bytes=LIMIT)
-    with pytest.raises(UnknownMessage, match="reward"):  # a score is for the ledger, no message
+    # a score is for the ledger, no message
+    with pytest.raises(UnknownMessage, match="reward"):
         decode(forged({"type": "reward", "reward": 1.0, "accuracy": 1.0}, type_="reward"), max_bytes=LIMIT)
 
 
@@ -343,7 +344,8 @@ def test_decoding_takes_at_most_four_times_the_bytes_and_ten_megabytes(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = GREEDY[kind]
-    few = many(item, (FREE_BODY_BYTES - 1000) // len(item))  # as many as nobody counts
+    # as many as nobody counts
+    few = many(item, (FREE_BODY_BYTES - 1000) // len(item))
     most = padded(item, most_accepted(item, monkeypatch))
     check_values(memoryview(most))
     for body in (extra_of(few), extra_of(most)):
@@ -367,7 +369,8 @@ def test_sixteen_megabytes_of_empty_maps_take_no_time_and_no_memory() -> None:
     before = time.process_time()
     with pytest.raises(MessageTooLarge):
         decode(frames, max_bytes=1 << 26)
-    assert time.process_time() - before < 0.5  # it took 12 s and more; a digest of 16 MB takes 5 ms
+    # it took 12 s and more; a digest of 16 MB takes 5 ms
+    assert time.process_time() - before < 0.5
     assert taken_by_decoding(body) < 1 << 20
 
 
@@ -412,7 +415,8 @@ def test_large_extra_columns_of_few_values_pass() -> None:
 @settings(deadline=None)
 @given(chunks())
 def test_the_count_of_values_reads_every_message_that_can_be_written(original: TrajectoryChunk) -> None:
-    body = memoryview(wire(original)[1] + bytes(FREE_BODY_BYTES))  # long enough to be counted; what follows is not
+    # long enough to be counted; what follows is not
+    body = memoryview(wire(original)[1] + bytes(FREE_BODY_BYTES))
     check_values(body)
 
 

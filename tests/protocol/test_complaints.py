@@ -66,4 +66,5 @@ def test_an_outsider_who_makes_a_key_for_each_connection_fills_no_log(tmp_path: 
         finally:
             authenticator.stop()
     assert len([entry for entry in logs if entry["event"] == "connection refused: unknown key"]) == MAX_LOGGED
-    assert len(logs) <= MAX_LOGGED + 1  # and one of the file without a key
+    # and one of the file without a key
+    assert len(logs) <= MAX_LOGGED + 1

@@ -81,7 +81,8 @@ def test_every_incarnation_has_a_mailbox_address_of_its_own(tmp_path: Path) -> N
 
 
 def test_a_long_run_path_falls_back_to_a_short_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with TemporaryDirectory() as short:  # pytest's own folder may be too long for a socket
+    # pytest's own folder may be too long for a socket
+    with TemporaryDirectory() as short:
         monkeypatch.setattr("tempfile.tempdir", short)
         path = ipc_endpoint(tmp_path / ("long" * 30), "reward-0").removeprefix("ipc://")
         assert len(path) <= MAX_IPC_PATH_BYTES

@@ -1,6 +1,8 @@
-"""The bytes of every message are fixed. A change here is a change of the wire: appended fields only, or a new version.
+"""The bytes of every message are fixed. A change here is a change of the wire: appended fields
+only, or a new version.
 
-``python -m tests.protocol.test_golden`` writes files for new messages; it never changes one that is there.
+``python -m tests.protocol.test_golden`` writes files for new messages; it never changes one that is
+there.
 """
 
 from __future__ import annotations

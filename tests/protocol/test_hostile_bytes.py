@@ -1,4 +1,6 @@
-"""The promises of ``ops.fuzz_targets``, on bytes that hypothesis invents: the short form of ``make fuzz``."""
+"""The promises of ``ops.fuzz_targets``, on bytes that hypothesis invents: the short form of
+``make fuzz``.
+"""
 
 from __future__ import annotations
 

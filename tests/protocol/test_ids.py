@@ -1,4 +1,6 @@
-"""Ids become parts of ledger keys and file names, so nothing passes for one that a ledger could not have given."""
+"""Ids become parts of ledger keys and file names, so nothing passes for one that a ledger could not
+have given.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def test_what_is_shown_moves_no_cursor() -> None:
 
 
 def test_peek_takes_little_memory_whatever_the_bytes() -> None:
-    doubling = b"\x81" * 26 + b"\x00" * 32  # 58 bytes: maps as keys of maps; their repr doubled at each level
+    # 58 bytes: maps as keys of maps; their repr doubled at each level
+    doubling = b"\x81" * 26 + b"\x00" * 32
     text = b"\xdb\x00\x1f\xff\xff" + b"a" * 0x1FFFFB + "😀".encode()
     for data, allowed in ((doubling, 1 << 20), (b"\x9f" + text * 15, 4 * 15 * len(text) + (20 << 20))):
         tracemalloc.start()

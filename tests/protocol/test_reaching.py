@@ -72,7 +72,8 @@ def test_a_host_whose_name_means_loopback_is_told_by_the_address_of_its_way_out(
     has_way_out = told != "debian"
     if has_way_out:
         assert not ipaddress.ip_address(told).is_loopback
-    monkeypatch.setattr(hosts, "_ELSEWHERE", ((socket.AF_INET, "127.0.0.2"),))  # where the way leads over 127.0.0.1
+    # where the way leads over 127.0.0.1
+    monkeypatch.setattr(hosts, "_ELSEWHERE", ((socket.AF_INET, "127.0.0.2"),))
     assert own_address() == "127.0.0.1", "the kernel's word is taken"
     assert Endpoint("tcp", host="0.0.0.0", port=5).reachable == Endpoint("tcp", host="127.0.0.1", port=5)
 
@@ -80,7 +81,8 @@ def test_a_host_whose_name_means_loopback_is_told_by_the_address_of_its_way_out(
 def test_a_name_that_means_loopback_is_never_told_to_other_hosts(
     resolver: None, monkeypatch: pytest.MonkeyPatch, transport: ZmqTransport
 ) -> None:
-    monkeypatch.setattr(hosts, "_ELSEWHERE", ())  # no way out
+    # no way out
+    monkeypatch.setattr(hosts, "_ELSEWHERE", ())
     monkeypatch.setattr(socket, "gethostname", lambda: "debian")
     for host, instead in (
         ("debian", None),
@@ -218,7 +220,8 @@ def test_a_connection_whose_peer_leaves_two_transmissions_unanswered_is_not_reac
         port = server.bind_to_random_port("tcp://127.0.0.1")
         client.connect(f"tcp://127.0.0.1:{port}")
         assert client.poll(5000, zmq.POLLOUT)
-        while not asked:  # until the handshake is known
+        # until the handshake is known
+        while not asked:
             assert watch.down_s() == 0.0
             client.poll(10)
         assert num_unanswered(asked[-1]) == 0, "its own connection, which is answered"
@@ -240,7 +243,8 @@ def test_a_connection_whose_peer_leaves_two_transmissions_unanswered_is_not_reac
         for num_asked in itertools.count(len(asked) + 1):
             assert watch.down_s() == 1.0, "the end of the connection is no new beginning"
             if len(asked) < num_asked:
-                break  # its end is known, and the kernel is asked no more
+                # its end is known, and the kernel is asked no more
+                break
             client.poll(10)
     finally:
         watch.close()
@@ -254,7 +258,8 @@ async def test_a_mailbox_that_is_full_and_reads_nothing_is_reached(transport: Zm
     while await sender.send(chunk(num_tokens=4096), timeout_s=0.5):
         pass
     loop = asyncio.get_running_loop()
-    until = loop.time() + 1.5  # the kernel probes a full connection after 0.2 s, 0.4 s, 0.8 s
+    # the kernel probes a full connection after 0.2 s, 0.4 s, 0.8 s
+    until = loop.time() + 1.5
     while loop.time() < until:
         assert sender.unreached_s() == 0.0
         await asyncio.sleep(0.02)

@@ -1,7 +1,8 @@
 """A person's side of the in-memory ledger.
 
-*Consumes* a ``MemoryReplay``. *Produces* what ``pipeline.ledger.admin`` promises. *Waits for* nothing. The counterpart of
-``scripts/waits.lua``, ``stored.lua``, ``requeue.lua`` and ``retry.lua``.
+*Consumes* a ``MemoryReplay``. *Produces* what ``pipeline.ledger.admin`` promises. *Waits for*
+nothing. The counterpart of ``scripts/waits.lua``, ``stored.lua``, ``requeue.lua`` and
+``retry.lua``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from protocol.trajectory import Field
 
 
 class MemoryAdmin:
-    """``pipeline.ledger.admin.LedgerAdmin`` in this process. ``epoch_of`` as of the ledger: 0 for a worker never registered."""
+    """``pipeline.ledger.admin.LedgerAdmin`` in this process. ``epoch_of`` as of the ledger: 0 for a
+    worker never registered.
+    """
 
     def __init__(self, replay: MemoryReplay, epoch_of: Callable[[str], int]) -> None:
         self._replay = replay
@@ -149,7 +152,9 @@ def _unit(s: LedgerState, name: UnitName, now: float) -> WaitedUnit:
 
 
 def _trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now: float) -> WaitedTrajectory | None:
-    """Return a trajectory that its unit waits for; None when it is complete. ``only``: its chunk that is the unit."""
+    """Return a trajectory that its unit waits for; None when it is complete. ``only``: its chunk
+    that is the unit.
+    """
     t = s.trajectories[name]
     is_sampled = t.final or (only is not None and only < t.next)
     lacks = _lacks(s, [ChunkId(name, index) for index in (range(t.next) if only is None else (only,))], now)

@@ -1,8 +1,9 @@
-"""The in-memory ledger's lane for the value worker: finished trajectories, kept apart from their chunks.
+"""The in-memory ledger's lane for the value worker: finished trajectories, kept apart from their
+chunks.
 
-*Consumes* scores as they are written. *Produces* whole trajectories to train a value model on, each once. *Waits for* nothing;
-a trajectory becomes claimable with the write of its last value or of its reward, whichever comes later. The counterpart of the
-``finished:*`` keys of the Redis ledger.
+*Consumes* scores as they are written. *Produces* whole trajectories to train a value model on, each
+once. *Waits for* nothing; a trajectory becomes claimable with the write of its last value or of its
+reward, whichever comes later. The counterpart of the ``finished:*`` keys of the Redis ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class FinishedLane:
 
     def __init__(self) -> None:
         self.records: dict[TrajectoryId, FinishedRecord] = {}
-        """Claimed, waiting, and those that still lack something; the latter belong to trajectories in the ledger."""
+        """Claimed, waiting, and those that still lack something; the latter belong to trajectories
+        in the ledger.
+        """
         self.waiting: OrderedSet[TrajectoryId] = OrderedSet()
         self.claims: dict[str, list[TrajectoryId]] = {}
         self.num_bytes = 0
@@ -45,7 +48,9 @@ class FinishedLane:
         self._admit_if_complete(chunk.trajectory, record, now)
 
     def claim(self, claim_id: str, num_trajectories: int) -> FinishedClaim | int:
-        """Move exactly so many into a claim, oldest by admission first; or return how many there are."""
+        """Move exactly so many into a claim, oldest by admission first; or return how many there
+        are.
+        """
         if len(self.waiting) < num_trajectories:
             return len(self.waiting)
         names = [name for name, _ in zip(self.waiting, range(num_trajectories), strict=False)]
@@ -64,7 +69,9 @@ class FinishedLane:
         return len(there)
 
     def recover(self, applied: tuple[str, ...]) -> int:
-        """Settle ``applied``; let all other claims' trajectories wait again, and return how many those are."""
+        """Settle ``applied``; let all other claims' trajectories wait again, and return how many
+        those are.
+        """
         self.settle(applied)
         returned = [name for names in self.claims.values() for name in names]
         self.claims.clear()
@@ -73,7 +80,9 @@ class FinishedLane:
         return len(returned)
 
     def discard(self, trajectory: TrajectoryId, reason: DropReason) -> None:
-        """Forget a trajectory that no critic may learn from, even out of a claim. One that is not kept changes nothing."""
+        """Forget a trajectory that no critic may learn from, even out of a claim. One that is not
+        kept changes nothing.
+        """
         record = self.records.get(trajectory)
         if record is None or (reason is DropReason.CANCELLED and self._is_claimed(trajectory)):
             return

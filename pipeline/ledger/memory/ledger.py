@@ -1,10 +1,11 @@
 """The ledger in this process: the replay contract as a pure state machine with an injected clock.
 
-*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims. *Waits for* nothing: no
-method awaits anything, so each is atomic on an event loop.
+*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims.
+*Waits for* nothing: no method awaits anything, so each is atomic on an event loop.
 
-It runs a whole pipeline inside one process, and it is the model that the Redis ledger is tested against. It keeps the same
-bytes as Redis, so that what one refuses for want of memory the other refuses too.
+It runs a whole pipeline inside one process, and it is the model that the Redis ledger is tested
+against. It keeps the same bytes as Redis, so that what one refuses for want of memory the other
+refuses too.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ _MAX_DEAD_LETTERS = 1000
 class MemoryReplay:
     """The replay contract (``pipeline.ledger.contract.ReplayBuffer``) in this process.
 
-    ``epoch_of`` returns the newest epoch of a worker, 0 when it never registered: the registry's knowledge.
+    ``epoch_of`` returns the newest epoch of a worker, 0 when it never registered: the registry's
+    knowledge.
     """
 
     def __init__(self, epoch_of: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
@@ -71,17 +73,22 @@ class MemoryReplay:
         self._claim_numbers = itertools.count()
 
     async def open(self, spec: LedgerSpec) -> None:
-        """Create the ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot work."""
+        """Create the ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError
+        when ``spec`` cannot work.
+        """
         check_spec(spec)
         if self._opened is None:
             self._opened = LedgerState(spec)
         elif self._opened.spec != spec:
             raise mismatch(self._opened.spec, spec)
 
-    # -- generation --------------------------------------------------------------------------------------------------
+    # -- generation
+    # --------------------------------------------------------------------------------------------------
 
     async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
-        """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
+        """Give ``who`` trajectories to extend: evaluation, then what nobody holds,
+        then new groups.
+        """
         s, now = self._enter(who)
         self._touch(s, who, now)
         for holder, until in sorted(s.holders.items()):
@@ -126,7 +133,9 @@ class MemoryReplay:
         return len(held)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
-        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored."""
+        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not
+        be stored.
+        """
         check_chunk(chunk)
         s, now = self._enter(who)
         trajectory, index, blob = chunk.trajectory, chunk.id.index, to_blob(encoded or chunk)
@@ -195,10 +204,13 @@ class MemoryReplay:
         s.begin_age(chunk.trajectory, chunk.id.index + 1)
         s.used += 1
 
-    # -- scoring -----------------------------------------------------------------------------------------------------
+    # -- scoring
+    # -----------------------------------------------------------------------------------------------------
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
-        """Fill a field of a chunk once; complete units become ready, or are dropped for want of signal."""
+        """Fill a field of a chunk once; complete units become ready, or are dropped for want of
+        signal.
+        """
         s, now = self._enter(who)
         field, c = field_of(score), s.chunks.get(chunk)
         if c is None:
@@ -224,7 +236,8 @@ class MemoryReplay:
         if isinstance(score, RewardScore):
             group = s.groups[chunk.trajectory.group]
             group.accuracies.append(score.accuracy)
-            # a critic learns from groups without signal, too: then the filter waits until they have all their values
+            # a critic learns from groups without signal, too: then the filter waits until they have
+            # all their values
             if s.spec.signal_filter and not s.spec.value_training and group.is_alike(s.spec.group_size):
                 s.end_unit(chunk.trajectory.group, DropReason.NO_SIGNAL)
                 return WriteStatus.STORED
@@ -232,7 +245,9 @@ class MemoryReplay:
         return WriteStatus.STORED
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
-        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
+        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their
+        deadlines on.
+        """
         s, now = self._enter(who)
         due = s.due[field]
         late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
@@ -241,7 +256,9 @@ class MemoryReplay:
         return [from_blob(s.chunks[chunk].blob, TrajectoryChunk) for _, _, chunk in late]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and return True."""
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and
+        return True.
+        """
         s, now = self._enter(who)
         if chunk not in s.due[field]:
             return False
@@ -266,10 +283,13 @@ class MemoryReplay:
         """Return the newest dead letters first."""
         return self.state.dead[:limit]
 
-    # -- learning ----------------------------------------------------------------------------------------------------
+    # -- learning
+    # ----------------------------------------------------------------------------------------------------
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
-        """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
+        """Drop ready units that are too stale, then claim one update's units, or say what the
+        learner waits for.
+        """
         s, _ = self._enter(who)
         num_updates = s.lineage.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
@@ -306,7 +326,9 @@ class MemoryReplay:
         return ClaimRefused(wait, len(s.ready), needed, None if oldest is None else str(oldest))
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
-        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or cancelled meanwhile."""
+        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or
+        cancelled meanwhile.
+        """
         s = self.state
         record = s.claims.get(claim.claim_id)
         if record is None:
@@ -344,7 +366,9 @@ class MemoryReplay:
         return True
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
+        """Settle the claims that a checkpoint holds; return how many units of the others came back
+        to ready.
+        """
         s, now = self._enter(who)
         await self.settle(who, applied)
         returned = [name for record in s.claims.values() for name in record.units]
@@ -370,7 +394,9 @@ class MemoryReplay:
         return self.state.lineage.restarts
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
-        """Claim exactly so many finished trajectories for the value model, or return how many there are."""
+        """Claim exactly so many finished trajectories for the value model, or return how many there
+        are.
+        """
         s, _ = self._enter(who)
         check_value_batch(num_trajectories)
         if not s.spec.value_training:
@@ -383,7 +409,9 @@ class MemoryReplay:
         return s.finished.settle(claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the value batches that a checkpoint holds; return how many trajectories of the others wait again."""
+        """Settle the value batches that a checkpoint holds; return how many trajectories of the
+        others wait again.
+        """
         s, _ = self._enter(who)
         return s.finished.recover(applied)
 
@@ -411,7 +439,8 @@ class MemoryReplay:
         s.finished.cancel(reason)
         return len(groups)
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    # -- evaluation
+    # --------------------------------------------------------------------------------------------------
 
     async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
         """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
@@ -434,7 +463,8 @@ class MemoryReplay:
         samples = tuple(sorted(record.samples, key=lambda sample: (sample.prompt, sample.sample)))
         return EvaluationState(record.request, samples, record.num_failed)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- looking
+    # -----------------------------------------------------------------------------------------------------
 
     async def totals(self) -> Totals:
         """Return the counters."""
@@ -459,7 +489,8 @@ class MemoryReplay:
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside
+    # ------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> LedgerState:

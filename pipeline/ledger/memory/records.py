@@ -1,7 +1,7 @@
 """What the in-memory ledger keeps of groups, trajectories, chunks, claims and evaluations.
 
-*Consumes* nothing. *Produces* mutable records, private to ``pipeline.ledger.memory.ledger``; the Redis ledger keeps the
-same ones as hashes (``pipeline.ledger.redis.keys``). *Waits for* nothing.
+*Consumes* nothing. *Produces* mutable records, private to ``pipeline.ledger.memory.ledger``; the
+Redis ledger keeps the same ones as hashes (``pipeline.ledger.redis.keys``). *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
 CHUNK_OVERHEAD_BYTES = 512
-"""What a stored chunk costs a server besides its blobs, in the count that the watermark looks at."""
+"""What a stored chunk costs a server besides its blobs, in the count that the
+watermark looks at.
+"""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,9 @@ class TrajectoryRecord(UnitRecord):
     last: bytes = b""
     """Unit chunk: the newest chunk, when it was settled before the next was written."""
     spoiled: bool = False
-    """Unit chunk: one of its chunks was a dead letter, or not finite, so that no critic may learn from it."""
+    """Unit chunk: one of its chunks was a dead letter, or not finite, so that no critic may learn
+    from it.
+    """
 
 
 @dataclass(slots=True)

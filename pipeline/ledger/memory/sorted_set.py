@@ -1,7 +1,8 @@
 """A set in ascending order, for queues of names.
 
-*Consumes* comparable names. *Produces* them smallest first. *Waits for* nothing. Adding and removing move at most a list's
-tail, which for the thousands of names of a ledger costs about a microsecond.
+*Consumes* comparable names. *Produces* them smallest first. *Waits for* nothing. Adding and
+removing move at most a list's tail, which for the thousands of names of a ledger costs about a
+microsecond.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The in-memory ledger's records and indexes, and the steps that several transitions share.
 
-*Consumes* steps of ``MemoryReplay``. *Produces* a state in which every index agrees with the records. *Waits for* nothing.
-The counterpart, step by step, of ``scripts/common.lua``.
+*Consumes* steps of ``MemoryReplay``. *Produces* a state in which every index agrees with the
+records. *Waits for* nothing. The counterpart, step by step, of ``scripts/common.lua``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class LedgerState:
         self.evaluations: dict[int, EvaluationRecord] = {}
         self.finished = FinishedLane()
 
-    # -- names -------------------------------------------------------------------------------------------------------
+    # -- names
+    # -------------------------------------------------------------------------------------------------------
 
     def members(self, group: int) -> Iterator[TrajectoryId]:
         """Yield a group's trajectories."""
@@ -98,7 +99,8 @@ class LedgerState:
             return reward
         return (self.spec.fields - {Field.REWARD}) | (self.spec.fields & reward)
 
-    # -- credit ------------------------------------------------------------------------------------------------------
+    # -- credit
+    # ------------------------------------------------------------------------------------------------------
 
     def refusal(self, wanted: int) -> Refusal | None:
         """Return why ``wanted`` more credits cannot be given, or None when they can."""
@@ -149,10 +151,13 @@ class LedgerState:
         """Return the place of a trajectory's prompt in its stream."""
         return trajectory.group if trajectory.is_evaluation else self.groups[trajectory.group].prompt
 
-    # -- holding -----------------------------------------------------------------------------------------------------
+    # -- holding
+    # -----------------------------------------------------------------------------------------------------
 
     def hold(self, trajectory: TrajectoryId, who: str, now: float) -> None:
-        """Give a trajectory to an incarnation. Its unit may from now on hold tokens of the present version."""
+        """Give a trajectory to an incarnation. Its unit may from now on hold tokens of the present
+        version.
+        """
         record = self.trajectories[trajectory]
         record.holder, record.since_s = who, now
         self.held.setdefault(who, set()).add(trajectory)
@@ -160,7 +165,9 @@ class LedgerState:
             self.begin_age(trajectory, record.next)
 
     def begin_age(self, trajectory: TrajectoryId, index: int) -> None:
-        """Date the unit that the trajectory's next tokens belong to by the updates in the present version."""
+        """Date the unit that the trajectory's next tokens belong to by the updates in the present
+        version.
+        """
         unit, now = self.unit_of(ChunkId(trajectory, index)), self.lineage.updates(self.version)
         if self.spec.unit is Unit.GROUP:
             self.running_age[unit] = min(now, self.running_age.get(unit, now))
@@ -195,7 +202,8 @@ class LedgerState:
             self.reopen(trajectory, who, now)
         return len(held)
 
-    # -- becoming ready ----------------------------------------------------------------------------------------------
+    # -- becoming ready
+    # ----------------------------------------------------------------------------------------------
 
     def make_ready(self, name: UnitName, now: float) -> None:
         """Make a unit claimable."""
@@ -224,10 +232,13 @@ class LedgerState:
         """Whether a unit of this group that has just become complete is filtered away."""
         return self.spec.signal_filter and self.groups[group].is_alike(self.spec.group_size)
 
-    # -- leaving the ledger ------------------------------------------------------------------------------------------
+    # -- leaving the ledger
+    # ------------------------------------------------------------------------------------------
 
     def end_unit(self, name: UnitName, reason: DropReason | None) -> None:
-        """Take a unit out of the ledger: trained (no reason), or dropped, which returns its credit."""
+        """Take a unit out of the ledger: trained (no reason), or dropped, which
+        returns its credit.
+        """
         self.running.discard(name)
         self.running_age.pop(name, None)
         self.ready.discard(name)

@@ -1,6 +1,8 @@
-"""Steps of the in-memory ledger on whole units: what is leased next, what a claim reads, what a cancelled trajectory leaves.
+"""Steps of the in-memory ledger on whole units: what is leased next, what a claim reads, what a
+cancelled trajectory leaves.
 
-*Consumes* a ``LedgerState``. *Produces* trajectories to lease and chunks to train on. *Waits for* nothing.
+*Consumes* a ``LedgerState``. *Produces* trajectories to lease and chunks to train on. *Waits for*
+nothing.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refus
 def _first_open(s: LedgerState) -> TrajectoryId | None:
     """Return the open trajectory that comes first.
 
-    While the learner makes updates again that it had made before, what is sampled would be too old when its turn comes: then
-    only one whose unit grows no older by it, lest the learner wait for that unit; unless it has too little to go on with.
+    While the learner makes updates again that it had made before, what is sampled would be too old
+    when its turn comes: then only one whose unit grows no older by it, lest the learner wait for
+    that unit; unless it has too little to go on with.
     """
     if s.used <= s.credit_limit or len(s.ready) * s.weight < s.spec.units_per_update:
         return s.open.first
@@ -84,7 +87,9 @@ def _admit_group(s: LedgerState, now: float) -> Refusal | None:
 
 
 def cancel_windows(s: LedgerState, trajectory: TrajectoryId, reason: DropReason) -> None:
-    """Drop an unfinished trajectory's stored chunks, the credit of its next window, and then itself (unit chunk)."""
+    """Drop an unfinished trajectory's stored chunks, the credit of its next window, and then itself
+    (unit chunk).
+    """
     t = s.trajectories[trajectory]
     granted = ChunkId(trajectory, t.next)
     for chunk in [ChunkId(trajectory, index) for index in range(t.next)]:

@@ -1,4 +1,5 @@
-"""What the in-memory ledger shows of itself: counters, queues, and both sides of the conservation law.
+"""What the in-memory ledger shows of itself: counters, queues, and both sides of the conservation
+law.
 
 *Consumes* a ``LedgerState``. *Produces* views of one moment; changes nothing. *Waits for* nothing.
 """
@@ -35,7 +36,9 @@ def totals_of(s: LedgerState) -> Totals:
 
 
 def audit_of(s: LedgerState) -> Audit:
-    """Count what is in flight by walking groups, their trajectories and those trajectories' chunks."""
+    """Count what is in flight by walking groups, their trajectories and those
+    trajectories' chunks.
+    """
     found: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
     for number, group in s.groups.items():
         states = [

@@ -1,6 +1,7 @@
 """A person's side of the ledger in Redis.
 
-*Consumes* a ``RedisReplay``. *Produces* what ``pipeline.ledger.admin`` promises, one script each. *Waits for* the server.
+*Consumes* a ``RedisReplay``. *Produces* what ``pipeline.ledger.admin`` promises, one script each.
+*Waits for* the server.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """How every process reaches the ledger server.
 
-*Consumes* a URL: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password when there is one, or one that leads to a
-master by its Sentinels (``pipeline.ledger.redis.sentinel``). *Produces* asyncio clients. *Waits for* at most ``timeout_s``
-for a connection of the pool, for connecting, and for each answer.
+*Consumes* a URL: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password when there is
+one, or one that leads to a master by its Sentinels (``pipeline.ledger.redis.sentinel``). *Produces*
+asyncio clients. *Waits for* at most ``timeout_s`` for a connection of the pool, for connecting, and
+for each answer.
 
-A client says how patient its calls are, and repeats nothing itself. ``pipeline.ledger.redis.connection`` is the one layer
-that does.
+A client says how patient its calls are, and repeats nothing itself.
+``pipeline.ledger.redis.connection`` is the one layer that does.
 """
 
 from __future__ import annotations
@@ -29,21 +30,26 @@ from protocol.errors import ConfigError
 
 
 class OwnConnection(AbstractConnection):
-    """A connection whose writes a cancelled task does not survive, and which is made anew once for each attempt of a command.
+    """A connection whose writes a cancelled task does not survive, and which is made anew once for
+    each attempt of a command.
 
-    redis-py bounds a write by ``asyncio.wait_for``, which on Python 3.11 swallows a cancellation that comes as the write
-    completes: nearly every one, on a fast socket. A worker would go on after its TaskGroup had told it to end.
-    ``asyncio.timeout`` bounds the same write and lets the cancellation through. And a command on a lost connection would have
-    each of its attempts repeat the connecting as often as itself is repeated, and never ask a Sentinel for the new master.
+    redis-py bounds a write by ``asyncio.wait_for``, which on Python 3.11 swallows a cancellation
+    that comes as the write completes: nearly every one, on a fast socket. A worker would go on
+    after its TaskGroup had told it to end. ``asyncio.timeout`` bounds the same write and lets the
+    cancellation through. And a command on a lost connection would have each of its attempts repeat
+    the connecting as often as itself is repeated, and never ask a Sentinel for the new master.
 
-    Commands are packed in C. A pipeline is written piece by piece: redis-py would first join it, and asyncio would keep a copy
-    of what the socket does not take at once, megabytes of fresh memory for long values.
+    Commands are packed in C. A pipeline is written piece by piece: redis-py would first join it,
+    and asyncio would keep a copy of what the socket does not take at once, megabytes of fresh
+    memory for long values.
     """
 
     __slots__ = ()
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        """Return a command as it is sent. Raises redis-py's DataError for an argument that cannot be sent."""
+        """Return a command as it is sent. Raises redis-py's DataError for an argument that cannot
+        be sent.
+        """
         command, *rest = args
         try:
             return [
@@ -53,7 +59,9 @@ class OwnConnection(AbstractConnection):
             raise redis.exceptions.DataError(str(error)) from error
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """Write a packed command within ``socket_timeout``. Raises redis-py's ConnectionError and TimeoutError."""
+        """Write a packed command within ``socket_timeout``. Raises redis-py's ConnectionError and
+        TimeoutError.
+        """
         if not self.is_connected:
             await self._connect_once()
         if check_health:
@@ -63,7 +71,8 @@ class OwnConnection(AbstractConnection):
         try:
             async with asyncio.timeout(limit):
                 for piece in pieces:
-                    if self._writer is not writer:  # the rest of a command is none, to a new connection
+                    # the rest of a command is none, to a new connection
+                    if self._writer is not writer:
                         raise redis.exceptions.ConnectionError("the connection was closed while a command was written")
                     await super().send_packed_command(piece, check_health=False)
         except TimeoutError:  # not redis-py's: those are no subclass of it
@@ -73,8 +82,9 @@ class OwnConnection(AbstractConnection):
             self.socket_timeout = limit
 
     async def take_over(self) -> asyncio.WriteTransport:
-        """Connect anew, once, and return the transport. Its owner sets a protocol, which passes ``connection_lost`` on to the
-        one before; ``disconnect``, of this connection or of its whole pool, still closes it."""
+        """Connect anew, once, and return the transport. Its owner sets a protocol, which passes
+        ``connection_lost`` on to the one before; ``disconnect``, of this connection or of its whole
+        pool, still closes it."""
         await self.disconnect(nowait=True)
         try:
             await self._connect_once()
@@ -101,7 +111,8 @@ class _Tls(OwnConnection, SSLConnection):
 
 class _Master(OwnConnection, SentinelManagedConnection):
     async def _connect_once(self) -> None:
-        await self._connect_retry()  # redis-py's name for one attempt: it asks the Sentinels first
+        # redis-py's name for one attempt: it asks the Sentinels first
+        await self._connect_retry()
 
 
 class _TlsMaster(_Master, SentinelManagedSSLConnection):
@@ -124,9 +135,13 @@ class Patience(NamedTuple):
     lost_s: float
     """Of one call, from its making to its end, while no server answers."""
     disk_s: float
-    """Of one call, while the server answers that its disk takes no writes, or is away and its disk is full."""
+    """Of one call, while the server answers that its disk takes no writes, or is away and its disk
+    is full.
+    """
     disk_trouble: Callable[[], str]
-    """Asked while no server answers: returns why its disk takes no writes, for people; "" when it does, or cannot be seen."""
+    """Asked while no server answers: returns why its disk takes no writes, for people; "" when it
+    does, or cannot be seen.
+    """
 
 
 def patience_of(client: redis.asyncio.Redis) -> Patience:
@@ -148,12 +163,13 @@ def connect(
 ) -> redis.asyncio.Redis:
     """Return a client of the server at ``url``; nothing is sent yet.
 
-    A ledger call ends ``patience_s`` after it was made, however often it was asked again meanwhile; while the server answers
-    that its disk takes no writes, after ``disk_patience_s``, if that is longer; and so while none answers and
-    ``disk_trouble`` tells of its disk: it cannot start there. Within that, a connection without an answer for ``timeout_s`` is
-    made anew. ``password`` overrides the one in the URL. A caller that finds all ``max_connections`` in
-    use waits its turn for up to ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises
-    ConfigError for a bad URL.
+    A ledger call ends ``patience_s`` after it was made, however often it was asked again meanwhile;
+    while the server answers that its disk takes no writes, after ``disk_patience_s``, if that is
+    longer; and so while none answers and ``disk_trouble`` tells of its disk: it cannot start there.
+    Within that, a connection without an answer for ``timeout_s`` is made anew. ``password``
+    overrides the one in the URL. A caller that finds all ``max_connections`` in use waits its turn
+    for up to ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``.
+    Raises ConfigError for a bad URL.
     """
     if not url.startswith(_SCHEMES):
         raise ConfigError(f"ledger URL is {hide_password(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")

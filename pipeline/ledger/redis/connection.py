@@ -1,19 +1,23 @@
-"""The connection that all ledger calls of a process share: commands leave as they are made, answers come back in that order.
+"""The connection that all ledger calls of a process share: commands leave as they are made, answers
+come back in that order.
 
-*Consumes* commands. *Produces* each command's own answer or error, as soon as it is there. *Waits for* the server, at most the
-client's timeout for the next answer and its patience for one call; and, while ``MAX_UNANSWERED`` commands have none, for
-answers, which make room.
+*Consumes* commands. *Produces* each command's own answer or error, as soon as it is there. *Waits
+for* the server, at most the client's timeout for the next answer and its patience for one call;
+and, while ``MAX_UNANSWERED`` commands have none, for answers, which make room.
 
-Nobody waits for another's answer. While the server works on one command the next is on its way, and whoever has an answer goes
-on; what is asked in one turn of the event loop leaves together. Sharing changes nothing but the cost: it is no transaction,
-every script is atomic by itself, and one that fails fails alone.
+Nobody waits for another's answer. While the server works on one command the next is on its way, and
+whoever has an answer goes on; what is asked in one turn of the event loop leaves together. Sharing
+changes nothing but the cost: it is no transaction, every script is atomic by itself, and one that
+fails fails alone.
 
-A connection that is lost, or on which nothing comes back in time, is given up with all that waits there, and each of those
-commands is asked again: writes are keyed, and calls that give out or take back are numbered, so that the server knows a repeat.
-So is a command to which the server says that it cannot serve now, or that its disk takes no writes. A full disk is also borne
-of a server that is away, since it cannot start there. A refused password ends a call at once. This is the one layer that
-repeats. Each call has one deadline (``pipeline.ledger.redis.client.Patience``), which covers waiting, connecting and
-repeating, and which no server can stretch by trickling bytes. A cancelled caller leaves an answer behind that no call reads.
+A connection that is lost, or on which nothing comes back in time, is given up with all that waits
+there, and each of those commands is asked again: writes are keyed, and calls that give out or take
+back are numbered, so that the server knows a repeat. So is a command to which the server says that
+it cannot serve now, or that its disk takes no writes. A full disk is also borne of a server that is
+away, since it cannot start there. A refused password ends a call at once. This is the one layer
+that repeats. Each call has one deadline (``pipeline.ledger.redis.client.Patience``), which covers
+waiting, connecting and repeating, and which no server can stretch by trickling bytes. A cancelled
+caller leaves an answer behind that no call reads.
 """
 
 from __future__ import annotations
@@ -36,10 +40,14 @@ Command: TypeAlias = Sequence[str | bytes | float]
 MAX_UNANSWERED: Final = 64
 """Commands of one connection: bounds what waits in the buffers of both sides."""
 _JOINED_BYTES = 1 << 16
-"""Pieces are copied together, up to so many bytes, to be written at once; a longer one is not copied."""
+"""Pieces are copied together, up to so many bytes, to be written at once; a longer one is not
+copied.
+"""
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
-"""Of the parser's memory, which is otherwise given back after every long answer and is new to the process at the next."""
+"""Of the parser's memory, which is otherwise given back after every long answer and is new to the
+process at the next.
+"""
 _NOT_YET = object()
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -57,7 +65,9 @@ class Link:
         self._patience = patience_of(client)
         self._num_troubled = 0
         self.on_trouble: Callable[[str], None] = lambda _: None
-        """Called with why calls are asked again, for people; with "" when the last of those has ended."""
+        """Called with why calls are asked again, for people; with "" when the last of those has
+        ended.
+        """
         self._connection: OwnConnection | None = None
         """Of the client's pool, and in use until the end: closing the client closes it, too."""
         self._stream: _Stream | None = None
@@ -69,7 +79,8 @@ class Link:
         return await self._repeated(lambda stream: stream.ask(command))
 
     async def ask_all(self, commands: Sequence[Command], *, raises: bool = True) -> list[Any]:
-        """Return the commands' answers; raise what one of them raised. When the connection is lost, all are asked again.
+        """Return the commands' answers; raise what one of them raised. When the connection is lost,
+        all are asked again.
 
         Unless ``raises``, an error that the server answered is returned in its place.
         """
@@ -98,13 +109,15 @@ class Link:
                 except exceptions.ResponseError as failure:
                     if not is_disk_failure(failure):
                         raise
-                    error, deadline = failure, min(last_of_all, now() + pause + self._patience.lost_s)  # it answers
+                    # it answers
+                    error, deadline = failure, min(last_of_all, now() + pause + self._patience.lost_s)
                 except (TimeoutError, OSError) as failure:
                     error = error or exceptions.TimeoutError(
                         f"no answer within {self._patience.lost_s:g} s{f': {failure}' if str(failure) else ''}"
                     )
                 no_room = "" if is_disk_failure(error) else self._patience.disk_trouble()
-                if no_room:  # a server that is away cannot start there, either
+                # a server that is away cannot start there, either
+                if no_room:
                     deadline = min(last_of_all, now() + pause + self._patience.lost_s)
                 left_s = deadline - now()
                 if left_s <= 0:
@@ -136,7 +149,8 @@ class Link:
             if self._connecting is not None:
                 if failure := await asyncio.shield(self._connecting):
                     raise type(failure)(*failure.args) from failure
-                continue  # it has come about, or its caller was cancelled
+                # it has come about, or its caller was cancelled
+                continue
             self._connecting, failure = asyncio.get_running_loop().create_future(), None
             try:
                 self._connection = connection = self._connection or self._pool.get_available_connection()
@@ -174,10 +188,13 @@ class _Stream(asyncio.BufferedProtocol):
         self._read = memoryview(bytearray(_READ_BYTES))
         self._transport.set_protocol(self)
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- asking
+    # ------------------------------------------------------------------------------------------------------
 
     async def ask(self, command: Command) -> Any:
-        """Return the answer. Raises redis-py's errors; ConnectionError and TimeoutError when the connection was given up."""
+        """Return the answer. Raises redis-py's errors; ConnectionError and TimeoutError when the
+        connection was given up.
+        """
         while len(self._unanswered) >= MAX_UNANSWERED:
             await self._room()
         return await self._sent(command)
@@ -196,7 +213,8 @@ class _Stream(asyncio.BufferedProtocol):
         finally:
             for answer in answers:
                 if not answer.cancel() and not answer.cancelled():
-                    answer.exception()  # else asyncio complains that nobody looked at it
+                    # else asyncio complains that nobody looked at it
+                    answer.exception()
         for answer in answers:
             if (error := answer.exception()) is not None and (raises or not _is_answer(error)):
                 raise error
@@ -235,15 +253,19 @@ class _Stream(asyncio.BufferedProtocol):
         try:
             await room
         except asyncio.CancelledError:
-            self._make_room()  # it may have had some already
+            # it may have had some already
+            self._make_room()
             raise
 
-    # -- answers -----------------------------------------------------------------------------------------------------
+    # -- answers
+    # -----------------------------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to read to: always the same place, not memory that is new to the process at each read.
+        """Return where to read to: always the same place, not memory that is new to the process at
+        each read.
 
-        A view: over TLS asyncio slices what it is given, and reads later records into the slice. A bytearray's is a copy.
+        A view: over TLS asyncio slices what it is given, and reads later records into the slice. A
+        bytearray's is a copy.
         """
         del sizehint
         return self._read
@@ -257,7 +279,8 @@ class _Stream(asyncio.BufferedProtocol):
                 if isinstance(answer, hiredis.PushNotification):
                     continue
                 asked = self._unanswered.popleft()
-                if asked.done():  # its caller was cancelled
+                # its caller was cancelled
+                if asked.done():
                     continue
                 if isinstance(answer, Exception):
                     asked.set_exception(answer)
@@ -293,7 +316,8 @@ class _Stream(asyncio.BufferedProtocol):
         self._is_paused = False
         self._send()
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end
+    # -----------------------------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all that waits."""

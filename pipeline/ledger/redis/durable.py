@@ -1,7 +1,7 @@
 """Waiting until the server's append-only file is on its disk.
 
-*Consumes* a link of its own. *Produces* certainty, or the word that there is none, which the ledger keeps for ``status`` and
-``audit``. *Waits for* the server's flush, a second as a rule.
+*Consumes* a link of its own. *Produces* certainty, or the word that there is none, which the ledger
+keeps for ``status`` and ``audit``. *Waits for* the server's flush, a second as a rule.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ async def wait_durable(link: Link, counters: str, who: Incarnation) -> bool:
             if isinstance(flushed, Exception):
                 raise flushed
             if flushed[0] >= 1:
-                if num_unflushed:  # an operator has mended the server
+                # an operator has mended the server
+                if num_unflushed:
                     await link.ask(*_sync(counters, who, "flushed"))
                 return True
     raise LedgerUnavailable(
@@ -55,7 +56,9 @@ def _sync(counters: str, who: Incarnation, *outcome: str) -> tuple[Any, ...]:
 
 
 def _cannot_say(answer: object) -> bool:
-    """Whether the server has no file, does not know the command, or does not permit it to this user."""
+    """Whether the server has no file, does not know the command, or does not permit it to this
+    user.
+    """
     if isinstance(answer, NoPermissionError):
         return True
     return isinstance(answer, ResponseError) and any(text in str(answer) for text in _CANNOT)

@@ -1,7 +1,7 @@
 """From what the Redis client raises to the ledger's own errors.
 
-*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerDiskFailed, LedgerRefused, LedgerFull, Fenced or
-LedgerError. *Waits for* nothing.
+*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerDiskFailed, LedgerRefused,
+LedgerFull, Fenced or LedgerError. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ NOT_NOW: Final = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
-"""What a server says that serves nothing at the moment: a replica, or a part of a cluster that is being moved."""
+"""What a server says that serves nothing at the moment: a replica, or a part of a cluster that is
+being moved.
+"""
 
 RAISED: Final = (exceptions.RedisError, OSError)
 """By the Redis client."""
 
 
 def is_disk_failure(error: BaseException) -> bool:
-    """Whether the server refuses writes because its append-only file cannot be written, as on a full disk.
+    """Whether the server refuses writes because its append-only file cannot be written, as on a
+    full disk.
 
     Servers before version 7 wrap what a script's command raised (https://valkey.io/topics/persistence).
     """
@@ -39,14 +42,17 @@ def is_disk_failure(error: BaseException) -> bool:
 def is_refusal(error: BaseException) -> bool:
     """Whether the server refused a name or password, and would do so again.
 
-    To redis-py that is a lost connection: its error is one, or, of a connection that is made, is wrapped in one.
+    To redis-py that is a lost connection: its error is one, or, of a connection that is made, is
+    wrapped in one.
     """
     return any(isinstance(part, REFUSED) for part in (error, *error.args))
 
 
 @contextmanager
 def ledger_faults(doing: str) -> Generator[None]:
-    """Raise the ledger's own errors for whatever the Redis client raises inside. ``doing`` says what, for people."""
+    """Raise the ledger's own errors for whatever the Redis client raises inside. ``doing`` says
+    what, for people.
+    """
     try:
         yield
     except RAISED as error:
@@ -85,7 +91,8 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         return unmarked(int(text.split()[-2]))
     if text.startswith("UNKEPT"):
         return nothing_kept(doing)
-    # servers before version 7 wrap what a script's command raised, and the client then does not know the code
+    # servers before version 7 wrap what a script's command raised, and the client then does not
+    # know the code
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in text:
         return LedgerFull(
             f"{doing}: the ledger server is at its memory limit and refuses writes; nothing was changed. Let scorers and "

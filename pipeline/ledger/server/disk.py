@@ -1,6 +1,7 @@
 """Whether the ledger's disk takes writes, in words for people.
 
-*Consumes* the folder of the append-only file, and what the server said. *Produces* a sentence, or nothing. *Waits for* nothing.
+*Consumes* the folder of the append-only file, and what the server said. *Produces* a sentence, or
+nothing. *Waits for* nothing.
 """
 
 from __future__ import annotations

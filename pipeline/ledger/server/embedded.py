@@ -1,15 +1,19 @@
-"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket. One server on one file.
+"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket. One server on
+one file.
 
-*Consumes* the run's folder and a memory limit. *Produces* a URL, and ``ledger.json`` for every later command. *Waits for* the
-server's first answer, which after a crash comes when it has read its append-only file; and for a server that is there and says
-nothing, until it answers, ends, or is ended.
+*Consumes* the run's folder and a memory limit. *Produces* a URL, and ``ledger.json`` for every
+later command. *Waits for* the server's first answer, which after a crash comes when it has read its
+append-only file; and for a server that is there and says nothing, until it answers, ends, or is
+ended.
 
-The server is a process in a session of its own: a terminal's Ctrl-C does not reach it, and it outlives a supervisor that
-dies, whose successor adopts it. It listens on no port, wants a password, appends every write to a file that is flushed every
-second, and refuses writes at its memory limit rather than evict what the run counts on.
+The server is a process in a session of its own: a terminal's Ctrl-C does not reach it, and it
+outlives a supervisor that dies, whose successor adopts it. It listens on no port, wants a password,
+appends every write to a file that is flushed every second, and refuses writes at its memory limit
+rather than evict what the run counts on.
 
-Two servers must never append to one file. The server itself holds its folder's lock (``pipeline.ledger.server.lock``). While
-it is held, or the recorded process lives, nothing is started, written or removed there. A slow answer is no death.
+Two servers must never append to one file. The server itself holds its folder's lock
+(``pipeline.ledger.server.lock``). While it is held, or the recorded process lives, nothing is
+started, written or removed there. A slow answer is no death.
 
     <run_dir>/ledger.json            address, mode 0600
     <run_dir>/ledger/server.lock     held by the server as long as it lives
@@ -61,7 +65,9 @@ log = structlog.get_logger(__name__)
 
 
 def external_url(configured: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the URL of a server that runs already: the configured one, else ``REDIS_URL``; None for an embedded one."""
+    """Return the URL of a server that runs already: the configured one, else ``REDIS_URL``; None
+    for an embedded one.
+    """
     return configured or environment.get("REDIS_URL") or None
 
 
@@ -74,10 +80,11 @@ def open_ledger(
     patience_s: float = START_S,
     given_up: threading.Event | None = None,
 ) -> EmbeddedServer | None:
-    """Make sure that this run has a ledger and write its address; return its server when it is embedded.
+    """Make sure that this run has a ledger and write its address; return its server when it is
+    embedded.
 
-    An embedded server that is there and shows no sign of life for ``patience_s`` is ended, and started again. Setting
-    ``given_up`` ends the wait for it.
+    An embedded server that is there and shows no sign of life for ``patience_s`` is ended, and
+    started again. Setting ``given_up`` ends the wait for it.
 
     Raises:
         ConfigError: no server program is there.
@@ -95,28 +102,36 @@ def open_ledger(
 
 
 def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
-    """End the embedded server of a run for certain, whoever started it; return whether there was one.
+    """End the embedded server of a run for certain, whoever started it; return whether there was
+    one.
 
     It is asked to flush its file and end, and killed after ``timeout_s``. Its socket goes with it.
 
     Raises:
-        LedgerUnavailable: it cannot be ended: it is another user's or another host's, or its disk holds it fast.
+        LedgerUnavailable: it cannot be ended: it is another user's or another host's, or its disk
+            holds it fast.
     """
     return EmbeddedServer(run_dir, max_memory_mb=0).end(timeout_s=timeout_s)
 
 
 def server_runs(run_dir: Path) -> bool:
-    """Whether an embedded server of this run is there, or is being started. Writes nothing, and asks no server."""
+    """Whether an embedded server of this run is there, or is being started. Writes nothing, and
+    asks no server.
+    """
     return EmbeddedServer(run_dir, max_memory_mb=0).is_there()
 
 
 class EmbeddedServer:
-    """A run's own ledger server. One supervisor holds it at a time; its methods may be called from several threads."""
+    """A run's own ledger server. One supervisor holds it at a time; its methods may be called from
+    several threads.
+    """
 
     def __init__(
         self, run_dir: Path, *, max_memory_mb: int, answer_s: float = ANSWER_S, is_of_a_copy: bool = False
     ) -> None:
-        """Know the server of ``run_dir``. That of a copy flushes and rewrites nothing, and dies with what started it."""
+        """Know the server of ``run_dir``. That of a copy flushes and rewrites nothing, and dies
+        with what started it.
+        """
         self._answer_s = answer_s
         self._is_of_a_copy = is_of_a_copy
         self._run_dir = run_dir.absolute()
@@ -152,7 +167,8 @@ class EmbeddedServer:
         """The server's own log."""
         return self._folder / LOG_NAME
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- looking
+    # -------------------------------------------------------------------------------------------------------
 
     def look(self) -> Sight:
         """Return how the server is, after ``answer_s`` at the latest."""
@@ -164,7 +180,8 @@ class EmbeddedServer:
         return sight
 
     def keep(self, watch: ServerWatch, now_s: float) -> Sight:
-        """Look, and start the server again when ``watch`` says that it is dead or has been mute for too long.
+        """Look, and start the server again when ``watch`` says that it is dead or has been mute for
+        too long.
 
         Raises:
             LedgerUnavailable: it cannot be ended, or cannot be started.
@@ -182,31 +199,39 @@ class EmbeddedServer:
         return self.look()
 
     def is_alive(self) -> bool:
-        """Whether the server answers and serves: it does not while it reads its file. No for an answer is no death."""
+        """Whether the server answers and serves: it does not while it reads its file. No for an
+        answer is no death.
+        """
         return self.look().state is ServerState.SERVES
 
     def is_there(self) -> bool:
         """Whether its process lives or its lock is held: then no other may be started."""
         if self._process is not None:
-            self._process.poll()  # one that has ended is not to be seen as a zombie
+            # one that has ended is not to be seen as a zombie
+            self._process.poll()
         return is_locked(self._folder) or self._recorded() is not None
 
     def pid(self) -> int | None:
-        """Return the process id that the server itself gives; None when it does not answer or is still loading."""
+        """Return the process id that the server itself gives; None when it does not answer or is
+        still loading.
+        """
         sight = self.look()
         return sight.pid if sight.state is ServerState.SERVES else None
 
-    # -- starting ------------------------------------------------------------------------------------------------------
+    # -- starting
+    # ------------------------------------------------------------------------------------------------------
 
     def start(self, *, timeout_s: float = START_S, given_up: threading.Event | None = None) -> bool:
         """Adopt the server that is there, or start one; return whether it was adopted.
 
-        One that is there and mute is waited for; after ``timeout_s`` without any sign of life it is ended for certain, and only
-        then another is started, on the same files, socket and password, so that clients reconnect.
+        One that is there and mute is waited for; after ``timeout_s`` without any sign of life it is
+        ended for certain, and only then another is started, on the same files, socket and password,
+        so that clients reconnect.
 
         Raises:
             ConfigError: no server program is there.
-            Interrupted: ``given_up`` was set meanwhile. What was there is left as it was, what was started is ended.
+            Interrupted: ``given_up`` was set meanwhile. What was there is left as it was, what was
+                started is ended.
             LedgerUnavailable: it ended, it cannot be ended, or gave no answer within ``timeout_s``.
         """
         given_up = given_up or threading.Event()
@@ -239,7 +264,8 @@ class EmbeddedServer:
         if lock is None:
             return False
         try:
-            if self._recorded() is not None:  # an earlier release started it, which knew no lock
+            # an earlier release started it, which knew no lock
+            if self._recorded() is not None:
                 return False
             binary = find_server()
             try:
@@ -251,7 +277,8 @@ class EmbeddedServer:
                     f"the ledger server cannot be started in {self._folder}: {error.strerror}; make room or give rights there"
                 ) from error
         finally:
-            os.close(lock)  # from here on the server alone holds it
+            # from here on the server alone holds it
+            os.close(lock)
         try:
             self._wait_until_answering(timeout_s, given_up)
         except Interrupted:
@@ -269,7 +296,8 @@ class EmbeddedServer:
         if not self._configuration.is_file() or self._configuration.read_bytes() != settings:
             write_private(self._configuration, settings)
         self._address = address = _address(binary, socket, password)
-        if known is None or known.url != address.url:  # before the server is there: whoever comes next must find it
+        # before the server is there: whoever comes next must find it
+        if known is None or known.url != address.url:
             write_address(self._run_dir, address)
         with self.log_file.open("ab") as output:
             self._process = process = subprocess.Popen(
@@ -329,10 +357,12 @@ class EmbeddedServer:
                 f"told to stop while the ledger server of {self._run_dir} was waited for; nothing was started"
             )
 
-    # -- ending --------------------------------------------------------------------------------------------------------
+    # -- ending
+    # --------------------------------------------------------------------------------------------------------
 
     def stop(self, *, timeout_s: float = 10.0) -> bool:
-        """Ask the server to flush its file and end; kill it at the deadline. Returns whether it ended by itself.
+        """Ask the server to flush its file and end; kill it at the deadline. Returns whether it
+        ended by itself.
 
         Raises LedgerUnavailable when it cannot be ended.
         """
@@ -366,7 +396,9 @@ class EmbeddedServer:
         return ended
 
     def _end(self, number: signal.Signals, timeout_s: float) -> None:
-        """End every process that may write to the folder, and wait until there is none. Raises LedgerUnavailable."""
+        """End every process that may write to the folder, and wait until there is none. Raises
+        LedgerUnavailable.
+        """
         pids = self._signal_all(number)
         if self._wait_until_gone(timeout_s):
             return
@@ -384,7 +416,9 @@ class EmbeddedServer:
         )
 
     def _signal_all(self, number: signal.Signals) -> list[int]:
-        """Signal the server, and what it forked; return whom. Raises LedgerUnavailable when that is another user's."""
+        """Signal the server, and what it forked; return whom. Raises LedgerUnavailable when that is
+        another user's.
+        """
         found = {pid for pid in holders(self._folder) if self._is_its_program(pid)}
         if (recorded := self._recorded()) is not None:
             found.add(recorded)
@@ -401,7 +435,9 @@ class EmbeddedServer:
         return sorted(found)
 
     def _remove_socket(self) -> None:
-        """Remove the socket of a server that is gone, and the private folder that was made for it."""
+        """Remove the socket of a server that is gone, and the private folder that was
+        made for it.
+        """
         address = self._known()
         if address is None or not address.socket:
             return
@@ -410,13 +446,17 @@ class EmbeddedServer:
             if stat.S_ISSOCK(socket.lstat().st_mode) and not listens(socket):
                 socket.unlink()
         if socket.parent.name.startswith(OWN_FOLDER) and is_private_folder(socket.parent):
-            with suppress(OSError):  # not empty: then it is not ours alone
+            # not empty: then it is not ours alone
+            with suppress(OSError):
                 socket.parent.rmdir()
 
-    # -- who it is -----------------------------------------------------------------------------------------------------
+    # -- who it is
+    # -----------------------------------------------------------------------------------------------------
 
     def _known(self) -> LedgerAddress | None:
-        """Return the address as it is written now: another command may have started the server meanwhile."""
+        """Return the address as it is written now: another command may have started the server
+        meanwhile.
+        """
         address = read_address(self._run_dir)
         if address is not None and address.is_embedded:
             self._address = address
@@ -434,11 +474,14 @@ class EmbeddedServer:
         return address.pid if process_runs(address.pid) and self._is_its_program(address.pid) else None
 
     def _is_its_program(self, pid: int) -> bool:
-        """Whether a process was started with this folder's settings: a number may belong to another process by now."""
+        """Whether a process was started with this folder's settings: a number may belong to another
+        process by now.
+        """
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            return False  # no /proc here, or it has ended
+            # no /proc here, or it has ended
+            return False
         for word in words[1:]:
             with suppress(OSError, ValueError):
                 if word.endswith(b".conf") and self._configuration.samefile(os.fsdecode(word)):
@@ -476,7 +519,8 @@ def process_runs(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return True  # no /proc here: that the signal found it must do
+        # no /proc here: that the signal found it must do
+        return True
     return status.rpartition(")")[2].split()[0] != "Z"
 
 

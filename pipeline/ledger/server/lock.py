@@ -1,10 +1,13 @@
-"""The lock of an embedded server's folder: held by the server process itself, for exactly as long as it is there.
+"""The lock of an embedded server's folder: held by the server process itself, for exactly as long
+as it is there.
 
-*Consumes* the folder. *Produces* the right to start a server there, or the word that there is one. *Waits for* nothing.
+*Consumes* the folder. *Produces* the right to start a server there, or the word that there is one.
+*Waits for* nothing.
 
-A starter opens ``server.lock`` and locks it, and the server inherits that very descriptor. The lock is the descriptor's
-(flock(2)), so the kernel releases it when the server, and all that it forked, is really gone; not when it is slow, frozen, or
-forgotten by whoever started it. The file says nothing and is never removed: one that lies about means nothing without its lock.
+A starter opens ``server.lock`` and locks it, and the server inherits that very descriptor. The lock
+is the descriptor's (flock(2)), so the kernel releases it when the server, and all that it forked,
+is really gone; not when it is slow, frozen, or forgotten by whoever started it. The file says
+nothing and is never removed: one that lies about means nothing without its lock.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ _PROC = Path("/proc")
 
 
 def take_lock(folder: Path) -> int | None:
-    """Lock the folder; return the descriptor that holds it, not yet inheritable, or None when another holds the lock.
+    """Lock the folder; return the descriptor that holds it, not yet inheritable, or None when
+    another holds the lock.
 
     Raises:
         LedgerUnavailable: the lock's file cannot be made, or its file system has no locks.
@@ -46,7 +50,8 @@ def take_lock(folder: Path) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the file was removed or replaced meanwhile: what was locked guards nothing
+        # the file was removed or replaced meanwhile: what was locked guards nothing
+        os.close(descriptor)
 
 
 def is_locked(folder: Path) -> bool:
@@ -63,11 +68,14 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def no_server(folder: Path) -> Generator[bool]:
-    """Keep servers from starting while the block runs; yields False when there is one. Writes nothing."""
+    """Keep servers from starting while the block runs; yields False when there is one. Writes
+    nothing.
+    """
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield True  # no server was ever started here by a release that locks
+        # no server was ever started here by a release that locks
+        yield True
         return
     try:
         yield _try(descriptor, fcntl.LOCK_SH, folder / LOCK_NAME)
@@ -76,7 +84,9 @@ def no_server(folder: Path) -> Generator[bool]:
 
 
 def holders(folder: Path) -> list[int]:
-    """Return the processes that have the lock's file open, as far as this user may see; none where there is no /proc."""
+    """Return the processes that have the lock's file open, as far as this user may see; none where
+    there is no /proc.
+    """
     try:
         wanted = (folder / LOCK_NAME).stat()
     except FileNotFoundError:

@@ -1,10 +1,11 @@
 """Asking an embedded server how it is, on its socket, within a deadline that nothing can stretch.
 
-*Consumes* a unix socket and a password. *Produces* what the server says of itself, or that it says nothing. *Waits for* the
-answer until the deadline, however slowly it trickles in.
+*Consumes* a unix socket and a password. *Produces* what the server says of itself, or that it says
+nothing. *Waits for* the answer until the deadline, however slowly it trickles in.
 
-It asks AUTH and INFO alone, which a server answers while it reads its file and while its disk refuses writes, too
-(https://valkey.io/commands/info); PING it would refuse then, and be taken for dead.
+It asks AUTH and INFO alone, which a server answers while it reads its file and while its disk
+refuses writes, too (https://valkey.io/commands/info); PING it would refuse then, and be taken for
+dead.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ class ServerState(StrEnum):
     LOADING = "loading"
     """It reads its append-only file: it is alive, and serves when it is through."""
     SILENT = "silent"
-    """No answer in time: frozen, slow, just starting or just ending. It may write again at any moment."""
+    """No answer in time: frozen, slow, just starting or just ending. It may write again at any
+    moment.
+    """
     STRANGE = "strange"
-    """What answers there is no server of ours: it refuses the password, or speaks something else."""
+    """What answers there is no server of ours: it refuses the password, or speaks
+    something else.
+    """
     GONE = "gone"
     """Its process has ended and its lock is free."""
 
@@ -86,7 +91,8 @@ def listens(path: Path, *, timeout_s: float = 1.0) -> bool:
     except (ConnectionRefusedError, FileNotFoundError):
         return False
     except OSError:
-        return True  # its queue is full, or we may not enter: there is one
+        # its queue is full, or we may not enter: there is one
+        return True
     return True
 
 

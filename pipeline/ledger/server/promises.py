@@ -1,9 +1,10 @@
 """What a ledger server that others run promises: whether it keeps what it is given.
 
-*Consumes* a client. *Produces* the server's version, eviction policy and persistence, and a judgement of them. *Waits for* the
-server's answers, as long as the client does.
+*Consumes* a client. *Produces* the server's version, eviction policy and persistence, and a
+judgement of them. *Waits for* the server's answers, as long as the client does.
 
-INFO has nearly all of it; managed servers often forbid CONFIG. What a server does not tell is None, never guessed.
+INFO has nearly all of it; managed servers often forbid CONFIG. What a server does not tell is None,
+never guessed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _KEEPS = "noeviction"
 
 @dataclass(frozen=True, slots=True)
 class ServerTerms:
-    """What a server says of itself; None where it does not say. Example: ``ServerTerms((7, 0, 15), 0, "noeviction", True,
-    "everysec")``."""
+    """What a server says of itself; None where it does not say. Example: ``ServerTerms((7, 0, 15),
+    0, "noeviction", True, "everysec")``."""
 
     version: tuple[int, ...] | None
     """Of the Redis whose commands it serves."""
@@ -61,7 +62,8 @@ async def read_terms(client: redis.asyncio.Redis, doing: str) -> ServerTerms:
 
 
 def judge_terms(terms: ServerTerms, place: str) -> tuple[str, ...]:
-    """Return what a person should know of a server that will do; ``place`` is its URL without the password.
+    """Return what a person should know of a server that will do; ``place`` is its URL without the
+    password.
 
     Raises:
         ConfigError: it would lose parts of the ledger in ordinary work, or is too old.
@@ -111,7 +113,9 @@ def _warnings(terms: ServerTerms, place: str) -> list[str]:
 
 
 async def _permitted(answer: Awaitable[Any]) -> dict[str, Any]:
-    """Return a server's answer; nothing when it refuses the question: a user without the right, or a renamed command."""
+    """Return a server's answer; nothing when it refuses the question: a user without the right, or
+    a renamed command.
+    """
     try:
         return await answer
     except NOT_NOW:

@@ -1,7 +1,8 @@
-"""How the embedded ledger server is started: its settings, its socket, and its end with what started it.
+"""How the embedded ledger server is started: its settings, its socket, and its end with what
+started it.
 
-*Consumes* a folder, a password and a memory limit. *Produces* a configuration file's text, a path, the words of a command.
-*Waits for* the file system.
+*Consumes* a folder, a password and a memory limit. *Produces* a configuration file's text, a path,
+the words of a command. *Waits for* the file system.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int
         "logfile": _quoted(folder / LOG_NAME),
         "databases": 1,
         "daemonize": "no",
-        "set-proc-title": "no",  # so that the command line says whose server it is
+        # so that the command line says whose server it is
+        "set-proc-title": "no",
         "appendonly": "yes",
         "appendfsync": "everysec",
-        # what passes through is a hundred times what is there: rewriting the file costs more than reading a longer one, 3 s
-        # at worst, and tokens and log-probs hardly compress
+        # what passes through is a hundred times what is there: rewriting the file costs more than
+        # reading a longer one, 3 s at worst, and tokens and log-probs hardly compress
         "auto-aof-rewrite-min-size": "256mb",
         "rdbcompression": "no",
         "save": '""',
@@ -55,7 +57,9 @@ def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int
 
 
 def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
-    """Return the socket that clients know already, else one in our folder, else one with a short enough path."""
+    """Return the socket that clients know already, else one in our folder, else one with a short
+    enough path.
+    """
     path = folder / "server.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
         return path
@@ -69,7 +73,9 @@ def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
 
 
 def dying_with_us() -> list[str]:
-    """Return the words before a command that have the kernel kill it when this process ends; none where it cannot."""
+    """Return the words before a command that have the kernel kill it when this process ends; none
+    where it cannot.
+    """
     if sys.platform != "linux":
         return []
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_STARTER, str(os.getpid())]

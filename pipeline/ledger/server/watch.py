@@ -1,10 +1,11 @@
 """When a ledger server is dead, and when one that is there but says nothing is to be ended.
 
-*Consumes* what was seen of it, and the time. *Produces* one of three verdicts. *Waits for* nothing: the time is an argument.
+*Consumes* what was seen of it, and the time. *Produces* one of three verdicts. *Waits for* nothing:
+the time is an argument.
 
-One slow answer is no death. A server is started again when several looks in a row found no answer, no process and no lock; it
-is replaced when it is there and has said nothing for as long as its patience goes. One that reads its file is alive for as long
-as it gets further.
+One slow answer is no death. A server is started again when several looks in a row found no answer,
+no process and no lock; it is replaced when it is there and has said nothing for as long as its
+patience goes. One that reads its file is alive for as long as it gets further.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What an algorithm demands of the other settings is refused before anything starts, with reason and fix."""
+"""What an algorithm demands of the other settings is refused before anything starts, with reason
+and fix.
+"""
 
 from __future__ import annotations
 

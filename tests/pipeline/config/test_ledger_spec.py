@@ -1,4 +1,6 @@
-"""From a run's configuration to its ledger: unit, fields and filters are what the algorithm needs."""
+"""From a run's configuration to its ledger: unit, fields and filters are what the
+algorithm needs.
+"""
 
 from typing import NamedTuple
 

@@ -1,4 +1,6 @@
-"""Claims about settings that were given and are not read: they are named, with the reason, and nothing else is."""
+"""Claims about settings that were given and are not read: they are named, with the reason, and
+nothing else is.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,17 @@ def run_file(tmp_path: Path) -> Path:
     ("overrides", "keys"),
     [
         (["algorithm.gae_lambda=0.9"], {"algorithm.gae_lambda"}),
-        (["algorithm.gae_lambda=0.95"], {"algorithm.gae_lambda"}),  # the default, but given
+        # the default, but given
+        (["algorithm.gae_lambda=0.95"], {"algorithm.gae_lambda"}),
         (["algorithm.name=ppo", "algorithm.gae_lambda=0.9"], set()),
-        (["algorithm.name=vapo", "algorithm.gae_lambda=0.9"], {"algorithm.gae_lambda"}),  # adapts to the length
+        # adapts to the length
+        (["algorithm.name=vapo", "algorithm.gae_lambda=0.9"], {"algorithm.gae_lambda"}),
         (["algorithm.name=ppo", "algorithm.tail_drop_tokens=4"], {"algorithm.tail_drop_tokens"}),
         (["algorithm.name=tppo", "algorithm.tail_drop_tokens=4"], set()),
         (["algorithm.name=rloo", "algorithm.normalize_std=true"], {"algorithm.normalize_std"}),
         (["value.learning_rate=1e-3", "value.deepspeed.stage=1"], {"value.learning_rate", "value.deepspeed.stage"}),
-        (["algorithm.clip_high=0.3"], {"algorithm.clip_high"}),  # one step an update: all ratios are 1
+        # one step an update: all ratios are 1
+        (["algorithm.clip_high=0.3"], {"algorithm.clip_high"}),
         (["algorithm.clip_high=0.3", "algorithm.num_minibatches=2"], set()),
         (["algorithm.clip_high=0.3", "algorithm.importance=bypass"], set()),
         (["algorithm.surrogate=gspo", "algorithm.dual_clip=3", "algorithm.num_minibatches=2"], {"algorithm.dual_clip"}),

@@ -40,7 +40,8 @@ async def fail_for_good(replay, chunk: ChunkId, field: Field = Field.REWARD) -> 
     assert await replay.fail_score(SCORER, chunk, field, "boom")
 
 
-# -- what the next update waits for ------------------------------------------------------------------------------------
+# -- what the next update waits for
+# ------------------------------------------------------------------------------------
 
 
 async def test_a_group_names_the_members_that_are_not_done_who_holds_them_and_which_field_is_overdue(bench):
@@ -139,7 +140,8 @@ async def test_evaluation_is_told_apart(bench):
     assert [(holder.num_trajectories, holder.num_evaluation) for holder in waits.holders] == [(1, 1)]
 
 
-# -- putting back ------------------------------------------------------------------------------------------------------
+# -- putting back
+# ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_workers_trajectories_are_open_for_others_at_once_and_its_late_write_has_no_effect(bench):
@@ -186,7 +188,8 @@ async def test_an_unknown_name_is_told_and_nothing_is_changed(bench):
     assert (await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))).status is WriteStatus.STORED
 
 
-# -- dead letters ------------------------------------------------------------------------------------------------------
+# -- dead letters
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", Unit)

@@ -1,8 +1,9 @@
-"""Random operations on both ledgers at once: the same answers, the same books, and the promises that hold at every step; and no
-repeat of a request whose reply was lost, nor a copy of it that arrives much later, changes a byte of what Redis holds.
+"""Random operations on both ledgers at once: the same answers, the same books, and the promises
+that hold at every step; and no repeat of a request whose reply was lost, nor a copy of it that
+arrives much later, changes a byte of what Redis holds.
 
-The budget is small by default. ``HEADRACE_LEDGER_EXAMPLES=500 HEADRACE_LEDGER_STEPS=200`` make a long run,
-and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be.
+The budget is small by default. ``HEADRACE_LEDGER_EXAMPLES=500 HEADRACE_LEDGER_STEPS=200`` make a
+long run, and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be.
 """
 
 from __future__ import annotations
@@ -74,11 +75,15 @@ ANSWERED_ALIKE = {
         "cancel",
     ),
 }
-"""Calls whose repeat gets the first answer again; the repeat of a keyed write says that it is there already."""
+"""Calls whose repeat gets the first answer again; the repeat of a keyed write says that it is there
+already.
+"""
 
 
 class LossyRedis(RedisReplay):
-    """Loses replies now and then, so that the request is sent again, and remembers requests whose copies may still arrive."""
+    """Loses replies now and then, so that the request is sent again, and remembers requests whose
+    copies may still arrive.
+    """
 
     def __init__(self, client, run: str, *, now, dice: random.Random) -> None:
         super().__init__(client, run, now=now)
@@ -98,7 +103,8 @@ class LossyRedis(RedisReplay):
             "renew",
             "requeue",
             "retry",
-        ):  # a copy of these does again what it says: it moves a lease's end, ...
+            # a copy of these does again what it says: it moves a lease's end, ...
+        ):
             self._sent = [*self._sent[-60:], (name, who, args)]
         return answer
 
@@ -113,7 +119,8 @@ class LossyRedis(RedisReplay):
     async def _copy(self, name, who, args) -> None:
         """A connection that was given up delivers its request long after the answer."""
         before = await self.contents()
-        with suppress(LedgerError):  # fenced by now, or overtaken
+        # fenced by now, or overtaken
+        with suppress(LedgerError):
             await super()._call(name, who, *args)
         assert await self.contents() == before, f"a late copy of {name} changed the ledger"
         reached["copied"] += 1
@@ -168,7 +175,8 @@ class BothLedgers(RuleBasedStateMachine):
         self.learned: set = set()
         self.learner = Incarnation(Role.LEARNER, "learner-0", 1)
         self.version = 0
-        self.updates = {0: 0}  # in the weights that a version names
+        # in the weights that a version names
+        self.updates = {0: 0}
         self.marked = 0
         self.credit_limit = 0
         self.num_evaluations = 0
@@ -257,7 +265,8 @@ class BothLedgers(RuleBasedStateMachine):
             self.claim(0)
             self.publish()
 
-    # -- generators ------------------------------------------------------------------------------------------------
+    # -- generators
+    # ------------------------------------------------------------------------------------------------
 
     @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 5), served=st.sampled_from([None, None, 0, 1, 2]))
     def lease(self, worker, wanted, served) -> None:
@@ -285,7 +294,8 @@ class BothLedgers(RuleBasedStateMachine):
         chunk = make_chunk(
             trajectory, index, tokens=tokens, final=final, version=max(0, self.version - lag), context=length
         )
-        if more and tokens > 1:  # new weights came within it
+        # new weights came within it
+        if more and tokens > 1:
             segments = (Segment(chunk.oldest_version, tokens - 1), Segment(self.version, 1))
             chunk = msgspec.structs.replace(chunk, segments=segments)
         answer = self.both("write_chunk", self.who(worker), chunk)
@@ -347,7 +357,8 @@ class BothLedgers(RuleBasedStateMachine):
     def wait(self, seconds) -> None:
         self.now += seconds
 
-    # -- scorers ---------------------------------------------------------------------------------------------------
+    # -- scorers
+    # ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.written)
     @rule(data=st.data(), newest=st.booleans(), accuracy=st.sampled_from([0.0, 1.0]))
@@ -375,7 +386,8 @@ class BothLedgers(RuleBasedStateMachine):
         _, chunk = data.draw(st.sampled_from(self.written))
         self.both("fail_score", SCORER, chunk.id, field, "Traceback: \udc80 boom")
 
-    # -- value worker ----------------------------------------------------------------------------------------------
+    # -- value worker
+    # ----------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.has_critic)
     @rule(wanted=st.integers(1, 3), settled=st.booleans())
@@ -422,7 +434,8 @@ class BothLedgers(RuleBasedStateMachine):
         assert returned == self.run(self.redis.recover_finished(self.value_worker, names[1]))
         self.batches.clear()
 
-    # -- learner ---------------------------------------------------------------------------------------------------
+    # -- learner
+    # ---------------------------------------------------------------------------------------------------
 
     @rule(behind=st.sampled_from([0, 0, 0, 1]))
     def claim(self, behind) -> None:
@@ -505,7 +518,9 @@ class BothLedgers(RuleBasedStateMachine):
         self.go_on_from(data.draw(st.sampled_from([0, 0, 1, 2])))
 
     def go_on_from(self, steps_back) -> None:
-        """The checkpoint is so many updates old; nothing that was settled with a later one is given up."""
+        """The checkpoint is so many updates old; nothing that was settled with a later one is given
+        up.
+        """
         num_updates = max(self.updates[self.version] - steps_back, self.marked)
         self.marked = num_updates
         self.version += 1
@@ -536,7 +551,8 @@ class BothLedgers(RuleBasedStateMachine):
         self.both("request_evaluation", self.learner, request)
         self.num_evaluations += 1
 
-    # -- a person --------------------------------------------------------------------------------------------------
+    # -- a person
+    # --------------------------------------------------------------------------------------------------
 
     @rule(data=st.data(), worker=st.sampled_from(WORKERS), how=st.integers(0, 2))
     def requeue(self, data, worker, how) -> None:
@@ -564,7 +580,8 @@ class BothLedgers(RuleBasedStateMachine):
     def retry_letters(self, chosen) -> None:
         reached["retried"] += len(self.asked("retry", chosen).prompts)
 
-    # -- at every step ---------------------------------------------------------------------------------------------
+    # -- at every step
+    # ---------------------------------------------------------------------------------------------
 
     @invariant()
     def the_books_balance_and_agree(self) -> None:
@@ -572,7 +589,8 @@ class BothLedgers(RuleBasedStateMachine):
         assert audit.balances, audit
         assert audit.finished.trained <= len(self.learned)
         totals = self.both("totals")
-        self.credit_limit = max(self.credit_limit, totals.credit_limit)  # it falls with a learner that goes back
+        # it falls with a learner that goes back
+        self.credit_limit = max(self.credit_limit, totals.credit_limit)
         assert totals.credit_used <= self.credit_limit
         self.both("queues")
         self.both("dead_letters")
@@ -604,7 +622,9 @@ def comparable(answer):
 
 
 reached: Counter[str] = Counter()
-"""How often a story came to what matters most; a suite that never gets there would agree about nothing."""
+"""How often a story came to what matters most; a suite that never gets there would agree about
+nothing.
+"""
 
 
 @pytest.mark.timeout(600)

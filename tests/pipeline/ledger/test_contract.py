@@ -232,7 +232,9 @@ async def test_a_group_without_signal_is_dropped_by_raw_accuracy_and_its_credit_
 
 
 async def test_the_filter_goes_by_raw_accuracy_and_never_by_the_shaped_reward(bench):
-    """Two right answers, one of them too long, teach nothing but to be short; equal rewards may hide right and wrong."""
+    """Two right answers, one of them too long, teach nothing but to be short; equal rewards may
+    hide right and wrong.
+    """
     replay = await bench.open(make_spec(signal_filter=True, units_per_update=2))
     leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
     scores = [(1.0, 1.0), (0.25, 1.0), (0.5, 1.0), (0.5, 0.0)]
@@ -297,7 +299,9 @@ async def test_without_lag_an_update_waits_for_all_that_was_begun_unless_late_wo
 
 @pytest.mark.parametrize(("oversampling", "waits"), [(1.0, True), (2.0, False)])
 async def test_late_work_that_oversampling_makes_spare_is_not_waited_for(bench, oversampling, waits):
-    """Two groups run that only this update or the next can train. Without surplus both are needed; with it one may be late."""
+    """Two groups run that only this update or the next can train. Without surplus both are needed;
+    with it one may be late.
+    """
     replay = await bench.open(make_spec(units_per_update=2, eta=2, oversampling=oversampling))
     await replay.lease(GENERATOR, max_trajectories=4)
     await replay.advance(LEARNER, 1)

@@ -1,4 +1,6 @@
-"""Every ledger call ends by its own deadline, whatever the server does or does not do: one layer asks again, and no other."""
+"""Every ledger call ends by its own deadline, whatever the server does or does not do: one layer
+asks again, and no other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What both ledgers promise the value worker: every finished trajectory once, whole, whatever becomes of its unit."""
+"""What both ledgers promise the value worker: every finished trajectory once, whole, whatever
+becomes of its unit.
+"""
 
 import pytest
 

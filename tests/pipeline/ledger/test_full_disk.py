@@ -1,4 +1,6 @@
-"""Claims about a ledger whose server has no room for its append-only file: it says so, names the folder, and gets over it."""
+"""Claims about a ledger whose server has no room for its append-only file: it says so, names the
+folder, and gets over it.
+"""
 
 from __future__ import annotations
 

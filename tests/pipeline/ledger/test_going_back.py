@@ -1,4 +1,6 @@
-"""Claims about a learner that goes on from an older checkpoint: nothing counts twice, nothing is forgotten, nothing ages."""
+"""Claims about a learner that goes on from an older checkpoint: nothing counts twice, nothing is
+forgotten, nothing ages.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ UNITS = (Unit.GROUP, Unit.TRAJECTORY, Unit.CHUNK)
 def test_a_version_stands_for_the_updates_of_the_line_that_it_is_on():
     lineage = Lineage().after(Restart(0, 0)).after(Restart(6, 3)).after(Restart(9, 4))
     assert [lineage.updates(version) for version in range(11)] == [0, 1, 2, 3, 4, 5, 3, 4, 5, 4, 5]
-    again = lineage.after(Restart(9, 5))  # the one before died before it had published
+    # the one before died before it had published
+    again = lineage.after(Restart(9, 5))
     assert again.restarts == (Restart(0, 0), Restart(6, 3), Restart(9, 5))
 
 
@@ -130,7 +133,8 @@ async def test_nothing_is_sampled_by_restored_weights_that_would_be_too_old_when
         claims.append((await update(replay, LEARNER, version)).claim_id)
     begun = await replay.lease(GENERATOR, max_trajectories=4, policy_version=5)
     assert len(begun.leases) == 4
-    assert await replay.give_back(GENERATOR) == 4  # it dies, as everything does
+    # it dies, as everything does
+    assert await replay.give_back(GENERATOR) == 4
     await replay.settle(LEARNER, (claims[0],), num_updates=1)
     await replay.recover(LEARNER, ())
     await replay.resume_from(LEARNER, Restart(6, 1))
@@ -145,7 +149,9 @@ async def test_nothing_is_sampled_by_restored_weights_that_would_be_too_old_when
 
 
 async def test_a_learner_that_waits_for_a_unit_is_given_it_although_it_catches_up(bench):
-    """One member is sampled by restored weights, so the group is as old as they are; its other member must come, too."""
+    """One member is sampled by restored weights, so the group is as old as they are; its other
+    member must come, too.
+    """
     replay = await bench.open(make_spec(Unit.GROUP, eta=1))
     await replay.resume_from(LEARNER, Restart(0, 0))
     for version in range(5):
@@ -172,7 +178,8 @@ async def test_a_chunk_begun_by_abandoned_weights_and_ended_by_restored_ones_is_
     chunk = msgspec.structs.replace(make_chunk(held, tokens=4), segments=(Segment(3, 2), Segment(4, 2)))
     await replay.write_chunk(GENERATOR, chunk)
     await replay.write_score(SCORER, chunk.id, reward(1))
-    await replay.advance(LEARNER, 6)  # four updates
+    # four updates
+    await replay.advance(LEARNER, 6)
     refused = await replay.claim(LEARNER, policy_version=6)
     assert isinstance(refused, ClaimRefused) and refused.num_ready == 0
     assert set((await replay.audit()).trajectories.dropped) == {"stale"}

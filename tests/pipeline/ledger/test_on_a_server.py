@@ -1,4 +1,6 @@
-"""What only a real server can show: no memory, lost replies, its own clock, two callers at once, who is unreachable."""
+"""What only a real server can show: no memory, lost replies, its own clock, two callers at once,
+who is unreachable.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ async def test_a_full_server_refuses_new_work_whole_and_lets_through_what_makes_
 
 
 async def losing_the_reply(replay, name, call):
-    """Let the server do its part, then cut the connection before the caller has the answer; return that answer."""
+    """Let the server do its part, then cut the connection before the caller has the answer; return
+    that answer.
+    """
     answers = []
     send = replay._call
 
@@ -281,7 +285,8 @@ async def test_the_rest_of_a_command_is_never_sent_on_a_new_connection(connectio
     def pieces():
         yield connection.pack_command("SET", "whole", "yes")[0]
         connection._writer.close()
-        connection._reader = connection._writer = None  # as a client that is closed in another task leaves it
+        # as a client that is closed in another task leaves it
+        connection._reader = connection._writer = None
         yield connection.pack_command("SET", "torn", "yes")[0]
 
     with pytest.raises(redis.exceptions.ConnectionError, match="closed while a command was written"):

@@ -1,4 +1,6 @@
-"""The staleness bound of pipeline/ledger/staleness.md, on the arithmetic and on a whole ledger with adversarial timing."""
+"""The staleness bound of pipeline/ledger/staleness.md, on the arithmetic and on a whole ledger with
+adversarial timing.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_a_specification_that_could_hang_is_refused():
 
 
 async def _story(unit: Unit, eta: int, seed: int, late: LatePolicy, signal: bool) -> tuple[int, dict[str, int]]:
-    """Train 12 updates with random progress of everything; return the worst staleness and the drops."""
+    """Train 12 updates with random progress of everything; return the worst staleness and the
+    drops.
+    """
     dice = random.Random(seed)
     now = 0.0
     replay = MemoryReplay(lambda worker: 0, lambda: now)

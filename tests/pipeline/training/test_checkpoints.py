@@ -178,7 +178,8 @@ def test_what_a_frozen_writer_finishes_after_its_successor_took_over_has_no_effe
 
     def freeze(partial: Path) -> None:
         saving("two")(partial)
-        found = successor.take_over()  # while this writer is in the middle
+        # while this writer is in the middle
+        found = successor.take_over()
         assert found is not None and found.path == before
 
     with pytest.raises(Fenced, match="learner#1 was not written"):
@@ -241,7 +242,9 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> Non
 
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
-    """Let ``folder`` hold so many bytes, if this machine lets us mount; else let no file grow beyond so many."""
+    """Let ``folder`` hold so many bytes, if this machine lets us mount; else let no file grow
+    beyond so many.
+    """
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
     if subprocess.run(mount, check=False, capture_output=True, timeout=20).returncode == 0:

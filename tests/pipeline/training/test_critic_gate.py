@@ -22,10 +22,12 @@ CONFIG = RunConfig(model=ModelSection(path=Path("m")), data=DataSection(train=(P
     ("explained", "num_steps", "expected"),
     [
         ([], 0, False),
-        ([0.9, 0.9], 2, False),  # too few to be sure of
+        # too few to be sure of
+        ([0.9, 0.9], 2, False),
         ([0.1, 0.1, 0.1], 3, True),
         ([0.0, 0.1, 0.1], 3, False),
-        ([-1.0, 0.1, 0.1, 0.2], 4, True),  # only the last three count
+        # only the last three count
+        ([-1.0, 0.1, 0.1, 0.2], 4, True),
         ([0.9, 0.9, -1.6], 3, False),
         ([0.0, 0.0, 0.0], 49, False),
         ([0.0, 0.0, 0.0], 50, True),

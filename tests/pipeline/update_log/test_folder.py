@@ -1,4 +1,6 @@
-"""Claims about the update log's folder: what a learner that dies leaves can be read, what was on disk is missed."""
+"""Claims about the update log's folder: what a learner that dies leaves can be read, what was on
+disk is missed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def test_a_sealed_segment_is_followed_by_the_next_and_a_new_learner_begins_its_o
     writer.begin(start("v0"))
     append_update(writer, 1)
     writer.seal()
-    writer.seal()  # nothing is open: nothing happens
+    # nothing is open: nothing happens
+    writer.seal()
     assert (writer.next_segment, writer.is_open) == (2, False)
     writer.begin(start("v1", num_updates=1, origin=Origin.CONTINUED))
     append_update(writer, 2)

@@ -1,4 +1,6 @@
-"""Claims about the update log's files: an end that was cut off is known from damage, and neither is ever read as data."""
+"""Claims about the update log's files: an end that was cut off is known from damage, and neither is
+ever read as data.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def test_a_changed_byte_is_refused_or_ends_the_log_at_its_last_record_but_is_nev
 def test_a_part_that_is_missing_from_the_middle_is_refused(first: int, second: int) -> None:
     low, high = sorted((first % ends()[-2], second % ends()[-2]))
     if low == high or (low in ends() and high in ends()):
-        return  # whole records are missed by what counts them, not here
+        # whole records are missed by what counts them, not here
+        return
     with pytest.raises(DataError, match="damaged"):
         scanned(whole()[:low] + whole()[high:])
 

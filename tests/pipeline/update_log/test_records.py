@@ -111,7 +111,8 @@ def test_long_trajectories_take_bytes_in_proportion_to_their_tokens_however_many
 
 def test_a_record_is_closed_at_its_size_and_no_unit_is_cut() -> None:
     [drawn, *_] = responses(0, num_groups=1, group_size=1, longest=2)
-    size = FRAME_BYTES // 16  # 4 bytes each of tokens, log-probs, reference log-probs and values
+    # 4 bytes each of tokens, log-probs, reference log-probs and values
+    size = FRAME_BYTES // 16
     big = replace(
         drawn,
         tokens=np.zeros(size, np.int32),

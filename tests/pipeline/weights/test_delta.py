@@ -1,4 +1,6 @@
-"""Claims about deltas: lossless for any bytes, short for what an optimiser does, harmless whatever they hold."""
+"""Claims about deltas: lossless for any bytes, short for what an optimiser does, harmless whatever
+they hold.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def test_a_delta_gives_back_every_byte_of_any_version(
     before, after, head = pair
     base, new = bytes_of(base_head + before), bytes_of(head + after)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "BLOCK_BYTES", block)  # many blocks, one, and a part of one
+        # many blocks, one, and a part of one
+        patch.setattr(codec, "BLOCK_BYTES", block)
         delta = made(base, new, (len(base_head), len(head)), stride)
         np.testing.assert_array_equal(applied(delta, base, new.size, len(base_head)), new)
 
@@ -143,7 +146,8 @@ def test_a_damaged_delta_is_refused_or_shows_in_the_digest(seed: int, data: st.D
     assert digest == digest_buffer(out)
     same = bool((out == new).all())
     assert (digest == digest_buffer(new)) is same
-    if same and bytes(damaged) != good:  # only what the prelude says of the digests was changed
+    # only what the prelude says of the digests was changed
+    if same and bytes(damaged) != good:
         assert (prelude.base_digest, prelude.digest) != (digest_buffer(base), digest_buffer(new))
 
 

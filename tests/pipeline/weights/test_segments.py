@@ -1,4 +1,6 @@
-"""Claims about shared files: filled again only when nobody reads them, and never seen half filled."""
+"""Claims about shared files: filled again only when nobody reads them, and never seen
+half filled.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def test_a_reader_that_dies_releases_what_it_read(tmp_path: Path) -> None:
     first = publish(writer, tmp_path / "w" / "v1", 1)
     number = inode(first.path)
     reader.open(first.path)
-    reader.close()  # as the kernel closes the files of a process that ends
+    # as the kernel closes the files of a process that ends
+    reader.close()
     writer.retire(first)
     assert inode(publish(writer, tmp_path / "w" / "v2", 2).path) == number
 

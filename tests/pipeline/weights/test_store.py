@@ -1,4 +1,6 @@
-"""Claims about the learner's shelf: digests hold, old versions go, and other hosts are answered with what is there."""
+"""Claims about the learner's shelf: digests hold, old versions go, and other hosts are answered
+with what is there.
+"""
 
 from __future__ import annotations
 

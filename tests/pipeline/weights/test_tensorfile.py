@@ -1,4 +1,6 @@
-"""Claims about a version's bytes: other readers of safetensors agree, and what is none is refused."""
+"""Claims about a version's bytes: other readers of safetensors agree, and what is
+none is refused.
+"""
 
 from __future__ import annotations
 

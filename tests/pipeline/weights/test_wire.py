@@ -1,4 +1,6 @@
-"""Claims about weights that cross hosts: over real ZeroMQ with CURVE, in bounded parts, as deltas, whatever happens."""
+"""Claims about weights that cross hosts: over real ZeroMQ with CURVE, in bounded parts, as deltas,
+whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,8 @@ async def test_after_a_gap_the_whole_version_comes(tmp_path: Path) -> None:
     async with over_tcp(tmp_path) as world:
         base = as_base(world.publish(1))
         world.publish(2)
-        stored = world.publish(3)  # and the learner forgets the first
+        # and the learner forgets the first
+        stored = world.publish(3)
         assert await world.fetch(world.announced(stored), base) == stored.path.read_bytes()
         assert world.received == Received(num_bytes=stored.num_bytes)
 
@@ -188,7 +191,8 @@ async def test_a_delta_whose_bytes_are_damaged_costs_a_refresh_and_nothing_else(
 async def test_a_whole_version_that_does_not_match_its_digest_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     async with over_tcp(tmp_path) as world:
         stored = world.publish(3)
-        stored.segment.data[-1] ^= 1  # where it lies, after it was digested
+        # where it lies, after it was digested
+        stored.segment.data[-1] ^= 1
         with pytest.raises(WeightsDamaged, match=stored.digest):
             await world.fetch(world.announced(stored))
         assert list((fetched_folder(tmp_path, shared_memory=False) / "generator-0").iterdir()) == []

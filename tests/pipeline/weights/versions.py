@@ -1,4 +1,6 @@
-"""Versions of weights for tests: numbers, the publications that hold them, and what an optimiser step does to them."""
+"""Versions of weights for tests: numbers, the publications that hold them, and what an optimiser
+step does to them.
+"""
 
 from __future__ import annotations
 

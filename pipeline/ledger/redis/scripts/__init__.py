@@ -1,6 +1,7 @@
 """The ledger's transitions as Lua, one script each; what they share is put before every one.
 
-*Consumes* nothing. *Produces* script texts. *Waits for* nothing. Each script's header names its keys, arguments and answer.
+*Consumes* nothing. *Produces* script texts. *Waits for* nothing. Each script's header names its
+keys, arguments and answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The connection that ledger calls share: each gets its own answer at once, and nobody's trouble is another's."""
+"""The connection that ledger calls share: each gets its own answer at once, and nobody's trouble is
+another's.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ async def together(calls) -> list[Any]:
     return [task.result() for task in asked]
 
 
-# -- on a real server --------------------------------------------------------------------------------------------------------
+# -- on a real server
+# --------------------------------------------------------------------------------------------------------
 
 
 async def test_each_caller_gets_its_own_answer_in_the_order_of_asking(link, redis_client):
@@ -110,7 +113,8 @@ async def test_a_caller_that_is_cancelled_takes_no_answer_away_from_others(link)
         await link.ask("PING")
         given_up = tasks.create_task(link.ask("ECHO", "given up"))
         other = tasks.create_task(link.ask("ECHO", "mine"))
-        await asyncio.sleep(0)  # both have asked
+        # both have asked
+        await asyncio.sleep(0)
         given_up.cancel()
     assert given_up.cancelled()
     assert other.result() == b"mine"
@@ -152,11 +156,14 @@ async def test_a_server_that_is_away_is_away_for_all_that_ask():
     await client.aclose()
 
 
-# -- on a server that does as it is told -------------------------------------------------------------------------------------
+# -- on a server that does as it is told
+# -------------------------------------------------------------------------------------
 
 
 class Puppet:
-    """Greets as a server does; then keeps what it is asked, by connection, and answers what a test says."""
+    """Greets as a server does; then keeps what it is asked, by connection, and answers what a test
+    says.
+    """
 
     def __init__(self) -> None:
         self.asked: list[list[Any]] = []
@@ -252,7 +259,8 @@ async def test_whoever_is_cancelled_with_room_at_last_leaves_it_to_the_next(aski
 
     async def ask_and_cancel() -> None:
         await link.ask("ECHO", "first")
-        waiting[0].cancel()  # which the same answer has woken
+        # which the same answer has woken
+        waiting[0].cancel()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ask_and_cancel())
@@ -403,7 +411,8 @@ async def test_whoever_connects_and_is_cancelled_leaves_the_connecting_to_the_ot
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(link.ask("ECHO", "given up"))
         others = [tasks.create_task(link.ask("ECHO", name)) for name in "ab"]
-        await asyncio.sleep(0)  # the first connects for all
+        # the first connects for all
+        await asyncio.sleep(0)
         first.cancel()
         await puppet.until(lambda: puppet.asked == [[b"a", b"b"]])
         puppet.writers[0].write(b"+a\r\n+b\r\n")

@@ -1,4 +1,6 @@
-"""Claims about ``make_durable``: what it answered for survives, and it says so when it cannot know."""
+"""Claims about ``make_durable``: what it answered for survives, and it says so when
+it cannot know.
+"""
 
 from __future__ import annotations
 

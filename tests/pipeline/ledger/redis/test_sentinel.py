@@ -94,7 +94,9 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 @contextmanager
 def guarded_sentinels(folder: Path, *passwords: str) -> Iterator[str]:
-    """Sentinels that know of no master, each with a password of its own; one without a password is away."""
+    """Sentinels that know of no master, each with a password of its own; one without a password is
+    away.
+    """
     ports, running = free_ports(len(passwords)), []
     server = os.environ.get("HEADRACE_TEST_SERVER") or str(find_server().path)
     try:
@@ -155,10 +157,12 @@ async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched
     bell = news.bell(Topic.RUN)
     async with asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(news.watch())
-        await asyncio.sleep(0.1)  # it waits at the master that dies now
+        # it waits at the master that dies now
+        await asyncio.sleep(0.1)
         watched.master.kill()
 
-        await replay.write_chunk(who, make_chunk(second.trajectory))  # waits for the failover, and finds the new master
+        # waits for the failover, and finds the new master
+        await replay.write_chunk(who, make_chunk(second.trajectory))
         there = connect(watched.url)
         assert (await there.info("server"))["tcp_port"] == watched.ports[1]
         await there.aclose()

@@ -1,4 +1,6 @@
-"""One server on one file: whatever is slow, frozen, killed or started twice. On the real program."""
+"""One server on one file: whatever is slow, frozen, killed or started twice. On the
+real program.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-# -- slow, frozen --------------------------------------------------------------------------------------------------------
+# -- slow, frozen
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_slow_answer_between_two_quick_ones_starts_no_second_server(
@@ -114,7 +117,8 @@ def test_a_server_that_stays_frozen_is_ended_for_certain_before_another_is_start
     pid = started(server)
     with redis.Redis.from_url(server.url) as client:
         client.set("kept", "1")
-    time.sleep(1.1)  # the server's own second until its file is flushed
+    # the server's own second until its file is flushed
+    time.sleep(1.1)
     os.kill(pid, signal.SIGSTOP)
     at_launch: list[bool] = []
     popen = subprocess.Popen
@@ -159,7 +163,8 @@ def test_the_supervisor_starts_a_killed_server_once_enough_looks_agree(server: E
     assert appending(tmp_path) == [server.pid()]
 
 
-# -- two starters --------------------------------------------------------------------------------------------------------
+# -- two starters
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_of_many_starters_at_once_one_starts_and_the_others_adopt(server: EmbeddedServer, tmp_path: Path) -> None:
@@ -222,7 +227,8 @@ def test_two_servers_never_append_to_one_file_whatever_happens(tmp_path: Path, m
     assert appending(tmp_path) == []
 
 
-# -- who holds the lock --------------------------------------------------------------------------------------------------
+# -- who holds the lock
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_server_alone_holds_its_lock_and_the_kernel_frees_it(server: EmbeddedServer, tmp_path: Path) -> None:
@@ -265,7 +271,8 @@ def test_a_process_that_has_the_servers_old_number_is_neither_waited_for_nor_end
         address = read_address(tmp_path)
         assert address is not None
         assert address.process is not None
-        for record in (address.process, None):  # as an earlier release wrote it
+        # as an earlier release wrote it
+        for record in (address.process, None):
             write_address(tmp_path, msgspec.structs.replace(address, pid=stranger.pid, process=record))
             assert not server_runs(tmp_path)
             assert server.start(timeout_s=5.0) is False
@@ -279,7 +286,8 @@ def test_a_server_of_a_release_without_locks_is_adopted_while_its_process_lives(
 ) -> None:
     pid = started(server)
     lock = tmp_path / "ledger" / "server.lock"
-    lock.unlink()  # as if it had never taken one
+    # as if it had never taken one
+    lock.unlink()
     assert make(tmp_path).start() is True
     os.kill(pid, signal.SIGSTOP)
     later = make(tmp_path)
@@ -332,7 +340,8 @@ def test_a_server_of_another_user_is_never_doubled(
     assert appending(tmp_path) == [pid]
 
 
-# -- what is in the way, and the end -------------------------------------------------------------------------------------
+# -- what is in the way, and the end
+# -------------------------------------------------------------------------------------
 
 
 def test_a_start_removes_nothing_that_it_does_not_own(server: EmbeddedServer, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Claims about servers that others run: one that would lose the ledger is refused, one that might is told of, and what a
-server does not permit to be asked is said to be unknown. The servers are real."""
+"""Claims about servers that others run: one that would lose the ledger is refused, one that might
+is told of, and what a server does not permit to be asked is said to be unknown. The servers are
+real."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def test_a_server_that_reads_its_file_lives_for_as_long_as_it_gets_further() -> 
     assert watch.see(loading(5950), 6011.0) is Verdict.REPLACE
 
 
-# -- the probe -----------------------------------------------------------------------------------------------------------
+# -- the probe
+# -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
