@@ -1,1 +1,1 @@
-"""Floor 2: the processes, a short file per role, and the engines that they drive. Started as ``python -P -m workers ROLE``."""
+"""Floor 2: the processes, a short file per role, and the engines that they drive. Started by ``protocol.headrace``."""

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from pipeline.runtime.worker_process import run_actor
 from protocol.ids import Role
@@ -29,7 +30,7 @@ _CLASSES = {
 _ALONE = frozenset({Role.LEARNER, Role.VALUE})
 
 
-def main(arguments: list[str] | None = None) -> int:
+def work(arguments: list[str] | None = None) -> int:
     """Run one worker until it drains, and return its exit code (``pipeline.process.exit_codes``)."""
     parser = argparse.ArgumentParser(
         prog="python -P -m workers",
@@ -66,8 +67,16 @@ def main(arguments: list[str] | None = None) -> int:
     return run_actor(load, options.run_dir, worker)
 
 
-if __name__ == "__main__":
-    code = main()
+def main() -> NoReturn:
+    """Run one worker, and end the process with its exit code.
+
+    Everything is closed by then. Taking the interpreter and torch apart takes seconds, on a busy host many: that is left out.
+    """
+    code = work()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # everything is closed; taking the interpreter and torch apart takes seconds, on a busy host many
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -329,7 +329,3 @@ def main(arguments: list[str] | None = None) -> int:
         }
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
     return ExitCode.FAILURE if request.check and report.first_difference else ExitCode.OK
-
-
-if __name__ == "__main__":
-    sys.exit(main())

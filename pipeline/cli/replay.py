@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import click
 
 from pipeline.cli.common import find_run, json_option, run_argument
+from protocol import headrace
 from protocol.errors import ConfigError
 
 _EPILOG = """\b
@@ -69,7 +69,7 @@ def replay(
         raise ConfigError(f"--out {out} is there already; give a folder that is new")
     if after is not None and until is not None and until <= after:
         raise ConfigError(f"--to {until} is not after --from {after}; nothing would be made")
-    command = [sys.executable, "-P", "-m", "workers.replay", str(run_dir)]
+    command = headrace.command("workers.replay", str(run_dir))
     command += [] if after is None else ["--from", str(after)]
     command += [] if until is None else ["--to", str(until)]
     command += [argument for setting in what_if for argument in ("--what-if", setting)]

@@ -209,6 +209,9 @@ class RewardSection(Section):
         default=(),
         description="Import paths that data lines may name, besides data.verifier; data alone never says what code is run.",
     )
+    path: tuple[Path, ...] = Field(
+        default=(), description="Folders with your verifiers' modules; searched after PYTHONPATH and what is installed."
+    )
 
 
 class ReferenceVllmSection(Section):

@@ -117,7 +117,7 @@ def resolve_paths(config: RunConfig) -> RunConfig:
         }
     )
     value = config.value.model_copy(update={"path": config.value.path.absolute() if config.value.path else None})
-    reward = config.reward
+    reward = config.reward.model_copy(update={"path": tuple(folder.absolute() for folder in config.reward.path)})
     if reward.model is not None:
         judge = reward.model.model_copy(update={"path": reward.model.path.absolute()})
         reward = reward.model_copy(update={"model": judge})

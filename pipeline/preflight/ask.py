@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from pipeline.config.load import resolve_paths, to_toml
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.url import without_ledger_password
+from protocol import headrace
 
 _LAST_LINES = 12
 
 
 def ask(module: str, config: RunConfig, *, timeout_s: float) -> str | None:
-    """Run ``python -P -m module FILE`` on a configuration; return the last lines of why it refuses,
-    or None if it does not.
+    """Have a module judge a configuration in a process of its own; return its reason to refuse.
+
+    The module's ``main`` takes the file from the command line. The reason is the last lines on
+    standard error; None when it does not refuse.
 
     Raises:
         TimeoutError: It has not answered in time, and was ended.
@@ -31,10 +33,9 @@ def ask(module: str, config: RunConfig, *, timeout_s: float) -> str | None:
         # a ledger's URL may hold a password
         path.touch(mode=0o600)
         path.write_text(to_toml(resolve_paths(config)))
-        command = [sys.executable, "-P", "-m", module, str(path)]
         try:
             done = subprocess.run(
-                command,
+                headrace.command(module, str(path)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

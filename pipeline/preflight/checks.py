@@ -227,6 +227,9 @@ def _check_encryption(url: str, *, allowed: bool) -> None:
 
 async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:
     """Import every verifier that the data ask for, as a reward worker would. Raises ConfigError."""
+    for folder in config.reward.path:
+        if not folder.is_dir():
+            raise ConfigError(f"reward.path names {folder}, which is no folder; correct it, or leave it out")
     async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         await pool.start(verifiers)
 

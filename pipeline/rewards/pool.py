@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Protocol, Self
 
 from pipeline.process import work
@@ -54,6 +55,11 @@ class PoolConfig(Protocol):
         """Sandbox processes."""
         ...
 
+    @property
+    def path(self) -> Sequence[Path]:
+        """Folders with verifiers' modules."""
+        ...
+
 
 class VerifierPool:
     """Scores batches. Use as ``async with VerifierPool(config.reward) as pool`` or call ``start`` and ``aclose``."""
@@ -70,7 +76,7 @@ class VerifierPool:
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s = config.timeout_s
-        self._processes = [SandboxProcess(memory_bytes) for _ in range(config.processes)]
+        self._processes = [SandboxProcess(memory_bytes, config.path) for _ in range(config.processes)]
         # Last in, first out: a loaded, warm process is preferred to starting another.
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
         for process in self._processes:

@@ -13,8 +13,8 @@ import contextlib
 import os
 import secrets
 import signal
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +23,7 @@ from pipeline.process.descendants import SANDBOX_MARK, end_marked
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
 from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked, not_judged
+from protocol import headrace
 
 STARTUP_TIMEOUT_S = 60.0
 """For starting a process and importing a verifier, which is not what the call's own limit is about."""
@@ -36,8 +37,10 @@ _decoder = msgspec.msgpack.Decoder(Reply)
 class SandboxProcess:
     """One child at a time, started when needed. Calls must not overlap."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, path: Sequence[Path] = ()) -> None:
+        """``path``: folders with verifiers' modules, beside what the environment has."""
         self._memory_bytes = memory_bytes
+        self._path = path
         self._process: asyncio.subprocess.Process | None = None
         self._mark = ""
         self._overrun = ""
@@ -136,11 +139,7 @@ class SandboxProcess:
     async def _start(self) -> asyncio.subprocess.Process:
         self._mark, self._overrun = secrets.token_hex(16), ""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "pipeline.rewards.sandbox",
-            str(self._memory_bytes),
+            *headrace.command("pipeline.rewards.sandbox", str(self._memory_bytes), *map(str, self._path)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

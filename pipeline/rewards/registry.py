@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.rewards.signature import Judge
 from protocol.errors import ConfigError
+from protocol.headrace import PACKAGES
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -110,9 +111,11 @@ def load(path: str) -> Judge:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there; something that it imports is not
-        raise ConfigError(
-            f"verifier {path!r}: no module named {error.name!r}; install it, or put its folder on PYTHONPATH"
-        ) from None
+        if module_name.partition(".")[0] in PACKAGES:
+            hint = "pipeline, protocol and workers are Headrace's own packages: give yours another name"
+        else:
+            hint = "install it, or name its folder in reward.path (headrace score: --path)"
+        raise ConfigError(f"verifier {path!r}: no module named {error.name!r}; {hint}") from None
     found: Any = module
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):

@@ -1,4 +1,4 @@
-"""The child process that runs verifiers which may raise, hang, print or grow: ``python -P -m pipeline.rewards.sandbox``.
+"""The child process that runs verifiers which may raise, hang, print or grow.
 
 *Consumes* calls on standard input, one at a time. *Produces* one reply for each on what was standard output when it started.
 *Waits for* its parent's next call; ends when the parent closes the pipe. Frames are a 4-byte big-endian length and MessagePack.
@@ -59,10 +59,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The process ends after this reply: the verifier asked it to, or exhausted its memory or stack."""
 
 
-def main(memory_bytes: int) -> None:
-    """Serve calls until the parent closes the pipe."""
+def main() -> None:
+    """Serve calls until the parent closes the pipe. Arguments: bytes of memory, folders where verifiers' modules are."""
+    memory_bytes, *folders = sys.argv[1:]
     calls, replies = _take_pipes()
-    _limit(memory_bytes)
+    _limit(int(memory_bytes))
+    sys.path += folders  # last: a module in them hides none that is installed
     decoder = msgspec.msgpack.Decoder(Call)
     verifiers: dict[str, Judge] = {}
     while header := calls.read(HEADER.size):
@@ -144,7 +146,3 @@ def _limit(memory_bytes: int) -> None:
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

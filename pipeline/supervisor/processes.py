@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from pipeline.process.records import (
     write_started,
 )
 from pipeline.supervisor.adopted_process import AdoptedProcess
+from protocol import headrace
 from protocol.ids import Role
 
 Command = Callable[[Role, Path, str], list[str]]
@@ -87,10 +87,8 @@ class _Child:
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
-    """Return the command of a real worker; ``-P`` keeps strangers' folders named ``workers`` off
-    the path.
-    """
-    return [sys.executable, "-P", "-m", "workers", str(role), "--run-dir", str(run_dir), "--name", name]
+    """Return the command of a real worker."""
+    return headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", name)
 
 
 class Processes:

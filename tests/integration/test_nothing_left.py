@@ -218,7 +218,7 @@ def killed(*what: str) -> Callable[[Run], int]:
     def end(run: Run) -> int:
         process = run.up(100_000)
         run.until_in_full_swing()
-        marks = {"workers": "-m workers", "server": "server.conf"}
+        marks = {"workers": "headrace.py workers", "server": "server.conf"}
         for pid, command in run.processes().items():
             if pid == process.pid or any(marks[name] in command for name in what if name in marks):
                 os.kill(pid, signal.SIGKILL)

@@ -38,9 +38,9 @@ PICKLED = b"\x80\x04\x95\n\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s."
 FAR_GENERATOR = """
 import sys
 import workers.generator.weight_receiver
-from workers.__main__ import main
+from workers.__main__ import work
 workers.generator.weight_receiver.WeightsTaker._map = lambda self, announcement: None  # as on a host that has no such file
-sys.exit(main(sys.argv[1:]))
+sys.exit(work(sys.argv[1:]))
 """
 
 

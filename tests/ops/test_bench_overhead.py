@@ -27,6 +27,7 @@ from pipeline.config.load import load_config
 from pipeline.ledger.address import LedgerAddress, write_address
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from protocol import headrace
 from protocol.ids import Role
 from tests.pipeline.runtime.fakes import small_config
 
@@ -59,7 +60,7 @@ def test_what_belongs_to_the_devices_is_left_out() -> None:
 
 
 def test_a_process_is_known_by_its_command_line() -> None:
-    assert role_of(["python", "-P", "-m", "workers", "reward", "--run-dir", "r"]) == "reward"
+    assert role_of(headrace.command("workers", "reward", "--run-dir", "r")) == "reward"
     assert role_of(["python", "-m", "pipeline.cli", "up", "x.toml"]) == "supervisor"
     assert role_of(["python", "-c", "from multiprocessing.spawn import spawn_main"]) == ""
 

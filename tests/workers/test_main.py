@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.process.exit_codes import ExitCode
-from workers.__main__ import main
+from workers.__main__ import work
 
 
 @pytest.mark.parametrize("more", [[], ["--name", "learner-2"]])
 def test_a_second_learner_is_refused_in_a_sentence(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["learner", "--run", "runs/demo", *more])
+        work(["learner", "--run", "runs/demo", *more])
     assert "a run has one learner, which its supervisor starts" in capsys.readouterr().err
 
 

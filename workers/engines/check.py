@@ -1,4 +1,4 @@
-"""``python -P -m workers.engines.check CONFIG``: whether our engines can compute a run's models, on the devices that it names.
+"""Whether our engines can compute a run's models, on the devices that it names.
 
 *Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and the reason on standard error. *Waits for* torch's
 import, seconds; no weights are read: each model is built on torch's meta device, where a forward pass computes shapes alone.
@@ -184,9 +184,11 @@ class _Counted:
             handle.remove()
 
 
-if __name__ == "__main__":
+def main() -> ExitCode:
+    """Check the configuration file that the command line names; return the process's exit code."""
     try:
         check(load_config([Path(sys.argv[1])]))
     except HeadraceError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(ExitCode.CONFIG)
+        return ExitCode.CONFIG
+    return ExitCode.OK

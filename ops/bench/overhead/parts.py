@@ -38,7 +38,7 @@ _PLACES: Final = (
 
 def role_of(argv: Sequence[str]) -> str:
     """Return ``generator``, ``supervisor`` ...; empty for helpers of a worker, such as a process that verifies."""
-    if "workers" in argv and "-m" in argv:
+    if "workers" in argv:
         return argv[argv.index("workers") + 1]
     return "supervisor" if "pipeline.cli" in argv or any(word.endswith("headrace") for word in argv) else ""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   headrace score responses.jsonl --verifier math
-  headrace score responses.jsonl --verifier my_rewards:judge --by difficulty
+  headrace score responses.jsonl --verifier my_rewards:judge --path . --by difficulty
   headrace score responses.jsonl --verifier arithmetic --json
   headrace score responses.jsonl --verifier math --out verdicts.jsonl    # accuracy and reason of every response
 
@@ -41,6 +41,13 @@ _TELL_EVERY_S = 5.0
     "--verifier",
     help="Registered name or package.module:function; default: the line's (registered ones only).",
 )
+@click.option(
+    "--path",
+    "folders",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with your verifier's module, as reward.path; may be repeated.",
+)
 @click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), default=5.0, help="Seconds for one response.")
 @click.option("--processes", type=click.IntRange(min=1), help="Sandbox processes; default: one for each core.")
@@ -53,6 +60,7 @@ _TELL_EVERY_S = 5.0
 def score(
     file: Path,
     verifier: str | None,
+    folders: tuple[Path, ...],
     by: str | None,
     timeout_s: float,
     processes: int | None,
@@ -70,7 +78,8 @@ def score(
     from pipeline.process.exit_codes import ExitCode
     from pipeline.runtime.machine import this_machine
 
-    config = RewardSection(timeout_s=timeout_s, processes=processes or this_machine().num_cores)
+    path = tuple(folder.absolute() for folder in folders)
+    config = RewardSection(timeout_s=timeout_s, processes=processes or this_machine().num_cores, path=path)
     total = count_rows(file)
     progress = Progress(total, lambda line: click.echo(line, err=True))
     click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)

@@ -38,6 +38,7 @@ def test_every_finite_score_makes_a_valid_verdict(score: float) -> None:
 class Settings:
     timeout_s = 5.0
     processes = 1
+    path = ()
 
 
 async def test_without_a_reward_model_a_response_is_not_judged_and_not_wrong() -> None:

@@ -27,6 +27,7 @@ HOSTILE = "\\boxed{9^{9^{9^{9}}}}"
 class Limits:
     timeout_s: float = 10.0
     processes: int = 1
+    path: tuple[Path, ...] = ()
 
 
 def response(text: str, answer: str = "1", *, by: str, **extra: object) -> Response:
@@ -215,7 +216,8 @@ async def test_a_verifier_that_does_not_exist_fails_its_own_responses_only() -> 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("no_such_module_here:judge", "PYTHONPATH"),
+        ("no_such_module_here:judge", "name its folder in reward.path"),
+        ("pipeline.mine:judge", "give yours another name"),
         (f"{USER}:equal", "did you mean 'equals'"),
         (f"{USER}:not_a_function", "must be a function"),
         ("tests.pipeline.rewards.broken_import:judge", "nothing_of_this_name"),

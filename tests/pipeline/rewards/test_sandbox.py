@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 
 from pipeline.rewards.sandbox import HEADER, Call, Reply
 from pipeline.rewards.verifier import Response, Verdict
+from protocol import headrace
 
 USER = "tests.pipeline.rewards.user_verifiers"
 
@@ -18,7 +18,7 @@ Child = subprocess.Popen[bytes]
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    command = [sys.executable, "-m", "pipeline.rewards.sandbox", str(1 << 30)]
+    command = headrace.command("pipeline.rewards.sandbox", str(1 << 30))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process
         process.kill()

@@ -83,7 +83,7 @@ def test_a_named_verifier_overrides_the_lines(file: Path) -> None:
         ("bad.jsonl", "x\n", "arithmetic", DataError, "bad.jsonl:1"),
         ("text.txt", "x\n", "arithmetic", DataError, "expected .jsonl or .parquet"),
         ("ok.jsonl", '{"response": "1", "answer": "1"}\n', "aritmetic", ConfigError, "did you mean arithmetic"),
-        ("ok.jsonl", '{"response": "1", "answer": "1"}\n', "no_such_module:judge", ConfigError, "PYTHONPATH"),
+        ("ok.jsonl", '{"response": "1", "answer": "1"}\n', "no_such_module:judge", ConfigError, "--path"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(

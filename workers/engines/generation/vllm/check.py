@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""``python -P -m workers.engines.generation.vllm.check CONFIG``: whether vLLM itself would take a run's models and arguments.
+"""Whether vLLM itself would take a run's models and arguments.
 
 *Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and vLLM's own reason on standard error. *Waits for*
 vLLM's import, seconds; no weights are read and nothing is computed. ``headrace config check`` and ``headrace up`` run it, since
@@ -51,9 +51,11 @@ def _check_arguments(arguments: dict[str, Any], *, count_devices: bool) -> None:
         raise ConfigError(f"tensor and data parallel sizes need {wanted} GPUs, {torch.cuda.device_count()} are visible")
 
 
-if __name__ == "__main__":
+def main() -> ExitCode:
+    """Check the configuration file that the command line names; return the process's exit code."""
     try:
         check(Path(sys.argv[1]))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(ExitCode.CONFIG)
+        return ExitCode.CONFIG
+    return ExitCode.OK

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import WORKER_PID, record_end, worker_pid
+from protocol import headrace
 from protocol.endpoints import run_tag
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -63,7 +64,7 @@ def num_ranks(role: Role, run_dir: Path) -> int:
 def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
     """Run a learner or value worker on so many ranks; return its exit code, which is also put on record."""
     code = int(ExitCode.FAILURE)
-    command = [sys.executable, "-P", "-m", "workers", str(role), "--run-dir", str(run_dir), "--name", worker]
+    command = headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", worker)
     try:
         code = launch(command, ranks, name=worker, folder_prefix=f"{run_tag(run_dir)}-ranks-")
     finally:

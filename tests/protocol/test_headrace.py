@@ -1,0 +1,88 @@
+"""Claims about the entry to our processes: packages of the user's that have our names break nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol import headrace
+
+ROOT = Path(__file__).parents[2]
+HEADRACE = Path(sys.executable).with_name("headrace")
+"""The console script, as pip installed it."""
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """Return a folder whose packages have our names and end every process that imports them."""
+    for name in headrace.PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("import os\nos._exit(99)\n")
+    (tmp_path / "my_rewards.py").write_text(
+        "def judge(response_text, answer):\n    return float(answer in response_text)\n"
+    )
+    (tmp_path / "responses.jsonl").write_text('{"response": "it is 5", "answer": "5"}\n')
+    return tmp_path
+
+
+def run(trap: Path, command: list[str], *, on_path: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command in the folder, which is first on PYTHONPATH too, or not."""
+    environment = {**os.environ, "PYTHONPATH": str(trap)} if on_path else dict(os.environ)
+    return subprocess.run(command, cwd=trap, env=environment, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_the_trap_catches_a_process_that_does_not_start_at_the_entry(trap: Path) -> None:
+    assert run(trap, [sys.executable, "-P", "-m", "workers", "--help"]).returncode == 99
+
+
+def test_the_command_scores_with_reward_code_beside_packages_of_our_names(trap: Path) -> None:
+    words = [str(HEADRACE), "score", "responses.jsonl", "--verifier", "my_rewards:judge"]
+    for done in (run(trap, words), run(trap, [*words, "--path", "."], on_path=False)):
+        assert done.returncode == 0, done.stderr
+        assert "accuracy 100.0%" in done.stdout
+
+
+def test_reward_code_is_not_found_in_the_present_folder_unasked(trap: Path) -> None:
+    done = run(trap, [str(HEADRACE), "score", "responses.jsonl", "--verifier", "my_rewards:judge"], on_path=False)
+    assert "reward.path" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["workers", "workers.replay"])
+def test_a_process_that_another_one_starts_runs_our_modules(trap: Path, module: str) -> None:
+    done = run(trap, headrace.command(module, "--help"))
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_what_such_a_process_spawns_runs_our_modules_too(trap: Path) -> None:
+    (trap / "spawning.py").write_text(
+        "import multiprocessing\n"
+        "from protocol.headrace import PACKAGES\n"
+        "def main():\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.apply(where))\n"
+        "def where():\n"
+        "    import pipeline, protocol, workers\n"
+        "    return [module.__file__ for module in (pipeline, protocol, workers)]\n"
+    )
+    done = run(trap, headrace.command("spawning"))
+    assert done.stdout.strip() == str([str(ROOT / name / "__init__.py") for name in headrace.PACKAGES]), done.stderr
+
+
+def test_the_users_other_modules_are_found_where_python_finds_them(trap: Path) -> None:
+    (trap / "shown.py").write_text("import my_rewards\ndef main():\n    print(my_rewards.__file__)\n")
+    assert run(trap, headrace.command("shown")).stdout.strip() == str(trap / "my_rewards.py")
+
+
+def test_a_copy_of_the_entry_finds_the_packages_on_the_path(trap: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "installed" / "headrace.py"
+    copy.parent.mkdir()
+    copy.write_bytes((ROOT / "protocol" / "headrace.py").read_bytes())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (trap, copy.parent, ROOT)))}
+    words = [sys.executable, "-P", "-m", "headrace", "workers", "--help"]
+    done = subprocess.run(words, cwd=trap, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
