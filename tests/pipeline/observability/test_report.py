@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_the_summary_says_what_people_ask_first(tmp_path: Path) -> None:
     assert page.count("<svg") == 11
     assert "1,234,567" in page
     assert "dropped: no signal" in page
+    assert "it balances" in page
+
+
+def test_without_matplotlib_the_page_has_all_but_charts_and_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = _page(_run(tmp_path, *(update_row(n) for n in (1, 2))))
+    assert "<svg" not in page
+    assert "pip install 'headrace[charts]'" in page
     assert "it balances" in page
 
 
