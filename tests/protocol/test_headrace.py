@@ -23,7 +23,8 @@ def trap(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("import os\nos._exit(99)\n")
     (tmp_path / "my_rewards.py").write_text(
-        "def judge(response_text, answer):\n    return float(answer in response_text)\n"
+        "def judge(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(ground_truth in solution_str)\n"
     )
     (tmp_path / "responses.jsonl").write_text('{"response": "it is 5", "answer": "5"}\n')
     return tmp_path
