@@ -66,7 +66,7 @@ def _root() -> Path:
     raise ImportError(f"{_HERE} is a copy of {_PLACE}, which is nowhere on the path; install headrace again")
 
 
-def _run(module: str) -> object:
+def _run(module: str) -> int | None:
     found = importlib.import_module(module)
     if hasattr(found, "__path__"):
         found = importlib.import_module(f"{module}.__main__")
