@@ -42,7 +42,7 @@ _OWNER = re.compile(r"TaskGroup|create_task|threading\.|Popen|subprocess|multipr
 _PRAGMA = re.compile(r"#\s*(noqa|type:|pyright|fmt|pragma|ruff|isort|!)")
 _CODE = re.compile(r"``.+?``|`[^`]+`|https?://\S+")
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])['\")*]*\s+(?=[A-Z0-9`*\"(\[])")
-_NOT_PROSE = ("|", "#", ">", "<", "    ")
+_NOT_PROSE = ("|", "#", ">", "<", "[^", "    ")
 _ITEM = re.compile(r"([-*+]|\d+\.)\s+")
 _ENTRY = re.compile(r"[*\w]+: ")
 _FENCES = ("```", "====")
@@ -85,7 +85,8 @@ def findings(path: Path, source: str) -> list[Finding]:
     for stretch in stretches:
         for paragraph in paragraphs(stretch):
             for line in paragraph:
-                if len(line.whole.rstrip()) > MAX_COLUMNS and "http" not in line.whole:
+                is_breakable = " " in line.text.strip() and "http" not in line.whole
+                if is_breakable and len(line.whole.rstrip()) > MAX_COLUMNS:
                     found.append(Finding(path, line.number, "columns", line.text.strip()))
             text = " ".join(line.text.strip() for line in paragraph)
             found += [Finding(path, paragraph[0].number, rule, words) for rule, words in _broken(text)]
@@ -157,7 +158,7 @@ def _python(source: str, *, with_messages: bool) -> Iterator[list[Line]]:
         stretch = _lines("\n".join(source.splitlines()[value.lineno - 1 : value.end_lineno]), value.lineno)
         margin = min((_indent(line) for line in stretch if line.text.strip()), default=0)
         yield [Line(line.number, line.whole, line.text[margin:].replace('"""', "")) for line in stretch]
-    yield [Line(t.start[0], t.line.rstrip("\n"), t.string.lstrip("# ")) for t in _comments(source)]
+    yield [Line(t.start[0], t.line.rstrip("\n"), _uncommented(t.string, "#")) for t in _comments(source)]
     if not with_messages:
         return
     parts = {id(value) for n in nodes if isinstance(n, ast.JoinedStr) for value in n.values}
@@ -186,7 +187,13 @@ def _marked(source: str, mark: str) -> Iterator[Line]:
     """Yield the comments that have a line to themselves."""
     for line in _lines(source, 1):
         if line.text.lstrip().startswith(mark):
-            yield Line(line.number, line.whole, line.text.lstrip().lstrip(mark + "! "))
+            yield Line(line.number, line.whole, _uncommented(line.text.lstrip(), mark))
+
+
+def _uncommented(comment: str, mark: str) -> str:
+    """Return a comment's text, whose code is indented by four spaces, as in Markdown."""
+    text = comment.lstrip(mark + "!").removeprefix(" ")
+    return "    " + text.lstrip() if text.startswith("  ") else text
 
 
 def _lines(text: str, first: int) -> list[Line]:

@@ -48,6 +48,8 @@ def test_a_line_that_breaks_a_rule_is_found(source: str, rule: str) -> None:
         '"""A table.\n\n====\nnobody\n====\n"""\n',
         '"""Run it::\n\n    headrace says something\n"""\n',
         "x = 1  # noqa: F841\n",
+        "# Run it:\n#\n#   headrace says something\n",
+        f"# {'wide' * 30}\n",
         '"""A loop.\n\n*Consumes* chunks.\n"""\nasync def run():\n    async with TaskGroup(): ...\n',
         f"def test_{'a' * 75}(): ...\n",
         f"x = '{'wide' * 30}'\n",
