@@ -1,27 +1,32 @@
-"""The demo's task: a one-digit counter, added to and subtracted from, in chains of heavy-tailed length.
+"""The demo's task: a one-digit counter, added to and subtracted from, in chains of heavy-tailed
+length.
 
-*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them.
-*Waits for* nothing; the same arguments always give the same bytes.
+*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as
+``[data]`` reads them. *Waits for* nothing; the same arguments always give the same bytes.
 
     python -m ops.demo_task --out runs/demo-data
 
-**The task.** A counter shows one digit. A prompt sets it and then changes it, one lettered term at a time; the answer is the
-digit that it shows in the end. All arithmetic is modulo 10, as on a counter that rolls over:
+**The task.** A counter shows one digit. A prompt sets it and then changes it, one lettered term at
+a time; the answer is the digit that it shows in the end. All arithmetic is modulo 10, as on a
+counter that rolls over:
 
     prompt    a7b+5c-9d+0=     7, then 7+5=12 shows 2, then 2-9=-7 shows 3, and 3 stays
     response  a7b2c3d3=3       each term's letter with the counter after it, then ``=`` and the answer
     answer    3
 
-**A correct response** ends in ``=`` and the answer's digits, with nothing after them. Verifier ``arithmetic``: the last
-integer of the response must equal ``answer``; what stands before it, the working, is not judged. One token is one
-character, so a correct response to n terms is 2n + 2 tokens and the end-of-sequence token.
+**A correct response** ends in ``=`` and the answer's digits, with nothing after them. Verifier
+``arithmetic``: the last integer of the response must equal ``answer``; what stands before it, the
+working, is not judged. One token is one character, so a correct response to n terms is 2n + 2
+tokens and the end-of-sequence token.
 
-**Why the lengths are heavy-tailed.** The number of terms follows a Pareto law, P(n >= k) = (MIN_TERMS / k)^TAIL_EXPONENT, cut
-at the 26 letters, and every term costs one step of working. So half of the responses take 13 tokens or fewer and one in
-forty takes 55: the stragglers that a synchronous sampler would wait for.
+**Why the lengths are heavy-tailed.** The number of terms follows a Pareto law, P(n >= k) =
+(MIN_TERMS / k)^TAIL_EXPONENT, cut at the 26 letters, and every term costs one step of working. So
+half of the responses take 13 tokens or fewer and one in forty takes 55: the stragglers that a
+synchronous sampler would wait for.
 
-**Train and held-out** are apart by construction: a digest of the prompt's text says on which side it lies, whatever the
-seeds and sizes. The start model (``ops.make_tiny_model``) was taught on the training side only.
+**Train and held-out** are apart by construction: a digest of the prompt's text says on which side
+it lies, whatever the seeds and sizes. The start model (``ops.make_tiny_model``) was taught on the
+training side only.
 """
 
 from __future__ import annotations
@@ -59,11 +64,15 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A chain of terms, each between -9 and 9; the first is the digit that the counter starts from."""
+    """A chain of terms, each between -9 and 9; the first is the digit that the
+    counter starts from.
+    """
 
     start: int
     changes: tuple[str, ...]
-    """Sign and digit, ``+5`` or ``-9``. The sign is part of the text: ``-0`` and ``+0`` differ as prompts."""
+    """Sign and digit, ``+5`` or ``-9``. The sign is part of the text: ``-0`` and ``+0`` differ as
+    prompts.
+    """
 
     @property
     def prompt(self) -> str:
@@ -103,7 +112,9 @@ class Problem:
 
 
 def write_response(counter: Sequence[int]) -> str:
-    """Write the working and the answer, ``a7b2c3=3``, from what the counter shows after each term."""
+    """Write the working and the answer, ``a7b2c3=3``, from what the counter shows
+    after each term.
+    """
     steps = "".join(letter + str(digit) for letter, digit in zip(string.ascii_lowercase, counter, strict=False))
     return f"{steps}={counter[-1]}"
 
@@ -115,7 +126,9 @@ def draw_num_terms(rng: random.Random, min_terms: int, tail_exponent: float = TA
 
 def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
     """Draw one problem of a side and a length; a function of ``rng``'s state."""
-    while True:  # ends soon: of every length, seven problems in eight, or one in eight, are on the side asked for
+    # ends soon: of every length, seven problems in eight, or one in eight, are on the side asked
+    # for
+    while True:
         changes = tuple(rng.choice("+-") + rng.choice(string.digits) for _ in range(num_terms - 1))
         problem = Problem(start=rng.randrange(10), changes=changes)
         if problem.split is split:
@@ -130,7 +143,8 @@ def generate(
     tail_exponent: float = TAIL_EXPONENT,
     min_terms: int = MIN_TERMS,
 ) -> Iterator[Problem]:
-    """Yield ``num_prompts`` different problems of one side. A smaller exponent makes long chains, the harder ones, frequent.
+    """Yield ``num_prompts`` different problems of one side. A smaller exponent makes long chains,
+    the harder ones, frequent.
 
     Raises:
         ValueError: more prompts were asked for than the side has of the short lengths.
@@ -161,7 +175,9 @@ def write_file(
     tail_exponent: float = TAIL_EXPONENT,
     min_terms: int = MIN_TERMS,
 ) -> None:
-    """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and num_borrows."""
+    """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and
+    num_borrows.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for problem in generate(split, num_prompts, seed, tail_exponent=tail_exponent, min_terms=min_terms):

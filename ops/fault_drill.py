@@ -1,7 +1,8 @@
 """Fault drills: does everything hold whatever fails?
 
-*Consumes* seeds. *Produces* a line for each drill and a table by kind of fault; the folder of a drill in which something was
-violated is kept. *Waits for* the drills. What a drill is: ``ops.drill``.
+*Consumes* seeds. *Produces* a line for each drill and a table by kind of fault; the folder of a
+drill in which something was violated is kept. *Waits for* the drills. What a drill is:
+``ops.drill``.
 
     python -m ops.fault_drill --seed 7             # one drill again
     python -m ops.fault_drill --runs 200 --jobs 2  # seeds 0 to 199
@@ -84,7 +85,9 @@ def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.
 
 
 def folder_of(seed: int) -> Path:
-    """Make the folder of a seed's drill: under the system's, since sockets lie in it, whose paths must be short."""
+    """Make the folder of a seed's drill: under the system's, since sockets lie in it, whose paths
+    must be short.
+    """
     return Path(tempfile.mkdtemp(prefix=f"drill-{seed}-"))
 
 

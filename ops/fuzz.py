@@ -1,9 +1,12 @@
-"""``python -m ops.fuzz decoder|mailbox|peek|score``: hostile bytes, steered by coverage. ``make fuzz`` gives each ten minutes.
+"""``python -m ops.fuzz decoder|mailbox|peek|score``: hostile bytes, steered by coverage.
+``make fuzz`` gives each ten minutes.
 
-*Consumes* what libFuzzer invents (through ``atheris``, which ``make fuzz`` installs into an environment of its own), from a
-corpus that begins with one message of each type. *Produces* executions, coverage and peak memory as JSON, the corpus, and a
-file for the first input that breaks a promise of ``ops.fuzz_targets``, or that takes more memory than ``--rss-limit-mb`` or
-more time than thirty seconds. *Waits for* its child process, for ``--seconds``. The exit code is 0 when every promise held.
+*Consumes* what libFuzzer invents (through ``atheris``, which ``make fuzz`` installs into an
+environment of its own), from a corpus that begins with one message of each type. *Produces*
+executions, coverage and peak memory as JSON, the corpus, and a file for the first input that breaks
+a promise of ``ops.fuzz_targets``, or that takes more memory than ``--rss-limit-mb`` or more time
+than thirty seconds. *Waits for* its child process, for ``--seconds``. The exit code is 0 when every
+promise held.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def _fuzz(target: str, folder: Path, seconds: int, rss_limit_mb: int) -> None:
     """Run libFuzzer in this process; it ends the process itself."""
     import importlib
 
-    atheris = importlib.import_module("atheris")  # not among the project's dependencies
+    # not among the project's dependencies
+    atheris = importlib.import_module("atheris")
 
     with atheris.instrument_imports(include=_INSTRUMENTED):
         import structlog

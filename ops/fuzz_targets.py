@@ -1,11 +1,13 @@
-"""What hostile bytes must not do to the decoder, to mailboxes, ``peek`` and ``score``: for ``ops.fuzz`` and the test suite.
+"""What hostile bytes must not do to the decoder, to mailboxes, ``peek`` and ``score``: for
+``ops.fuzz`` and the test suite.
 
-*Consumes* any bytes. *Produces* nothing; raises when a promise is broken. *Waits for* the good message that follows the hostile
-ones, with a deadline.
+*Consumes* any bytes. *Produces* nothing; raises when a promise is broken. *Waits for* the good
+message that follows the hostile ones, with a deadline.
 
-The promises: reading raises a WireError or nothing; what is read can be written and read again; a mailbox, a responder and a
-requester go on after hostile messages, and deliver the good one that follows; what ``peek`` and ``score`` print is short and
-moves no cursor; ``score`` judges each line or says what is wrong with it.
+The promises: reading raises a WireError or nothing; what is read can be written and read again; a
+mailbox, a responder and a requester go on after hostile messages, and deliver the good one that
+follows; what ``peek`` and ``score`` print is short and moves no cursor; ``score`` judges each line
+or says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ def good_inputs(target: str) -> dict[str, bytes]:
     return {tag: bytes([n | 0x40 * (n % 2)]) + body for n, (tag, body) in bodies}
 
 
-# -- the decoder ------------------------------------------------------------------------------------------------------------
+# -- the decoder
+# ------------------------------------------------------------------------------------------------------------
 
 
 def read_anything(data: bytes) -> None:
@@ -158,13 +161,16 @@ def _read_frames(frames: Sequence[bytes]) -> None:
 
 
 def _is_rewritten(frames: Sequence[bytes], again: Sequence[bytes]) -> bool:
-    """Whether the difference is only in how the same values were written: unknown fields, longer forms, another order."""
+    """Whether the difference is only in how the same values were written: unknown fields, longer
+    forms, another order.
+    """
     one, other = decode(frames, max_bytes=MAX_BYTES)[0], decode(again, max_bytes=MAX_BYTES)[0]
     write = lambda message: encode(message, sender="", sequence=0, sent_s=0.0)[1]  # noqa: E731
     return write(one) == write(other)
 
 
-# -- peek and score ---------------------------------------------------------------------------------------------------------
+# -- peek and score
+# ---------------------------------------------------------------------------------------------------------
 
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal would obey, or could not show; ``protocol.printable`` says why each."""
@@ -172,7 +178,9 @@ _MAX_SHOWN_CHARS = 2_000_000
 
 
 def show_anything(data: bytes) -> None:
-    """Peek at bytes as a blob, as a body and as frames. Raises when what is shown is long, no JSON, or acts on a terminal."""
+    """Peek at bytes as a blob, as a body and as frames. Raises when what is shown is long, no JSON,
+    or acts on a terminal.
+    """
     kind, rest = (data[0], data[1:]) if data else (0, b"")
     tag = (*_MESSAGES, *_SCORES)[kind % 6]
     cut = len(rest) // 2
@@ -180,7 +188,8 @@ def show_anything(data: bytes) -> None:
         shown = render(frames)
         json.loads(shown)
         _check_shown(shown)
-        if kind & 0x40:  # it is a hundred times slower
+        # it is a hundred times slower
+        if kind & 0x40:
             page = io.StringIO()
             show(peek(frames), Console(file=page, width=120))
             _check_shown(page.getvalue())
@@ -202,7 +211,9 @@ class Scoring:
         self._runner.run(self._pool.start(["math"]))
 
     def feed(self, data: bytes) -> None:
-        """Score a file, or a response. Raises when that ends otherwise than with a report, a verdict or a failure."""
+        """Score a file, or a response. Raises when that ends otherwise than with a report, a
+        verdict or a failure.
+        """
         kind, rest = (data[0] % 8, data[1:]) if data else (0, b"")
         if kind < 4:
             self._score_file(rest, None if kind % 2 else "arithmetic")
@@ -237,11 +248,14 @@ class Scoring:
             assert 0.0 <= outcome.accuracy <= 1.0
 
 
-# -- the mailboxes ----------------------------------------------------------------------------------------------------------
+# -- the mailboxes
+# ----------------------------------------------------------------------------------------------------------
 
 
 def messages_in(data: bytes) -> list[list[bytes]]:
-    """Cut bytes into up to four messages of up to four frames; some get an envelope with a right checksum."""
+    """Cut bytes into up to four messages of up to four frames; some get an envelope with a right
+    checksum.
+    """
     found: list[list[bytes]] = []
     at = 0
     while at < len(data) and len(found) < 4:
@@ -257,7 +271,9 @@ def messages_in(data: bytes) -> list[list[bytes]]:
 
 
 class Mailboxes:
-    """A mailbox, a responder and a requester on real sockets, and a mailbox in memory, with a hostile peer at each."""
+    """A mailbox, a responder and a requester on real sockets, and a mailbox in memory, with a
+    hostile peer at each.
+    """
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-fuzz-"))
@@ -282,7 +298,9 @@ class Mailboxes:
         self._sequence = 1 << 20
 
     def feed(self, data: bytes) -> None:
-        """Send hostile messages to each, then a good one, which must be the one that is delivered. Raises what breaks that."""
+        """Send hostile messages to each, then a good one, which must be the one that is delivered.
+        Raises what breaks that.
+        """
         self._runner.run(self._feed(messages_in(data)))
 
     def close(self) -> None:
@@ -330,7 +348,8 @@ class Mailboxes:
             try:
                 assert await self._responder.serve_one(self._answer, timeout_s=_WAIT_S), "the request did not come"
             except UnknownMessage:
-                continue  # a message that is no request, which the learner logs
+                # a message that is no request, which the learner logs
+                continue
             _, envelope = decode(self._dealer.recv_multipart(), max_bytes=MAX_BYTES)
             if envelope.sequence == self._sequence:
                 return

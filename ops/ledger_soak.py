@@ -1,13 +1,15 @@
-"""The ledger under load: one seeded story told to the memory and Redis implementations, until they differ or it ends.
+"""The ledger under load: one seeded story told to the memory and Redis implementations, until they
+differ or it ends.
 
     python -m ops.ledger_soak --chunks 1000000
 
-*Consumes* a seed and how many chunks to write. *Produces* a line now and then and a summary; exit code 1 at the first
-difference, with the seed and the step. *Waits for* a ledger server of its own, which it kills and starts again now and then.
+*Consumes* a seed and how many chunks to write. *Produces* a line now and then and a summary; exit
+code 1 at the first difference, with the seed and the step. *Waits for* a ledger server of its own,
+which it kills and starts again now and then.
 
 
-The story has the actors of a run (``ops.ledger_story``). The unit, filters and limits change from round to round, and every
-round ends with nothing in flight.
+The story has the actors of a run (``ops.ledger_story``). The unit, filters and limits change from
+round to round, and every round ends with nothing in flight.
 """
 
 from __future__ import annotations
@@ -69,11 +71,14 @@ def specs(units_per_update: int) -> list[LedgerSpec]:
 async def soak(
     folder: Path, *, num_chunks: int, seed: int, units_per_update: int = 128, rounds: int = 6, crash_every: int = 400
 ) -> Counter[str]:
-    """Tell the story until so many chunks are written; return what happened in it. Raises Divergence."""
+    """Tell the story until so many chunks are written; return what happened in it. Raises
+    Divergence.
+    """
     happened: Counter[str] = Counter()
     server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
     server.start(timeout_s=_ANSWER_S)
-    # a pipeline that was cut off by a time limit would be sent again, and its writes then truly be duplicates
+    # a pipeline that was cut off by a time limit would be sent again, and its writes then truly be
+    # duplicates
     client = connect(server.url, timeout_s=_ANSWER_S, patience_s=100.0)
     try:
         said = began = time.monotonic()

@@ -1,10 +1,13 @@
-"""What generators, scorers, a learner and a value worker do to two ledgers at once, with all that can go wrong.
+"""What generators, scorers, a learner and a value worker do to two ledgers at once, with all that
+can go wrong.
 
-*Consumes* dice. *Produces* calls, the same to the memory and the Redis ledger, and Divergence when their answers, counters,
-queues, audits or contents differ, or when a promise is broken: a unit claimed too stale, or after it was settled; books that do
-not balance; more credit in use than there is. *Waits for* the server.
+*Consumes* dice. *Produces* calls, the same to the memory and the Redis ledger, and Divergence when
+their answers, counters, queues, audits or contents differ, or when a promise is broken: a unit
+claimed too stale, or after it was settled; books that do not balance; more credit in use than there
+is. *Waits for* the server.
 
-Answers are compared as they come, counters and queues after every step, audits every 20, and all that is stored every 200.
+Answers are compared as they come, counters and queues after every step, audits every 20, and all
+that is stored every 200.
 """
 
 from __future__ import annotations
@@ -112,8 +115,9 @@ class Story:
             await self.compare_everything()
 
     async def flush(self) -> None:
-        """Wait until the server's file holds all of it. While its disk is busy a server answers up to two seconds before it has
-        written; what a kill then takes away, the memory ledger would still have."""
+        """Wait until the server's file holds all of it. While its disk is busy a server answers up
+        to two seconds before it has written; what a kill then takes away, the memory ledger would
+        still have."""
         self._expect(await self._redis.make_durable(self._who("learner")), "the server cannot say when it has flushed")
 
     async def finish(self) -> None:
@@ -129,7 +133,9 @@ class Story:
         await self.compare_everything()
 
     async def compare_everything(self) -> None:
-        """Compare what is stored: trajectories and their holders, chunks with their scores, deadlines, queues, dead letters."""
+        """Compare what is stored: trajectories and their holders, chunks with their scores,
+        deadlines, queues, dead letters.
+        """
         await self._audit()
         await self._both("dead_letters", limit=1000)
         state = self._memory.state
@@ -152,7 +158,8 @@ class Story:
             self._same([str(name) for name in getattr(state, queue)], theirs, queue)
         self._happened["full comparisons"] += 1
 
-    # -- generators ----------------------------------------------------------------------------------------------------
+    # -- generators
+    # ----------------------------------------------------------------------------------------------------
 
     async def _generate(self) -> None:
         worker = self._dice.choice(_GENERATORS)
@@ -169,13 +176,15 @@ class Story:
         chosen = self._dice.sample(names, min(len(names), _CHUNKS_A_STEP))
         chunks = [self._window(name, *held[name]) for name in chosen]
         calls = [("write_chunk", who, chunk) for chunk in chunks]
-        calls += self._dice.sample(calls, len(calls) // 30)  # repeats, some of them of final chunks
+        # repeats, some of them of final chunks
+        calls += self._dice.sample(calls, len(calls) // 30)
         answers = await self._many(calls)
         for chunk, answer in zip(chunks, answers, strict=False):
             if answer.status is WriteStatus.STORED:
                 self._happened["chunks"] += 1
                 self._happened["tokens"] += chunk.num_tokens
-                self._unscored += [] if self._dice.random() < 0.02 else self._scores(chunk)  # a lost message
+                # a lost message
+                self._unscored += [] if self._dice.random() < 0.02 else self._scores(chunk)
             if answer.keeps_lease:
                 held[chunk.trajectory] = (chunk.id.index + 1, chunk.response_length)
             else:
@@ -241,7 +250,8 @@ class Story:
         self._num_evaluations += 1
         await self._both("evaluation", self._dice.randrange(self._num_evaluations))
 
-    # -- scorers -------------------------------------------------------------------------------------------------------
+    # -- scorers
+    # -------------------------------------------------------------------------------------------------------
 
     async def _score(self) -> None:
         self._dice.shuffle(self._unscored)
@@ -263,7 +273,8 @@ class Story:
                 else:
                     self._unscored += self._scores(chunk)
 
-    # -- learner -------------------------------------------------------------------------------------------------------
+    # -- learner
+    # -------------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
         who = self._who("learner")
@@ -305,7 +316,8 @@ class Story:
 
     async def _learner_dies(self) -> None:
         await self._register("learner")
-        applied = self._claims[: self._dice.randint(0, len(self._claims))]  # what its last checkpoint holds
+        # what its last checkpoint holds
+        applied = self._claims[: self._dice.randint(0, len(self._claims))]
         self._settled |= {unit for ours, _ in applied for unit in ours.units}
         who = self._who("learner")
         ours = await self._memory.recover(who, tuple(one.claim_id for one, _ in applied))
@@ -314,7 +326,8 @@ class Story:
         self._claims.clear()
         self._happened["learner crashes"] += 1
 
-    # -- value worker --------------------------------------------------------------------------------------------------
+    # -- value worker
+    # --------------------------------------------------------------------------------------------------
 
     async def _learn_values(self) -> None:
         if not self._spec.value_training:
@@ -347,7 +360,8 @@ class Story:
         self._batches.clear()
         self._happened["value worker crashes"] += 1
 
-    # -- both at once --------------------------------------------------------------------------------------------------
+    # -- both at once
+    # --------------------------------------------------------------------------------------------------
 
     async def _copy(self) -> None:
         await self._redis.copy_one()

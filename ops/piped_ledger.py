@@ -36,8 +36,11 @@ class PipedLedger(RedisReplay):
         self.num_copies = 0
 
     async def together(self, calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Make keyed calls, which do not wait for one another, in this order; return answers, or the kind of error instead."""
-        for name in _KEYED:  # a server that had to be told a script first would answer that call after the others
+        """Make keyed calls, which do not wait for one another, in this order; return answers, or
+        the kind of error instead.
+        """
+        # a server that had to be told a script first would answer that call after the others
+        for name in _KEYED:
             await self._client.script_load(load(name))
         self._are_together = True
         async with asyncio.TaskGroup() as tasks:
@@ -46,10 +49,13 @@ class PipedLedger(RedisReplay):
         return [task.result() for task in asked]
 
     async def copy_one(self) -> None:
-        """Deliver a request again that was answered before; what it changes shows in the next comparison."""
+        """Deliver a request again that was answered before; what it changes shows in the next
+        comparison.
+        """
         if self._old:
             name, who, args = self._dice.choice(self._old)
-            with suppress(LedgerError):  # fenced by now, or overtaken
+            # fenced by now, or overtaken
+            with suppress(LedgerError):
                 await super()._call(name, who, *args)
             self.num_copies += 1
 
@@ -62,7 +68,8 @@ class PipedLedger(RedisReplay):
     def _is_kept(self, name: str, answer: Any) -> bool:
         if self._are_together:
             return self._dice.random() < _KEPT_SHARE and answer not in (b"unknown", [b"fenced", 0])
-        return name not in _READING | {"renew"}  # a copy of that one moves the lease's end again
+        # a copy of that one moves the lease's end again
+        return name not in _READING | {"renew"}
 
 
 async def settled(call: Awaitable[Any]) -> Any:

@@ -1,4 +1,5 @@
-"""Start a run under the supervisor: a thin way into ``headrace up`` for process managers that want a script.
+"""Start a run under the supervisor: a thin way into ``headrace up`` for process managers that want
+a script.
 
 python ops/supervise.py configs/demo.toml --fleet configs/fleets/demo.toml
 """

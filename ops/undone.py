@@ -1,20 +1,23 @@
-"""``python -m ops.undone``: finds commits that delete files, or put one back to an older content, and do not say so.
+"""``python -m ops.undone``: finds commits that delete files, or put one back to an older content,
+and do not say so.
 
-*Consumes* the repository's history and the uncommitted change. *Produces* a line a finding, and exit code 1 when one of a
-commit is not meant. *Waits for* git, with a deadline.
+*Consumes* the repository's history and the uncommitted change. *Produces* a line a finding, and
+exit code 1 when one of a commit is not meant. *Waits for* git, with a deadline.
 
-A commit once deleted a whole hardening beside work of its own: 35 files lost what the commit before it had brought. So what
-takes away the work of others has to be said, in the message's last lines, a line a path or pattern:
+A commit once deleted a whole hardening beside work of its own: 35 files lost what the commit before
+it had brought. So what takes away the work of others has to be said, in the message's last lines, a
+line a path or pattern:
 
     Removes: ops/old_bench.py
     Reverts: pipeline/observability/live_view.py
     Reverts: tests/pipeline/observability/why/*
 
-A later commit can say it for an earlier one, an empty commit too. A path that is moved is not removed. ``git revert`` says it
-by its own sentence. A merge undoes what it leaves out of a parent's changes.
+A later commit can say it for an earlier one, an empty commit too. A path that is moved is not
+removed. ``git revert`` says it by its own sentence. A merge undoes what it leaves out of a parent's
+changes.
 
-Held to this is every commit after the one that brought this file. A shallow clone is held as far as it reaches; a source
-archive without history passes with a word.
+Held to this is every commit after the one that brought this file. A shallow clone is held as far as
+it reaches; a source archive without history passes with a word.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class Meant:
         self._patterns: set[tuple[str, str]] = set()
 
     def hear(self, message: str) -> None:
-        """Take a message's trailers. A pattern whose first part is not literal, as ``*``, would mean everything: no pattern."""
+        """Take a message's trailers. A pattern whose first part is not literal, as ``*``, would
+        mean everything: no pattern.
+        """
         for kind, pattern in _TRAILER.findall(message):
             if not _WILD.search(pattern.partition("/")[0]):
                 self._patterns.add((kind, pattern))
@@ -88,7 +93,9 @@ class Meant:
 
 
 def undone(history: Iterable[Commit], held: frozenset[str]) -> list[Undone]:
-    """Return what the commits of ``held`` undo, in order. ``history`` begins with the oldest commit."""
+    """Return what the commits of ``held`` undo, in order. ``history`` begins with the oldest
+    commit.
+    """
     seen: dict[str, list[str]] = {}
     found: list[Undone] = []
     for commit in history:
@@ -102,16 +109,20 @@ def undone(history: Iterable[Commit], held: frozenset[str]) -> list[Undone]:
 
 
 def _kind(step: Step, contents: Sequence[str]) -> str:
-    """Return what a step undoes, given all that its path held before, oldest first; empty when nothing."""
+    """Return what a step undoes, given all that its path held before, oldest first; empty when
+    nothing.
+    """
     if _NONE.fullmatch(step.new):
         return "Removes"
-    if _NONE.fullmatch(step.old):  # a path that was removed may come back
+    # a path that was removed may come back
+    if _NONE.fullmatch(step.old):
         return ""
     return "Reverts" if step.new in contents[:-1] else ""
 
 
 def examine(root: Path, *, message: str | None = None) -> tuple[list[Undone], list[Undone], int]:
-    """Return what is undone and not meant, what the uncommitted change undoes, and how many commits were held.
+    """Return what is undone and not meant, what the uncommitted change undoes, and how many commits
+    were held.
 
     With ``message``, the index is what that message will commit, and held too.
     """
@@ -162,7 +173,9 @@ def _history(root: Path) -> Iterator[Commit]:
 
 
 def _steps(raw: str) -> Iterator[Step]:
-    """Read git's raw form, separated by zeros. A path that was moved is a new one, and its old one is not removed."""
+    """Read git's raw form, separated by zeros. A path that was moved is a new one, and its old one
+    is not removed.
+    """
     words = iter(raw.strip("\n\0").split("\0"))
     for word in words:
         if not word.strip().startswith(":"):
@@ -176,7 +189,9 @@ def _steps(raw: str) -> Iterator[Step]:
 
 
 def _held(root: Path) -> Iterator[str]:
-    """Yield the commits after the one that brought this file: all that are there when that one is beyond a shallow clone."""
+    """Yield the commits after the one that brought this file: all that are there when that one is
+    beyond a shallow clone.
+    """
     brought = _git(root, "log", "--diff-filter=A", "--format=%H", "--", ITSELF).split()
     since = f"{brought[-1]}..HEAD" if brought else "HEAD"
     shallow = _git(root, "rev-parse", "--git-path", "shallow").strip()
@@ -186,7 +201,9 @@ def _held(root: Path) -> Iterator[str]:
 
 
 def _by_merges(root: Path, held: frozenset[str]) -> Iterator[Undone]:
-    """Yield the paths that a parent changed since the merge's base, and that the merge has as the base had them."""
+    """Yield the paths that a parent changed since the merge's base, and that the merge has as the
+    base had them.
+    """
     for line in _git(root, "rev-list", "--merges", "--parents", "HEAD").splitlines():
         merge, *parents = line.split()
         if merge not in held:

@@ -1,11 +1,13 @@
-"""Times the codec: one chunk encoded and decoded, part by part, against bare bytes and against lists in MessagePack.
+"""Times the codec: one chunk encoded and decoded, part by part, against bare bytes and against
+lists in MessagePack.
 
 *Consumes* nothing. *Produces* a table of medians, and JSON on request. *Waits for* nothing.
 
-The goal, 5 us for both ways, is missed: 5.6 to 6.2 us on two busy virtual cores. Of it objects and arrays take 1.0 (encode)
-and 1.9 (decode, 0.18 for each ``np.frombuffer``), the checksum 0.4 each way, consistency 0.25 each way, dtypes 0.25, the
-envelope 0.5 both ways; the rest is calls and memory. A chunk with earlier response tokens takes 0.2
-more. Nesting is free: only a non-empty ``Prompt.extra`` is looked into.
+The goal, 5 us for both ways, is missed: 5.6 to 6.2 us on two busy virtual cores. Of it objects and
+arrays take 1.0 (encode) and 1.9 (decode, 0.18 for each ``np.frombuffer``), the checksum 0.4 each
+way, consistency 0.25 each way, dtypes 0.25, the envelope 0.5 both ways; the rest is calls and
+memory. A chunk with earlier response tokens takes 0.2 more. Nesting is free: only a non-empty
+``Prompt.extra`` is looked into.
 
     python -m ops.bench.codec [--json FILE] [--rounds N] [--tokens N]
 """
@@ -35,7 +37,9 @@ GOAL_US = 5.0
 
 
 def sample(num_tokens: int) -> TrajectoryChunk:
-    """Return the first chunk of a trajectory: a 64-token prompt, no earlier response, two policy versions."""
+    """Return the first chunk of a trajectory: a 64-token prompt, no earlier response, two policy
+    versions.
+    """
     rng = np.random.default_rng(0)
     return TrajectoryChunk(
         id=ChunkId(TrajectoryId("t", 12, 3), 0),

@@ -2,9 +2,10 @@
 
     headrace bench demos --seeds 3
 
-*Consumes* the demos' run files as they are. *Produces* ``demos.json``, which holds each run's held-out accuracies and what was
-clipped, update by update, and a page of it. *Waits for* the runs. A run whose folder is below ``--work`` and finished is not
-made again. The exit code is 1 when a run that was made misses its bar, or never clipped.
+*Consumes* the demos' run files as they are. *Produces* ``demos.json``, which holds each run's
+held-out accuracies and what was clipped, update by update, and a page of it. *Waits for* the runs.
+A run whose folder is below ``--work`` and finished is not made again. The exit code is 1 when a run
+that was made misses its bar, or never clipped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from pipeline.config.load import read_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
 
 BARS: Final = {"demo": 0.90, "tppo": 0.85, "vapo": 0.85, "ppo": 0.85}
-"""Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the start model has 0.40."""
+"""Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the
+start model has 0.40.
+"""
 
 _FLEET = Path("configs/fleets/demo.toml")
 _LIMIT_S = 1800.0

@@ -1,20 +1,24 @@
-"""How fast the local engine samples: against ``generate`` and continuous batching of transformers, and vLLM, on a CPU.
+"""How fast the local engine samples: against ``generate`` and continuous batching of transformers,
+and vLLM, on a CPU.
 
-*Consumes* random models and heavy-tailed response lengths. *Produces* a table of sampled tokens a second. *Waits for* nothing.
+*Consumes* random models and heavy-tailed response lengths. *Produces* a table of sampled tokens a
+second. *Waits for* nothing.
 
-All sample (temperature 1, no truncation of the distribution) the same number of response tokens for the same prompts from the
-same weights, with a KV cache, on one thread. How long a response gets is forced, so that chance cannot favour anybody: engines
-get a limit per request; ``generate`` a stopping criterion that ends each row at the same length, after which it fills the row
-up until the longest one has ended. No other token ends a response. The lengths are log-normal with a 99th percentile above four
-times the median, in the order in which they are drawn, since nobody knows them beforehand.
+All sample (temperature 1, no truncation of the distribution) the same number of response tokens for
+the same prompts from the same weights, with a KV cache, on one thread. How long a response gets is
+forced, so that chance cannot favour anybody: engines get a limit per request; ``generate`` a
+stopping criterion that ends each row at the same length, after which it fills the row up until the
+longest one has ended. No other token ends a response. The lengths are log-normal with a 99th
+percentile above four times the median, in the order in which they are drawn, since nobody knows
+them beforehand.
 
-Each is given as many places as the engine has slots, and four times as many sequences. ``generate`` runs in batches of that
-size; with 64 slots also with all sequences in one batch, and the promise is kept against the faster of the two. The engine
-records the log-prob of every token besides, the others do not. vLLM is driven as ``LLM.generate`` drives it, where it is
-installed (``make vllm``).
+Each is given as many places as the engine has slots, and four times as many sequences. ``generate``
+runs in batches of that size; with 64 slots also with all sequences in one batch, and the promise is
+kept against the faster of the two. The engine records the log-prob of every token besides, the
+others do not. vLLM is driven as ``LLM.generate`` drives it, where it is installed (``make vllm``).
 
-Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on the machine, who stretches
-the wall clock of one contender and not the other's, changes nothing.
+Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on
+the machine, who stretches the wall clock of one contender and not the other's, changes nothing.
 
     python -m ops.bench.engine --json bench-results/engine.json
 """
@@ -53,7 +57,9 @@ GENERATE: Final = "generate"
 BATCHING: Final = "continuous batching"
 VLLM: Final = "vLLM"
 BARS: Final = {GENERATE: 2.0, VLLM: 0.7}
-"""The engine's tokens a second over theirs: what the engine promises, for models under 10 million weights."""
+"""The engine's tokens a second over theirs: what the engine promises, for models under 10 million
+weights.
+"""
 
 SLOTS: Final = (1, 16, 64)
 _SEQUENCES_PER_SLOT = 4
@@ -147,7 +153,9 @@ class EndsAt(StoppingCriteria):
 
 @torch.inference_mode()
 def run_generate(model: Any, work: Work, batch_size: int) -> int:
-    """Sample with ``generate``, prompts padded on the left; return the response tokens that count."""
+    """Sample with ``generate``, prompts padded on the left; return the response
+    tokens that count.
+    """
     total = 0
     for start in range(0, len(work.prompts), batch_size):
         prompts = work.prompts[start : start + batch_size]
@@ -194,7 +202,9 @@ def run_engine(engine: LocalEngine, work: Work, turn: int) -> int:
 
 @contextmanager
 def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
-    """Start the batching of transformers; yield what samples everything once and returns the response tokens."""
+    """Start the batching of transformers; yield what samples everything once and returns the
+    response tokens.
+    """
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     longest = max(prompt.size for prompt in work.prompts) + LONGEST
@@ -287,7 +297,9 @@ def with_slots(shape: Shape, num_slots: int) -> Shape:
 
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the engine's speed over that of what each bar names, round by round; of ``generate``, over the faster one's."""
+    """Return the engine's speed over that of what each bar names, round by round; of ``generate``,
+    over the faster one's.
+    """
     seconds: dict[str, list[float]] = result["seconds"]
     found: dict[str, Spread] = {}
     for name in BARS:

@@ -2,8 +2,9 @@
 
     python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
 
-*Consumes* the demo's configuration. *Produces* the largest resident sums over a short run, by process. PSS counts a page that
-several processes share once in all; RSS counts it in each. The bar is 4 GB of PSS. *Waits for* a few updates. Linux only.
+*Consumes* the demo's configuration. *Produces* the largest resident sums over a short run, by
+process. PSS counts a page that several processes share once in all; RSS counts it in each. The bar
+is 4 GB of PSS. *Waits for* a few updates. Linux only.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _watch(supervisor: subprocess.Popen[bytes]) -> tuple[tuple[float, float], di
 def _tree(pid: int) -> Iterator[int]:
     yield pid
     try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())  # a process is the child of the thread that started it
+        # a process is the child of the thread that started it
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
         children = [child for thread in threads for child in (thread / "children").read_text().split()]
     except OSError:
         return
@@ -88,7 +90,8 @@ def _memory(pid: int) -> tuple[float, float] | None:
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return None  # it has ended
+        # it has ended
+        return None
     found = dict(re.findall(r"^(Pss|Rss):\s+(\d+) kB", text, re.MULTILINE))
     return int(found["Pss"]) / 1024, int(found["Rss"]) / 1024
 

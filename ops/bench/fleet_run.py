@@ -1,7 +1,8 @@
-"""A whole run as a benchmark's contender: ``headrace up`` in a process of its own, and what its workers counted.
+"""A whole run as a benchmark's contender: ``headrace up`` in a process of its own, and what its
+workers counted.
 
-*Consumes* run files and overrides. *Produces* a finished run's folder. *Waits for* the run, within a limit; then it is told to
-drain, and at last killed.
+*Consumes* run files and overrides. *Produces* a finished run's folder. *Waits for* the run, within
+a limit; then it is told to drain, and at last killed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def train(
     on_poll: Callable[[], None] | None = None,
     environment: Mapping[str, str] = {},
 ) -> None:
-    """Run a fleet to its end; its output goes beside ``run_dir``. ``on_poll`` is called ten times a second meanwhile;
-    ``environment`` is added to this process's.
+    """Run a fleet to its end; its output goes beside ``run_dir``. ``on_poll`` is called ten times a
+    second meanwhile; ``environment`` is added to this process's.
 
     Raises:
         DataError: the run failed or did not end in time; the message says where to look.

@@ -1,14 +1,18 @@
-"""How fast the learner steps: packed, against the same step on padded micro-batches, and by TRL's trainer.
+"""How fast the learner steps: packed, against the same step on padded micro-batches, and by TRL's
+trainer.
 
-*Consumes* random models and responses of heavy-tailed lengths. *Produces* a table of prompt and response tokens a second.
+*Consumes* random models and responses of heavy-tailed lengths. *Produces* a table of prompt and
+response tokens a second.
 
-All contenders compute the same loss of the same samples on the same weights (checked before anything is timed) and make the
-same AdamW step. TRL's is its GRPO trainer's own (``ops.bench.trl_step``), where TRL is installed. The padded one is a plain
-loop: sequences in the order in which they come, micro-batches of equal size, each padded to its longest, the model's own
-attention with a mask, logits for every place. Both compete at whichever micro-batch size they are fastest with.
+All contenders compute the same loss of the same samples on the same weights (checked before
+anything is timed) and make the same AdamW step. TRL's is its GRPO trainer's own
+(``ops.bench.trl_step``), where TRL is installed. The padded one is a plain loop: sequences in the
+order in which they come, micro-batches of equal size, each padded to its longest, the model's own
+attention with a mask, logits for every place. Both compete at whichever micro-batch size they are
+fastest with.
 
-Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on the machine, who stretches
-the wall clock of one contender and not the other's, changes nothing.
+Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on
+the machine, who stretches the wall clock of one contender and not the other's, changes nothing.
 
     python -m ops.bench.learner --json bench-results/learner.json
 """
@@ -91,7 +95,9 @@ def make_model(shape: Shape) -> PreTrainedModel:
 
 
 def make_samples(shape: Shape, seed: int = 0) -> list[TrainingSample]:
-    """Make responses of log-normal lengths (median 60, longest several times that), in random order."""
+    """Make responses of log-normal lengths (median 60, longest several times that), in random
+    order.
+    """
     rng = np.random.default_rng(seed)
     ranks = (np.arange(shape.num_samples) + 0.5) / shape.num_samples
     law = NormalDist(np.log(60.0), 0.8)
@@ -191,7 +197,9 @@ def fastest(
     samples: list[TrainingSample],
     objective: Objective,
 ) -> Step:
-    """Return a contender at the micro-batch size that steps fastest, on the weights of ``model``."""
+    """Return a contender at the micro-batch size that steps fastest, on the weights
+    of ``model``.
+    """
     times: dict[int, float] = {}
     for size in PADDED_SIZES:
         trial = make(copy.deepcopy(model), size)

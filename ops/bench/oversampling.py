@@ -2,11 +2,13 @@
 
     headrace bench oversampling --json ops/results/oversampling.json
 
-Dynamic sampling drops groups without signal. Their credit comes back at once and admits others, so an update is filled without
-over-sampling, too; what is admitted beyond that may grow too old. Here generators, scorers and learner are a clock and a queue
-of events; the ledger is ``MemoryReplay``, with ``pipeline.ledger.staleness`` behind it, so what waits and what is dropped
-is what a run would wait for and drop. Lengths are log-normal (standard deviation 1 of the logarithm, cut at eight
-medians), and a prompt's chance of a right response is uniform in logit, so that about four groups in ten have signal.
+Dynamic sampling drops groups without signal. Their credit comes back at once and admits others, so
+an update is filled without over-sampling, too; what is admitted beyond that may grow too old. Here
+generators, scorers and learner are a clock and a queue of events; the ledger is ``MemoryReplay``,
+with ``pipeline.ledger.staleness`` behind it, so what waits and what is dropped is what a run would
+wait for and drop. Lengths are log-normal (standard deviation 1 of the logarithm, cut at eight
+medians), and a prompt's chance of a right response is uniform in logit, so that about four groups
+in ten have signal.
 
 *Consumes* nothing. *Produces* a table, and JSON. *Waits for* nothing: the clock is a number.
 """
@@ -79,7 +81,9 @@ COLUMNS = (
 
 
 def settings() -> list[Setting]:
-    """Return what is compared: a learner that waits for few slots, one that few slots wait for, and many slots."""
+    """Return what is compared: a learner that waits for few slots, one that few slots wait for, and
+    many slots.
+    """
     batch = GROUP_SIZE * GROUPS_PER_UPDATE
     paces = ((batch // 4, 1.0), (batch // 4, 30.0), (2 * batch, 10.0))
     return [
@@ -196,7 +200,8 @@ class _Simulation:
         heapq.heappush(self.events, (when, next(self.order), what))
 
     def _dice(self, *what: object) -> random.Random:
-        return random.Random(f"{self.seed}:{what}")  # the same draws for every setting
+        # the same draws for every setting
+        return random.Random(f"{self.seed}:{what}")
 
 
 def simulate(setting: Setting, seed: int, num_updates: int = NUM_UPDATES) -> Result:

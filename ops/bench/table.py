@@ -2,8 +2,8 @@
 
 *Consumes* callables. *Produces* medians and spreads, and where they come from. *Waits for* nothing.
 
-Contenders take turns within each round, so that a machine that slows down or speeds up does so for all of them, and a
-median over rounds forgets the odd disturbed one.
+Contenders take turns within each round, so that a machine that slows down or speeds up does so for
+all of them, and a median over rounds forgets the odd disturbed one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 
 
 def provenance(name: str, arguments: Sequence[str] | None, **settings: object) -> dict[str, Any]:
-    """Return what must be known to measure again: command, machine, versions, and whatever else was set, seeds among it."""
+    """Return what must be known to measure again: command, machine, versions, and whatever else was
+    set, seeds among it.
+    """
     words = sys.argv[1:] if arguments is None else arguments
     return {
         "command": " ".join(["headrace bench", name, *words]),
@@ -77,7 +79,9 @@ def interleaved_medians(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Call every contender once a round and return the median seconds of each; ``warmup`` rounds are not counted."""
+    """Call every contender once a round and return the median seconds of each; ``warmup`` rounds
+    are not counted.
+    """
     seconds = interleaved(contenders, rounds=rounds, warmup=warmup, clock=clock)
     return {name: median(values) for name, values in seconds.items()}
 
@@ -89,7 +93,9 @@ def interleaved(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Call every contender once a round and return the seconds of each, by round; ``warmup`` rounds are not counted."""
+    """Call every contender once a round and return the seconds of each, by round; ``warmup`` rounds
+    are not counted.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmup + rounds):
         for name, run in contenders.items():

@@ -1,10 +1,12 @@
-"""TRL's GRPO step as a contender: its trainer's own loss, on batches padded as its trainer pads them.
+"""TRL's GRPO step as a contender: its trainer's own loss, on batches padded as its trainer pads
+them.
 
-*Consumes* a model and samples. *Produces* an optimiser step. *Waits for* nothing. TRL is no dependency of this project:
-``make trl`` builds an environment that holds both.
+*Consumes* a model and samples. *Produces* an optimiser step. *Waits for* nothing. TRL is no
+dependency of this project: ``make trl`` builds an environment that holds both.
 
-The trainer is a real one, with TRL's patched forward and its loss of type ``dapo`` (the mean over all tokens of the batch). Its
-generation, its rewards and its data loader are left out: what is compared is the learning.
+The trainer is a real one, with TRL's patched forward and its loss of type ``dapo`` (the mean over
+all tokens of the batch). Its generation, its rewards and its data loader are left out: what is
+compared is the learning.
 """
 
 from __future__ import annotations
@@ -55,11 +57,14 @@ class TrlStep:
             train_dataset=Dataset.from_dict({"prompt": ["1+1="] * 8}),
             processing_class=AutoTokenizer.from_pretrained(_TOKENIZER),
         )
-        self._model = self._trainer.model.train()  # no dropout in it
+        # no dropout in it
+        self._model = self._trainer.model.train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0, fused=True)
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
-        """Do one optimiser step; return the loss. ``objective`` is the default one, which is what this trainer is set to."""
+        """Do one optimiser step; return the loss. ``objective`` is the default one, which is what
+        this trainer is set to.
+        """
         trainer, num_micro = self._trainer, -(-len(samples) // self.size)
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = num_micro
         num_tokens = torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples))

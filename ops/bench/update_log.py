@@ -1,9 +1,12 @@
-"""What the update log costs: bytes for a million response tokens, and the learner's seconds for an update with it and without.
+"""What the update log costs: bytes for a million response tokens, and the learner's seconds for an
+update with it and without.
 
-*Consumes* the demo's model, and responses of heavy-tailed lengths cut into windows. *Produces* two tables. The updates are the
-learner's own lines (``workers.learner.policy_update``), recorded by its own recorder; with and without take turns.
+*Consumes* the demo's model, and responses of heavy-tailed lengths cut into windows. *Produces* two
+tables. The updates are the learner's own lines (``workers.learner.policy_update``), recorded by its
+own recorder; with and without take turns.
 
-Log-probs and values are drawn with all their bits random, as real ones nearly are, so that nothing compresses that would not.
+Log-probs and values are drawn with all their bits random, as real ones nearly are, so that nothing
+compresses that would not.
 
     python -m ops.bench.update_log --json bench-results/update_log.json
 """
@@ -155,7 +158,8 @@ def measure(name: str, algorithm: str, window: int, median_length: float, rounds
         seconds = interleaved_medians(
             {"off": lambda: update(is_recorded=False), "on": lambda: update(is_recorded=True)}, rounds=rounds
         )
-        stored = _num_bytes(config) - first_bytes  # of updates, without what a segment begins with
+        # of updates, without what a segment begins with
+        stored = _num_bytes(config) - first_bytes
         recorder.close()
         chunks = [scored for unit in units for response in unit.trajectories for scored in response]
         num_tokens = sum(scored.chunk.num_tokens for scored in chunks)

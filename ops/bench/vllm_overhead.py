@@ -1,16 +1,19 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""What Headrace's engine costs over vLLM itself: tokens a second of the same prompts, in this process, on this CPU.
+"""What Headrace's engine costs over vLLM itself: tokens a second of the same prompts, in this
+process, on this CPU.
 
 *Consumes* a random model and ragged prompts. *Produces* a table of sampled tokens a second.
 
-All contenders run in the same vLLM engine with the same weights and the same limits, one response length a prompt, no token
-ends a response. *offline* is what ``LLM.generate`` does: all requests in, steps until they are out, log-probs not asked for.
-*offline, log-probs* asks vLLM for the sampled token's, as training needs. *engine* is ``VllmEngine``: windows, segments,
-log-probs, trajectories' own random streams, each response in one window; *engine, windows* has it come back for every next
-window of a quarter of the longest response, as T-PPO does. The promise is kept against *offline*, the fastest.
+All contenders run in the same vLLM engine with the same weights and the same limits, one response
+length a prompt, no token ends a response. *offline* is what ``LLM.generate`` does: all requests in,
+steps until they are out, log-probs not asked for. *offline, log-probs* asks vLLM for the sampled
+token's, as training needs. *engine* is ``VllmEngine``: windows, segments, log-probs, trajectories'
+own random streams, each response in one window; *engine, windows* has it come back for every next
+window of a quarter of the longest response, as T-PPO does. The promise is kept against *offline*,
+the fastest.
 
-Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on the machine, who stretches
-the wall clock of one contender and not the other's, changes nothing.
+Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on
+the machine, who stretches the wall clock of one contender and not the other's, changes nothing.
 
     python -m ops.bench.vllm_overhead --json bench-results/vllm_overhead.json      (in the environment of `make vllm`)
 """
@@ -63,7 +66,9 @@ def run_offline(llm: Any, work: Work, turn: int, *, logprobs: int | None) -> int
 
 
 def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:
-    """Sample with Headrace's engine, trajectories coming back for every next window; return the response tokens."""
+    """Sample with Headrace's engine, trajectories coming back for every next window; return the
+    response tokens.
+    """
     requests: dict[TrajectoryId, WindowRequest] = {}
     for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
         request = WindowRequest(

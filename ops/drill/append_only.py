@@ -1,8 +1,9 @@
 """The append-only file of a Redis or Valkey server, as transactions.
 
-*Consumes* the folder that the server appends to. *Produces* every effect, in order; a part cut short by a crash is passed over.
-*Waits for* the disk. Format: each command is ``*<n>`` and n times ``$<length>`` with that many bytes, lines ending in CRLF
-(https://valkey.io/topics/protocol). What belongs together stands between MULTI and EXEC.
+*Consumes* the folder that the server appends to. *Produces* every effect, in order; a part cut
+short by a crash is passed over. *Waits for* the disk. Format: each command is ``*<n>`` and n times
+``$<length>`` with that many bytes, lines ending in CRLF (https://valkey.io/topics/protocol). What
+belongs together stands between MULTI and EXEC.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def read_transactions(folder: Path) -> Iterator[list[Command]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files in order: one before Redis 7; since then a manifest names an (empty) base and what was appended."""
+    """Return the files in order: one before Redis 7; since then a manifest names an (empty) base
+    and what was appended.
+    """
     single = folder / "appendonly.aof"
     if single.is_file():
         return [single]
@@ -70,7 +73,9 @@ def _commands(data: bytes) -> Iterator[Command]:
 
 
 def _line(data: bytes, at: int, mark: bytes) -> tuple[int, int] | None:
-    """Return the number in the line at ``at`` and where the next begins; None at the end. Comments (``#``) are passed over."""
+    """Return the number in the line at ``at`` and where the next begins; None at the end. Comments
+    (``#``) are passed over.
+    """
     while True:
         end = data.find(b"\r\n", at)
         if end < 0:

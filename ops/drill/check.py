@@ -1,7 +1,9 @@
-"""What must hold whatever fails: each invariant a function from what happened to what should not have.
+"""What must hold whatever fails: each invariant a function from what happened to what should not
+have.
 
-*Consumes* the events of one finished run, and its limits. *Produces* violations, and what kills have cost. *Waits for* nothing;
-pure functions. Each invariant has a test with a history that breaks it.
+*Consumes* the events of one finished run, and its limits. *Produces* violations, and what kills
+have cost. *Waits for* nothing; pure functions. Each invariant has a test with a history that breaks
+it.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ def check(events: Sequence[Event], limits: Limits) -> list[Violation]:
 
 
 def one_end(events: Sequence[Event], limits: Limits) -> Found:
-    """Every trajectory that was admitted ends, once, for a known reason, and nothing is done to it afterwards."""
+    """Every trajectory that was admitted ends, once, for a known reason, and nothing is done to it
+    afterwards.
+    """
     admitted: set[str] = set()
     ended: dict[str, str] = {}
     for event in events:
@@ -127,7 +131,9 @@ def one_end(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def one_commit(events: Sequence[Event], limits: Limits) -> Found:
-    """What the checkpoints hold is what the ledger counts as trained, each chunk in exactly one batch of one checkpoint."""
+    """What the checkpoints hold is what the ledger counts as trained, each chunk in exactly one
+    batch of one checkpoint.
+    """
     del limits
     claims = {event.claim: event.units for event in events if isinstance(event, Claimed)}
     committed: dict[str, str] = {}
@@ -157,7 +163,9 @@ def one_commit(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def stored_once(events: Sequence[Event], limits: Limits) -> Found:
-    """Every chunk is stored once; those of a trajectory lie end to end; every token is the one that belongs there."""
+    """Every chunk is stored once; those of a trajectory lie end to end; every token is the one that
+    belongs there.
+    """
     del limits
     reached: dict[str, int] = {}
     seen: set[str] = set()
@@ -187,7 +195,9 @@ def versions_grow(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def never_stale(events: Sequence[Event], limits: Limits) -> Found:
-    """No token of a batch is older than eta versions, and none is younger than what was published."""
+    """No token of a batch is older than eta versions, and none is younger than what
+    was published.
+    """
     newest = -1
     for event in events:
         match event:
@@ -204,7 +214,9 @@ def never_stale(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
-    """Nothing is written, held, claimed or said by an incarnation that is not its worker's newest."""
+    """Nothing is written, held, claimed or said by an incarnation that is not its
+    worker's newest.
+    """
     del limits
     epochs: dict[str, int] = {}
     for event in events:
@@ -222,7 +234,9 @@ def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
-    """No wait is endless, no worker ends by an error that nobody expected, and the run ends well."""
+    """No wait is endless, no worker ends by an error that nobody expected, and the
+    run ends well.
+    """
     del limits
     for event in events:
         match event:
@@ -239,7 +253,9 @@ def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
-    """Credit, slots and memory stay within their limits. A learner that goes back lowers the limit: then nothing is added."""
+    """Credit, slots and memory stay within their limits. A learner that goes back lowers the limit:
+    then nothing is added.
+    """
     used = 0
     for event in events:
         match event:
@@ -256,7 +272,9 @@ def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def it_balances(events: Sequence[Event], limits: Limits) -> Found:
-    """Admitted = trained + dropped + in flight, after every single transition, and nothing is in flight at the end."""
+    """Admitted = trained + dropped + in flight, after every single transition, and nothing is in
+    flight at the end.
+    """
     del limits
     for event in events:
         match event:
@@ -281,7 +299,9 @@ def kills_are_cheap(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def one_server(events: Sequence[Event], limits: Limits) -> Found:
-    """Never do two servers work on one file: not at one moment, and none goes on once another has begun."""
+    """Never do two servers work on one file: not at one moment, and none goes on once another has
+    begun.
+    """
     del limits
     logged: list[int] = []
     for event in events:
@@ -299,7 +319,8 @@ def one_server(events: Sequence[Event], limits: Limits) -> Found:
 def true_ends(events: Sequence[Event], limits: Limits) -> Found:
     """A run fails never, stops when it is told to and says so, and finishes with all its updates.
 
-    One whose learner had done them all by the time it was told may be finished instead of stopped: it has nothing left to stop.
+    One whose learner had done them all by the time it was told may be finished instead of stopped:
+    it has nothing left to stop.
     """
     endings = [event for event in events if isinstance(event, Told)]
     told = [event.how for event in endings]
@@ -322,7 +343,8 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
         if reason not in stop.detail:
             yield f"the run stopped with {stop.detail!r}, expected something about {reason!r}"
     if not any(isinstance(event, Finished) for event in events):
-        return  # told by another invariant
+        # told by another invariant
+        return
     if not states or states[-1].state != _FINISHED:
         yield f"the run's last state is {f'{states[-1].state}: {states[-1].detail}' if states else 'not known'}"
     newest = max((event.version for event in events if isinstance(event, Updated)), default=0)
@@ -335,7 +357,9 @@ def _state(status: Status | None) -> str:
 
 
 def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
-    """The supervisor replaces no worker but those that the drill has struck, while they are or just afterwards."""
+    """The supervisor replaces no worker but those that the drill has struck, while they are or just
+    afterwards.
+    """
     del limits
     faults = [event for event in events if isinstance(event, Faulted)]
     for event in events:
@@ -347,7 +371,9 @@ def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def nothing_is_left(events: Sequence[Event], limits: Limits) -> Found:
-    """After an end no process, shared memory, socket, held lock or temporary folder of the run is there."""
+    """After an end no process, shared memory, socket, held lock or temporary folder of the run is
+    there.
+    """
     del limits
     for event in events:
         if isinstance(event, Left):
@@ -373,7 +399,9 @@ INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
 
 
 def kill_costs(events: Sequence[Event]) -> list[KillCost]:
-    """Return what each generator that was killed took with it; nothing for engines that keep no journal."""
+    """Return what each generator that was killed took with it; nothing for engines that keep no
+    journal.
+    """
     costs: dict[tuple[str, int], list[int]] = {
         (event.worker, event.pid): [0, 0, 0]
         for event in events
@@ -388,7 +416,9 @@ def kill_costs(events: Sequence[Event]) -> list[KillCost]:
 
 
 def _losses(events: Iterable[Event]) -> dict[tuple[str, int, str], tuple[int, int]]:
-    """Return, by killed generator and trajectory, tokens that it sampled and did not store, and those sampled again."""
+    """Return, by killed generator and trajectory, tokens that it sampled and did not store, and
+    those sampled again.
+    """
     killed = {event.pid: event.worker for event in events if isinstance(event, Killed)}
     pids = {event.who: event.pid for event in events if isinstance(event, Beat)}
     sampled: dict[tuple[int, str], list[range]] = defaultdict(list)

@@ -1,4 +1,5 @@
-"""What can happen in a run, as far as a check needs to know: one small record each, in the order in which it took effect.
+"""What can happen in a run, as far as a check needs to know: one small record each, in the order in
+which it took effect.
 
 *Consumes* nothing. *Produces* words. *Waits for* nothing.
 """
@@ -17,7 +18,8 @@ class Ending(StrEnum):
     DOWN = "headrace down"
 
 
-# -- from the ledger's own file -------------------------------------------------------------------------------------------
+# -- from the ledger's own file
+# -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,9 @@ class Stored:
     """Policy versions of its tokens."""
     is_final: bool
     is_true: bool | None
-    """Whether its tokens are those that the trajectory's stream holds there; None when nobody can know."""
+    """Whether its tokens are those that the trajectory's stream holds there; None when nobody can
+    know.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,8 @@ class Status:
     detail: str
 
 
-# -- from elsewhere -------------------------------------------------------------------------------------------------------
+# -- from elsewhere
+# -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

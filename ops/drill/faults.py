@@ -1,10 +1,11 @@
 """Carries faults out, and ends them.
 
-*Consumes* a planned fault and the fleet. *Produces* the fault. *Waits for* the state in which it is to strike, at most a few
-seconds; then it strikes anyway, and says so.
+*Consumes* a planned fault and the fleet. *Produces* the fault. *Waits for* the state in which it is
+to strike, at most a few seconds; then it strikes anyway, and says so.
 
-A few need what only root has. Without it a full disk under checkpoints is imitated by a limit on the size of the learner's
-files; a full disk under the ledger and a host of one's own are left out, with a note.
+A few need what only root has. Without it a full disk under checkpoints is imitated by a limit on
+the size of the learner's files; a full disk under the ledger and a host of one's own are left out,
+with a note.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _DISK_BYTES = {"checkpoints": 8 << 20, "ledger": 96 << 20}
 _GUEST_S = 30.0
 _END_S = 60.0
 _TIDY_S = 3.0
-"""Workers that the drill started by hand end by themselves when their run has; so much later nothing may be left."""
+"""Workers that the drill started by hand end by themselves when their run has; so much later
+nothing may be left.
+"""
 _LONGEST_FROZEN_S = 60.0
 _PULSE_S = (1.0, 4.0)
 _GLIMPSE_S = (0.001, 0.06)
@@ -77,7 +80,9 @@ class Site:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small disk at ``folder`` for a while, where that is allowed; what was written there is there afterwards too."""
+    """Mount a small disk at ``folder`` for a while, where that is allowed; what was written there
+    is there afterwards too.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = f"size={_DISK_BYTES[folder.name]},mode=0700"
     is_mounted = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
@@ -121,7 +126,9 @@ class Striking:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has lasted as long as it should: as planned, until it was named, and until it has had its effect."""
+        """Whether it has lasted as long as it should: as planned, until it was named, and until it
+        has had its effect.
+        """
         lasted_s = time.monotonic() - self._begun_s
         if lasted_s < self.fault.duration_s or (self._asking is not None and not self._asking.is_over):
             return False
@@ -221,10 +228,13 @@ class Striking:
             case _:
                 raise ValueError(f"no such fault: {kind}")
 
-    # -- processes -----------------------------------------------------------------------------------------------------
+    # -- processes
+    # -----------------------------------------------------------------------------------------------------
 
     def _pick(self, role: Role) -> Heartbeat | None:
-        """Choose a worker of a role that is there; of another role when there is none (no critic, no reference)."""
+        """Choose a worker of a role that is there; of another role when there is none (no critic,
+        no reference).
+        """
         for candidate in (role, *_SCORERS):
             if found := until(lambda role=candidate: self._site.fleet.workers(role), 0.5):
                 chosen: Heartbeat = self._rng.choice(found)
@@ -294,7 +304,8 @@ class Striking:
         thread.start()
         self._undo += [thread.join, ended.set]
 
-    # -- supervisors ---------------------------------------------------------------------------------------------------
+    # -- supervisors
+    # ---------------------------------------------------------------------------------------------------
 
     def _has_ended(self, how: Ending) -> None:
         """Say that the supervisor was made to end, and how it did."""
@@ -325,10 +336,13 @@ class Striking:
     def _ask(self) -> None:
         self._site.namings.append(ask_until_named(self.fault.kind, Struck(), self._why))
 
-    # -- the ledger's server -------------------------------------------------------------------------------------------
+    # -- the ledger's server
+    # -------------------------------------------------------------------------------------------
 
     def _flicker(self) -> None:
-        """Freeze the server, let it go on for an instant while somebody waits for its answer, freeze it again."""
+        """Freeze the server, let it go on for an instant while somebody waits for its answer,
+        freeze it again.
+        """
         fleet, ended = self._site.fleet, threading.Event()
         pid = fleet.server_pid()
         if pid is None:
@@ -347,14 +361,17 @@ class Striking:
         self._undo += [lambda: fleet.kill(pid, signal.SIGCONT), thread.join, ended.set]
 
     def _mute(self) -> None:
-        """Let the server take connections and commands, and answer none: it cannot be told otherwise before its time."""
+        """Let the server take connections and commands, and answer none: it cannot be told
+        otherwise before its time.
+        """
         pause_s = self.fault.duration_s
         if self._site.fleet.ledger("CLIENT", "PAUSE", str(round(pause_s * 1000)), "ALL") is None:
             self._site.notes.append(f"{self.fault.kind}: the server did not take the command")
             return
         self._undo.append(lambda: None)
 
-    # -- the rest ------------------------------------------------------------------------------------------------------
+    # -- the rest
+    # ------------------------------------------------------------------------------------------------------
 
     def _fill_disk(self, name: str) -> None:
         folder = self._site.fleet.run_dir / name

@@ -1,7 +1,8 @@
-"""The run under a drill: started, looked at through its ledger and its files, killed, started again.
+"""The run under a drill: started, looked at through its ledger and its files, killed, started
+again.
 
-*Consumes* a folder and settings. *Produces* processes, and answers about them. *Waits for* no answer longer than a second: what
-does not answer is down, which in a drill is no error.
+*Consumes* a folder and settings. *Produces* processes, and answers about them. *Waits for* no
+answer longer than a second: what does not answer is down, which in a drill is no error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _NUM_PROMPTS = 512
 _ANSWER_S = 1.0
 _COMMAND_S = 300.0
 _HEARS_HANGUPS = ("env", "--default-signal=HUP")
-"""What a drill under nohup starts would inherit a SIGHUP that is ignored, and no supervisor would hear one."""
+"""What a drill under nohup starts would inherit a SIGHUP that is ignored, and no supervisor would
+hear one.
+"""
 
 
 class DrillFleet:
@@ -77,7 +80,8 @@ class DrillFleet:
                 row = {"prompt": problem.prompt, "answer": problem.answer, "verifier": VERIFIER}
                 file.write(json.dumps(row | {"switch": str(self.switch)}) + "\n")
 
-    # -- processes -----------------------------------------------------------------------------------------------------
+    # -- processes
+    # -----------------------------------------------------------------------------------------------------
 
     @property
     def supervisor(self) -> subprocess.Popen[bytes]:
@@ -126,7 +130,9 @@ class DrillFleet:
         return process
 
     def command(self, *arguments: str, timeout_s: float = _COMMAND_S) -> Any:
-        """Run a ``headrace`` command with ``--json``; return what it printed, or None when it failed."""
+        """Run a ``headrace`` command with ``--json``; return what it printed, or None when it
+        failed.
+        """
         try:
             done = subprocess.run(
                 [*self._host, sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
@@ -173,7 +179,9 @@ class DrillFleet:
             self._client.close()
 
     def _all_pids(self) -> dict[int, str]:
-        """Every worker's process that belongs to this run, also those without a heartbeat: by their command lines."""
+        """Every worker's process that belongs to this run, also those without a heartbeat: by their
+        command lines.
+        """
         self.beats()
         found = dict(self._pids)
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -185,7 +193,8 @@ class DrillFleet:
                 found[int(path.parent.name)] = words[words.index(b"--name") + 1].decode()
         return found
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- looking
+    # -------------------------------------------------------------------------------------------------------
 
     def ledger(self, *command: str | bytes) -> Any:
         """Ask the ledger's server; None when it does not answer."""

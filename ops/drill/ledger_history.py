@@ -1,8 +1,8 @@
 """From the effects in the ledger's file to what happened.
 
 *Consumes* transactions. *Produces* events, in order. *Waits for* nothing. It follows the keys of
-``pipeline.ledger.redis.keys`` and keeps only what it needs to name things: it does not repeat the ledger's reasoning, so
-it cannot repeat its mistakes.
+``pipeline.ledger.redis.keys`` and keeps only what it needs to name things: it does not repeat the
+ledger's reasoning, so it cannot repeat its mistakes.
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ class LedgerHistory:
             yield self._tally()
 
     def _fates(self, transaction: list[Command]) -> tuple[str, Iterator[str]]:
-        """Return what becomes of the chunks that leave in a transaction, which is the same for all, and of the trajectories: a
-        transition counts when it is over. A trajectory may be trained although its last chunk is dropped, so theirs may differ;
-        then which is whose is not told, only how many."""
+        """Return what becomes of the chunks that leave in a transaction, which is the same for all,
+        and of the trajectories: a transition counts when it is over. A trajectory may be trained
+        although its last chunk is dropped, so theirs may differ; then which is whose is not told,
+        only how many."""
         chunks, trajectories = "", Counter[str]()
         for command in transaction:
             if command[0].upper() != b"HINCRBY" or command[1] != self._prefix + b"counters":
@@ -102,7 +103,8 @@ class LedgerHistory:
             currency, _, fate = command[2].decode().partition(":")
             if (
                 fate in ("admitted", "dropped:rolled_back") or int(command[3]) <= 0
-            ):  # the second left when they were trained
+                # the second left when they were trained
+            ):
                 continue
             if currency == "tokens":
                 chunks = fate
@@ -180,7 +182,9 @@ class LedgerHistory:
         )
 
     def _age_of(self, unit: str) -> int:
-        """Return the updates in a unit's oldest token; a unit is a chunk, or the name that its chunks' ids begin with."""
+        """Return the updates in a unit's oldest token; a unit is a chunk, or the name that its
+        chunks' ids begin with.
+        """
         if unit in self._state.oldest:
             return self._state.oldest[unit]
         start = f"{unit}." if unit.startswith("t.") else f"t.{unit}."

@@ -1,7 +1,8 @@
 """What a run that has ended has left on the machine.
 
-*Consumes* a run's folder. *Produces* a line for each process, shared memory, socket, held lock and temporary folder that is
-still there. *Waits for* nothing. Files in the run's folder are meant to stay: they are the run.
+*Consumes* a run's folder. *Produces* a line for each process, shared memory, socket, held lock and
+temporary folder that is still there. *Waits for* nothing. Files in the run's folder are meant to
+stay: they are the run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _shared_memory(run_dir: Path) -> Iterator[str]:
 
 def _sockets(run_dir: Path) -> Iterator[str]:
     tag = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
-    folders = [Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{tag}"]  # as protocol.endpoints names it
+    # as protocol.endpoints names it
+    folders = [Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{tag}"]
     address = read_address(run_dir)
     if address is not None and address.socket:
         folders.append(Path(address.socket).parent)

@@ -1,10 +1,11 @@
 """Two hosts on one machine: network namespaces with one cable between them, which can be pulled.
 
-*Consumes* the right to make namespaces (root's, on Linux). *Produces* the words to begin a command with, so that it runs on one
-of the hosts. *Waits for* the ``ip`` command.
+*Consumes* the right to make namespaces (root's, on Linux). *Produces* the words to begin a command
+with, so that it runs on one of the hosts. *Waits for* the ``ip`` command.
 
-What a pulled cable does is what a real one does: nothing is refused and nothing closed, bytes go nowhere. Sockets of the file
-system are reached from both hosts, as a ledger on a third one would be.
+What a pulled cable does is what a real one does: nothing is refused and nothing closed, bytes go
+nowhere. Sockets of the file system are reached from both hosts, as a ledger on a third one would
+be.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class TwoHosts:
     """Both hosts and the cable between them."""
 
     def __init__(self, name: str) -> None:
-        """Make them; ``name`` is unique on this machine, and short. Raises OSError where that is not allowed."""
+        """Make them; ``name`` is unique on this machine, and short. Raises OSError where that is
+        not allowed.
+        """
         self._spaces = {host: f"{name}-{host}" for host in HostName}
         self.is_cut = False
         try:
@@ -66,7 +69,8 @@ class TwoHosts:
     def close(self) -> None:
         """Remove both hosts; whatever still runs there has no network any more."""
         for space in self._spaces.values():
-            with suppress(OSError):  # never made
+            # never made
+            with suppress(OSError):
                 _ip("netns", "del", space)
 
 

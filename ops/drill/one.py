@@ -1,7 +1,7 @@
 """One drill: a fleet, the faults of a seed, the check.
 
-*Consumes* a plan. *Produces* an outcome. *Waits for* the run, with a deadline for every step of it: the first updates, two
-updates after each round of faults, the end.
+*Consumes* a plan. *Produces* an outcome. *Waits for* the run, with a deadline for every step of it:
+the first updates, two updates after each round of faults, the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import load_config, read_resolved
 
 PATIENCE_S = 60.0
-"""Without an update for so long, a run is stuck; on a machine with two cores of its own one comes every 0.2 s."""
+"""Without an update for so long, a run is stuck; on a machine with two cores of its own one comes
+every 0.2 s.
+"""
 _LAST_UPDATES = 2
 _LONGEST_S = 120.0
 """No fault lasts longer."""
@@ -105,7 +107,9 @@ class _Watch:
 def drill(
     plan: Plan, folder: Path, *, engine: str = "emulated", patience_s: float = PATIENCE_S, keep: bool = False
 ) -> Outcome:
-    """Run a drill in ``folder``, which is removed afterwards unless something was violated or ``keep`` is set."""
+    """Run a drill in ``folder``, which is removed afterwards unless something was violated or
+    ``keep`` is set.
+    """
     started = time.monotonic()
     kinds = tuple(str(kind) for kind in plan.kinds)
     outcome = Outcome(plan.seed, plan.algorithm, kinds)

@@ -1,7 +1,7 @@
 """What happened in a drill, read afterwards from what the run cannot take back.
 
-*Consumes* the run's folder once nothing runs in it any more. *Produces* events: those of the ledger's file in order, then those
-of checkpoints, journals, history and logs. *Waits for* the disk.
+*Consumes* the run's folder once nothing runs in it any more. *Produces* events: those of the
+ledger's file in order, then those of checkpoints, journals, history and logs. *Waits for* the disk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _checkpoints(folder: Path) -> Iterator[Event]:
         try:
             checkpoint = read_checkpoint(path)
         except DataError:
-            continue  # refused by whoever resumes, too
+            # refused by whoever resumes, too
+            continue
         state = checkpoint.state
         yield Checkpointed(path.name, checkpoint.version, int(state["num_updates"]), tuple(state["claims"]))
 

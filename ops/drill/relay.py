@@ -1,8 +1,9 @@
 """A relay on the links to a mailbox: it hands on what generators send, and damages it when told to.
 
-*Consumes* frames at an address of its own, which the drill puts into the registry in the mailbox's place. *Produces* frames at
-the mailbox. *Waits for* neither: a thread turns over all relays a few hundred times a second. What a mailbox does not take is
-held, and nothing more is read meanwhile, so that back-pressure goes through.
+*Consumes* frames at an address of its own, which the drill puts into the registry in the mailbox's
+place. *Produces* frames at the mailbox. *Waits for* neither: a thread turns over all relays a few
+hundred times a second. What a mailbox does not take is held, and nothing more is read meanwhile, so
+that back-pressure goes through.
 """
 
 from __future__ import annotations
@@ -132,7 +133,9 @@ class _Relay:
             self._shuffle()
 
     def _shuffle(self) -> None:
-        """Hand on what has gathered in another order, once there is enough of it or it has been held for long."""
+        """Hand on what has gathered in another order, once there is enough of it or it has been
+        held for long.
+        """
         is_late = time.monotonic() >= self._held_since_s + _LONGEST_HELD_S
         if len(self._pending) < _HIGH_WATER_MARK // 2 and not is_late:
             return
@@ -181,7 +184,9 @@ class Relays:
         return self._done[1] + sum(relay.num_damaged for relay in self._relays.values())
 
     def stand_before(self, worker: str, endpoint: str) -> str | None:
-        """Return the address to register in the place of a mailbox's; None when it is that of a relay already."""
+        """Return the address to register in the place of a mailbox's; None when it is that of a
+        relay already.
+        """
         with self._lock:
             relay = self._relays.get(worker)
             if relay is not None and endpoint in (relay.endpoint, relay.target):
@@ -198,7 +203,9 @@ class Relays:
             return relay.endpoint
 
     def set(self, worker: str, kind: FaultKind | None) -> None:
-        """Let this happen to a worker's messages from now on, also through the relay of a later incarnation."""
+        """Let this happen to a worker's messages from now on, also through the relay of a later
+        incarnation.
+        """
         with self._lock:
             if kind is None:
                 self._kinds.pop(worker, None)

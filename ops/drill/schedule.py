@@ -2,8 +2,9 @@
 
 *Consumes* a seed. *Produces* a plan. *Waits for* nothing.
 
-Faults come in rounds, one or two at a time; a round begins when the run has taken two updates since the last one. So a drill
-is repeated by its seed as far as processes can be: the same faults of the same targets, in the same order.
+Faults come in rounds, one or two at a time; a round begins when the run has taken two updates since
+the last one. So a drill is repeated by its seed as far as processes can be: the same faults of the
+same targets, in the same order.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ class FaultKind(StrEnum):
     FREEZE_SCORER = "freeze scorer"
     FREEZE_LEARNER = "freeze learner"
     LONG_FREEZE = "long freeze"
-    """of a generator, until after it has been replaced: what it then still does must have no effect"""
+    """of a generator, until after it has been replaced: what it then still does must
+    have no effect
+    """
     SLOW_WORKER = "slow worker"
     """stopped four fifths of the time"""
     KILL_SERVER = "kill ledger server"
     FREEZE_SERVER = "freeze ledger server"
     FLICKERING_SERVER = "ledger server frozen between probes"
-    """frozen for longer than a probe waits, let go for milliseconds, frozen again: one answer, and none to the next question"""
+    """frozen for longer than a probe waits, let go for milliseconds, frozen again: one answer, and
+    none to the next question
+    """
     DEAD_FROZEN_SERVER = "ledger server frozen for good"
     """never let go on: it must be ended for certain before another is started"""
     MUTE_SERVER = "mute ledger server"
@@ -113,7 +118,9 @@ ASKED = frozenset(
         FaultKind.ORPHANS_DOWN,
     }
 )
-"""Faults that ``headrace why`` is asked about while they last; what it must say is in ``ops.drill.truth``."""
+"""Faults that ``headrace why`` is asked about while they last; what it must say is in
+``ops.drill.truth``.
+"""
 STANDSTILL = frozenset(
     {
         FaultKind.FLICKERING_SERVER,
@@ -130,7 +137,9 @@ _AT_ONCE = frozenset(
 )
 """Faults without duration."""
 _ALONE = ASKED | {FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE}
-"""Faults that nothing is combined with: they would end the other one, hide its cause, or last longer than it makes sense."""
+"""Faults that nothing is combined with: they would end the other one, hide its cause, or last
+longer than it makes sense.
+"""
 _BY_TCP = frozenset({FaultKind.LINK_CUT})
 """Faults for which the fleet speaks tcp with keys, between which no relay can stand."""
 _RARE = frozenset({FaultKind.LONG_FREEZE, FaultKind.DEAD_FROZEN_SERVER}) | _BY_TCP
@@ -143,12 +152,16 @@ _LASTING = {
     FaultKind.LINK_CUT: (3.0, 6.0),
     FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
 }
-"""Seconds, at least and at most, of faults that do not last as long as most. What is asked about lasts until it is named."""
+"""Seconds, at least and at most, of faults that do not last as long as most. What is asked about
+lasts until it is named.
+"""
 _SHORTEST_S, _LONGEST_S = 0.5, 2.5
 _NAMING_S = 3.0
 """What naming a cause takes, more or less."""
 _ORPHANED_S = 15.0
-"""Workers go on without a supervisor until the cause is named, in ten seconds at most, and `down` has told them."""
+"""Workers go on without a supervisor until the cause is named, in ten seconds at most, and `down`
+has told them.
+"""
 _UPDATES_A_ROUND = 5
 _UPDATES_AROUND = 5
 
@@ -179,13 +192,17 @@ class Plan:
         return frozenset(fault.kind for faults in self.rounds for fault in faults)
 
     def num_updates(self, step_s: float) -> int:
-        """Return how many updates the run must take, so that it is not over before the faults are."""
+        """Return how many updates the run must take, so that it is not over before
+        the faults are.
+        """
         lasting = sum(max(map(_moving_s, faults), default=0.0) for faults in self.rounds)
         return _UPDATES_AROUND + _UPDATES_A_ROUND * len(self.rounds) + math.ceil(lasting / step_s)
 
 
 def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
-    """Return the plan of a seed. Seeds in a row go through ``kinds`` in turn, so that len(kinds) of them have every kind."""
+    """Return the plan of a seed. Seeds in a row go through ``kinds`` in turn, so that len(kinds) of
+    them have every kind.
+    """
     rng = random.Random(seed)
     first = kinds[seed % len(kinds)]
     common = [kind for kind in kinds if kind not in _RARE and not (first in _BY_TCP and kind in WIRE)] or list(kinds)

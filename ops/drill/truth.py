@@ -1,9 +1,11 @@
-"""What ``headrace why`` must say while a fault is on, by kind; and the asking, until it says so or its time is over.
+"""What ``headrace why`` must say while a fault is on, by kind; and the asking, until it says so or
+its time is over.
 
-*Consumes* the command's JSON. *Produces* how long it took to name the true cause. *Waits for* the command, ``NAMING_S`` in all.
+*Consumes* the command's JSON. *Produces* how long it took to name the true cause. *Waits for* the
+command, ``NAMING_S`` in all.
 
-A cause counts as named by fields of the answer: the ``cause`` and the ``who`` of a chain, and the folder or worker that the
-fault has struck. Words around them are free.
+A cause counts as named by fields of the answer: the ``cause`` and the ``who`` of a chain, and the
+folder or worker that the fault has struck. Words around them are free.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def _any(*causes: str) -> Callable[[Answer, Struck], bool]:
 
 
 def _names_worker(*causes: str) -> Callable[[Answer, Struck], bool]:
-    """A chain with one of these causes is about the worker that was struck; or what is told besides says who is not reached."""
+    """A chain with one of these causes is about the worker that was struck; or what is told besides
+    says who is not reached.
+    """
 
     def is_named(answer: Answer, struck: Struck) -> bool:
         told = [words for words in answer.get("also", []) if _NOT_REACHED in words]
@@ -110,7 +114,9 @@ assert set(TRUTHS) == ASKED
 
 
 def ask_until_named(kind: FaultKind, struck: Struck, ask: Ask, *, within_s: float = NAMING_S) -> Naming:
-    """Ask again and again until the true cause is named, at most ``within_s``; what is named after that does not count."""
+    """Ask again and again until the true cause is named, at most ``within_s``; what is named after
+    that does not count.
+    """
     began, headline = time.monotonic(), ""
     while (left_s := began + within_s - time.monotonic()) > 0.0:
         answer = ask(max(_LEAST_S, left_s))

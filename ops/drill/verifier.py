@@ -1,7 +1,8 @@
-"""The drill's verifier: right or wrong by a digest of the response, and broken while a file says so.
+"""The drill's verifier: right or wrong by a digest of the response, and broken while a file says
+so.
 
-*Consumes* responses whose prompts' column ``switch`` names a file. *Produces* verdicts, or what the file asks for: ``raise``,
-``hang`` or ``exit``. *Waits for* nothing, unless it is told to hang.
+*Consumes* responses whose prompts' column ``switch`` names a file. *Produces* verdicts, or what the
+file asks for: ``raise``, ``hang`` or ``exit``. *Waits for* nothing, unless it is told to hang.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What is seen of a run while it runs, and cannot be read afterwards: its server processes, and whom the supervisor replaces.
+"""What is seen of a run while it runs, and cannot be read afterwards: its server processes, and
+whom the supervisor replaces.
 
-*Consumes* the process table and the end of the supervisor's log, ten times a second, on a thread of its own. *Produces* events.
-*Waits for* the next turn.
+*Consumes* the process table and the end of the supervisor's log, ten times a second, on a thread of
+its own. *Produces* events. *Waits for* the next turn.
 
-A ledger server is known by where it works, whatever its command line: its folder is the run's ledger. A child that writes the
-file anew for its parent is no second one.
+A ledger server is known by where it works, whatever its command line: its folder is the run's
+ledger. A child that writes the file anew for its parent is no second one.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Witness:
 
     def _new_lines(self) -> list[bytes]:
         try:
-            if self._log.stat().st_size < self._read:  # begun anew
+            # begun anew
+            if self._log.stat().st_size < self._read:
                 self._read, self._torn = 0, b""
             with self._log.open("rb") as file:
                 file.seek(self._read)

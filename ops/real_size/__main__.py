@@ -1,8 +1,8 @@
 """Run the smallest real model with default settings, and tell what it took.
 
-*Consumes* how many updates, and what is to go on beside them. *Produces* a run under ``runs/``, and its figures as JSON:
-seconds an update, memory by role, workers that were replaced. *Waits for* the run's end. The exit code is 1 when a worker was
-replaced, or an update was lost.
+*Consumes* how many updates, and what is to go on beside them. *Produces* a run under ``runs/``, and
+its figures as JSON: seconds an update, memory by role, workers that were replaced. *Waits for* the
+run's end. The exit code is 1 when a worker was replaced, or an update was lost.
 
     python -m ops.real_size                     # three updates on an otherwise idle machine
     python -m ops.real_size --neighbours        # ... beside as many busy processes as there are cores
@@ -115,7 +115,8 @@ def _workers(run_dir: Path) -> list[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S)
         return json.loads(done.stdout)["workers"]
     except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError):
-        return []  # not started yet, or ended
+        # not started yet, or ended
+        return []
 
 
 def _note(figures: Figures, workers: Sequence[dict[str, Any]]) -> None:
@@ -164,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.chdir(ROOT)
     making = "from pathlib import Path; from ops.real_size.material import make_material; make_material(Path('{}'))"
-    subprocess.run([sys.executable, "-c", making.format(MATERIAL)], check=True)  # its memory goes back
+    # its memory goes back
+    subprocess.run([sys.executable, "-c", making.format(MATERIAL)], check=True)
     with neighbours(os.cpu_count() or 1 if options.neighbours else 0):
         figures = run(options.name, options.updates, interrupt=options.interrupt, settings=options.settings)
     print(json.dumps(asdict(figures), indent=2))

@@ -1,7 +1,8 @@
 """Model and prompts of the real-size run, made here, for nothing has to be downloaded.
 
-*Consumes* a seed. *Produces* a Hugging Face folder with a model of Qwen2-0.5B's shape and random weights, its tokenizer with a
-chat template, and a prompt file of word problems as long as GSM8K's. *Waits for* nothing; what is whole is not made again.
+*Consumes* a seed. *Produces* a Hugging Face folder with a model of Qwen2-0.5B's shape and random
+weights, its tokenizer with a chat template, and a prompt file of word problems as long as GSM8K's.
+*Waits for* nothing; what is whole is not made again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _QUESTIONS = (
 
 
 def write_problem(rng: random.Random) -> str:
-    """Write one word problem: one to four sentences and a question, 20 to 90 words (GSM8K: 45 on average)."""
+    """Write one word problem: one to four sentences and a question, 20 to 90 words (GSM8K: 45 on
+    average).
+    """
     names, things, places = rng.sample(_NAMES, 2), rng.sample(_THINGS, 2), rng.sample(_PLACES, 2)
 
     def fill(sentence: str) -> str:
@@ -65,8 +68,9 @@ def write_problem(rng: random.Random) -> str:
 
 
 def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """Build a byte-level BPE tokenizer of Qwen2's size: trained on the problems, then filled up with pairs of its words, which
-    no prompt contains as one token, but which responses of random weights do."""
+    """Build a byte-level BPE tokenizer of Qwen2's size: trained on the problems, then filled up
+    with pairs of its words, which no prompt contains as one token, but which responses of random
+    weights do."""
     rng = random.Random(seed)
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,7 +84,8 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     pieces = list(vocabulary)
     words = [piece for piece in pieces if piece.startswith("Ġ") and len(piece) > 1]
     for first in pieces:
-        for second in words:  # a space within a token: text is cut before spaces, so these never form
+        # a space within a token: text is cut before spaces, so these never form
+        for second in words:
             if len(vocabulary) < NUM_WORDS and first + second not in vocabulary:
                 vocabulary[first + second] = len(vocabulary)
                 merges.append((first, second))
@@ -101,7 +106,9 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 
 def build_model(seed: int) -> Qwen2ForCausalLM:
-    """Build a model of Qwen2-0.5B's shape with random weights: 494 million parameters, the head tied to the embedding."""
+    """Build a model of Qwen2-0.5B's shape with random weights: 494 million parameters, the head
+    tied to the embedding.
+    """
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(

@@ -1,4 +1,6 @@
-"""Eleven forms in which a right solution states its answer. Each is a function of a solution; its name is the row's."""
+"""Eleven forms in which a right solution states its answer. Each is a function of a solution; its
+name is the row's.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The GPU check: what the real engines promise on an accelerator, in one table. ``ops/gpu_check.sh`` starts it.
+"""The GPU check: what the real engines promise on an accelerator, in one table.
+``ops/gpu_check.sh`` starts it.
 
-form        what is measured here: the GPU form, or on a machine without one the CPU form, on tiny models
-models      random models of known shapes, and the operations that they take
-sampling    tokens a second of the engine, against vLLM's own (or, without vLLM, against ``generate`` of transformers)
-learning    model-FLOPs utilisation of the learner
-weights     engine and learner on the same weights: log-prob mismatch, and the pause of an update
-runs        20 updates of whole asynchronous runs
-table       figures to rows, each held against its bar
+form        what is measured here: the GPU form, or on a machine without one the CPU form, on tiny
+models models      random models of known shapes, and the operations that they take sampling
+tokens a second of the engine, against vLLM's own (or, without vLLM, against ``generate`` of
+transformers) learning    model-FLOPs utilisation of the learner weights     engine and learner on
+the same weights: log-prob mismatch, and the pause of an update runs        20 updates of whole
+asynchronous runs table       figures to rows, each held against its bar
 
-Every part runs in a process of its own, so that one frees the device for the next, and one that fails is a row of the table.
+Every part runs in a process of its own, so that one frees the device for the next, and one that
+fails is a row of the table.
 """

@@ -1,7 +1,7 @@
 """``python -m ops.bench.gpu``: the whole check; ``--part NAME`` measures one part in this process.
 
-*Consumes* the machine. *Produces* a table on the terminal, and JSON beside it. *Waits for* each part's process, within a limit.
-Exit code 0 when every bar holds and no part failed, else 1.
+*Consumes* the machine. *Produces* a table on the terminal, and JSON beside it. *Waits for* each
+part's process, within a limit. Exit code 0 when every bar holds and no part failed, else 1.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def measure_part(part: str, out: Path) -> None:
 
 
 def run_part(part: str) -> Figures | str:
-    """Measure one part in a process of its own; return its figures, or the end of what it said when it failed."""
+    """Measure one part in a process of its own; return its figures, or the end of what it said when
+    it failed.
+    """
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:
         out, log = Path(folder) / "figures.json", Path(folder) / "log"
         with log.open("wb") as stream:
@@ -67,7 +69,8 @@ def run_part(part: str) -> Figures | str:
                 stdout=stream,
                 stderr=stream,
                 env={**_SURROUNDINGS, **os.environ},
-                start_new_session=True,  # its own children end with it
+                # its own children end with it
+                start_new_session=True,
             )
             try:
                 code = process.wait(LIMIT_S)

@@ -1,9 +1,12 @@
-"""Model-FLOPs utilisation of the learner: the operations that a step needs over those that the device could do meanwhile.
+"""Model-FLOPs utilisation of the learner: the operations that a step needs over those that the
+device could do meanwhile.
 
-*Consumes* random models and full-length samples. *Produces* a share of the peak for each. *Waits for* the device.
+*Consumes* random models and full-length samples. *Produces* a share of the peak for each. *Waits
+for* the device.
 
-The peak is the vendor's figure for dense bf16, where the device is known; else, and on a CPU, that of a large matrix product
-measured here. Samples are all of one length: what is measured is the step, not the packing.
+The peak is the vendor's figure for dense bf16, where the device is known; else, and on a CPU, that
+of a large matrix product measured here. Samples are all of one length: what is measured is the
+step, not the packing.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from workers.engines.model.loading import resolve_dtype
 
 ROUNDS = 3
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bf16 operations a second, SXM boards, by the vendor's data sheets; a name that contains the key."""
+"""Dense bf16 operations a second, SXM boards, by the vendor's data sheets; a name that contains the
+key.
+"""
 
 
 def learner(form: Form, folder: Path) -> dict[str, float]:

@@ -1,8 +1,10 @@
-"""Random models of known shapes: folders that every engine loads, and the operations that training them takes.
+"""Random models of known shapes: folders that every engine loads, and the operations that training
+them takes.
 
 *Consumes* a shape. *Produces* a model folder; numbers of operations. *Waits for* the disk.
 
-The two big shapes are those of Qwen2.5-0.5B and -1.5B (their ``config.json``); speed does not ask what the weights are.
+The two big shapes are those of Qwen2.5-0.5B and -1.5B (their ``config.json``); speed does not ask
+what the weights are.
 """
 
 from __future__ import annotations
@@ -31,16 +33,20 @@ class Shape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that every token is multiplied with: all layers, and the output layer; the embedding is looked up."""
+        """Weights that every token is multiplied with: all layers, and the output layer; the
+        embedding is looked up.
+        """
         head_dim = self.hidden // self.heads
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_heads * head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary
 
     def step_flops(self, prompt_tokens: int, response_tokens: int, num_sequences: int) -> float:
-        """Return the floating-point operations of forward and backward of equal sequences, without any recomputation.
+        """Return the floating-point operations of forward and backward of equal sequences, without
+        any recomputation.
 
-        Six for each weight and token (PaLM, 2204.02311, appendix B), the output layer for response tokens only, since no other
-        logits are needed; and six for each hidden unit, layer and pair of tokens that attend: two products, half of the square.
+        Six for each weight and token (PaLM, 2204.02311, appendix B), the output layer for response
+        tokens only, since no other logits are needed; and six for each hidden unit, layer and pair
+        of tokens that attend: two products, half of the square.
         """
         length = prompt_tokens + response_tokens
         layers = self.matmul_parameters - self.hidden * self.vocabulary
@@ -74,7 +80,8 @@ def write_model(shape: Shape, folder: Path, *, dtype: torch.dtype, positions: in
                 eos_token_id=None,
             )
         )
-    torch.nn.Module.to(model, dtype)  # casts in place
+    # casts in place
+    torch.nn.Module.to(model, dtype)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_TOKENIZER / name, folder / name)

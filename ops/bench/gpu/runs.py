@@ -1,6 +1,7 @@
 """Whole asynchronous runs on this machine: 20 updates of the demo's task, by ``headrace up``.
 
-*Consumes* an algorithm's run file. *Produces* seconds, accuracies, and whether the ledger balances. *Waits for* the run.
+*Consumes* an algorithm's run file. *Produces* seconds, accuracies, and whether the ledger balances.
+*Waits for* the run.
 
 On a GPU all workers of the run share it, one generator among them.
 """

@@ -1,11 +1,14 @@
 # pyright: reportMissingImports=false
-"""Tokens a second of the generation engine, against the fastest way to sample the same without Headrace.
+"""Tokens a second of the generation engine, against the fastest way to sample the same without
+Headrace.
 
-*Consumes* a random model, prompts, and a length for every response. *Produces* tokens a second. *Waits for* vLLM to load.
+*Consumes* a random model, prompts, and a length for every response. *Produces* tokens a second.
+*Waits for* vLLM to load.
 
-On a GPU vLLM has the device for itself in each of two processes: its own offline ``LLM.generate`` with log-probs not asked for,
-and Headrace's engine on vLLM's async one. On a CPU both are interleaved in one process, by processor time
-(``ops.bench.vllm_overhead``); without vLLM the local engine is held against transformers' ``generate`` (``ops.bench.engine``).
+On a GPU vLLM has the device for itself in each of two processes: its own offline ``LLM.generate``
+with log-probs not asked for, and Headrace's engine on vLLM's async one. On a CPU both are
+interleaved in one process, by processor time (``ops.bench.vllm_overhead``); without vLLM the local
+engine is held against transformers' ``generate`` (``ops.bench.engine``).
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _ROUNDS_ON_CPU = 9
 
 
 def make_work(form: Form, seed: int = 0) -> Work:
-    """Draw prompts of the form's length, and heavy-tailed response lengths of which the longest is the form's."""
+    """Draw prompts of the form's length, and heavy-tailed response lengths of which the longest is
+    the form's.
+    """
     rng = np.random.default_rng(seed)
     law = rng.lognormal(np.log(form.response_tokens / 4), 0.8, form.num_sequences)
     lengths = np.clip(law, 2, form.response_tokens).astype(np.int64)

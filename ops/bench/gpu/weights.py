@@ -1,12 +1,14 @@
-"""Engine and learner on the same weights: how far their log-probs are apart, and what an update of the weights costs.
+"""Engine and learner on the same weights: how far their log-probs are apart, and what an update of
+the weights costs.
 
-*Consumes* a learner's published weights. *Produces* the mismatch of sampled tokens' log-probs, and the pause of an update.
-*Waits for* vLLM to load.
+*Consumes* a learner's published weights. *Produces* the mismatch of sampled tokens' log-probs, and
+the pause of an update. *Waits for* vLLM to load.
 
-The mismatch is of tokens that the engine sampled: d = log p(engine) - log p(learner), its largest and mean absolute value, and
-the k3 estimate of KL(engine || learner), the mean of exp(-d) - 1 + d. The pause is the time within ``load_weights`` while all
-slots decode, after the weights were staged; its bar is one decode step and a copy of the weights at half of the rate at which
-the device copies memory.
+The mismatch is of tokens that the engine sampled: d = log p(engine) - log p(learner), its largest
+and mean absolute value, and the k3 estimate of KL(engine || learner), the mean of exp(-d) - 1 + d.
+The pause is the time within ``load_weights`` while all slots decode, after the weights were staged;
+its bar is one decode step and a copy of the weights at half of the rate at which the device copies
+memory.
 """
 
 from __future__ import annotations
@@ -54,10 +56,13 @@ def weights(form: Form, folder: Path) -> dict[str, float]:
 
 
 def swap(form: Form, engine: GenerationEngine, published: Path) -> dict[str, float]:
-    """Swap weights in flight, some steps apart; return the median pause, decode step, and what the bar is made of."""
+    """Swap weights in flight, some steps apart; return the median pause, decode step, and what the
+    bar is made of.
+    """
     for number in range(form.num_slots):
         engine.submit(_request(form, 1, number))
-    engine.advance(STEPS)  # prompts are filled in
+    # prompts are filled in
+    engine.advance(STEPS)
     pauses: list[float] = []
     decoding_s, num_steps = 0.0, 0
     for version in range(1, SWAPS + 1):

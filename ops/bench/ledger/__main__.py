@@ -2,7 +2,8 @@
 
     python -m ops.bench.ledger --json bench-results/ledger.json
 
-*Consumes* nothing but this project. *Produces* a table, JSON, and exit code 1 when a bar does not hold. *Waits for* the races.
+*Consumes* nothing but this project. *Produces* a table, JSON, and exit code 1 when a bar does not
+hold. *Waits for* the races.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Bench:
 
 
 def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
-    """Run all contenders at one size, turn by turn, on a server of their own; return seconds by round, and what they mean."""
+    """Run all contenders at one size, turn by turn, on a server of their own; return seconds by
+    round, and what they mean.
+    """
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         folder = Path(name)
         server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
@@ -113,7 +116,9 @@ def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
 
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the path's speed over that of what each bar names; (a) and (b) are compared round by round."""
+    """Return the path's speed over that of what each bar names; (a) and (b) are compared round by
+    round.
+    """
     seconds: dict[str, list[float]] = result["seconds"]
     found: dict[str, Spread] = {}
     if result["num_tokens"] >= BARS_FROM:
@@ -126,7 +131,9 @@ def judge(result: dict[str, Any]) -> dict[str, Spread]:
 
 
 def judge_by_cpu(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the same ratios of processor time a chunk, which a neighbour on the machine disturbs least."""
+    """Return the same ratios of processor time a chunk, which a neighbour on the machine disturbs
+    least.
+    """
     spent = {
         name: [client + server for client, server in zip(taken, result["server_cpu_us"][name], strict=True)]
         for name, taken in result["client_cpu_us"].items()

@@ -1,10 +1,12 @@
 """The path's hops with no ledger on them: what moving the bytes this way costs by itself.
 
-*Consumes* the same server, client, codec and links as the path. *Produces* moved chunks. *Waits for* its peers.
+*Consumes* the same server, client, codec and links as the path. *Produces* moved chunks. *Waits
+for* its peers.
 
-Every chunk goes through a script that only keeps it, and over the wire to a scorer, which decodes it, writes a score and names
-it to the learner, which reads it back, decodes it and forgets it. No admission, lease, fence, index, claim or count: what the
-path takes beyond this is the price of the ledger's promises, and what this takes no ledger with these hops can save.
+Every chunk goes through a script that only keeps it, and over the wire to a scorer, which decodes
+it, writes a score and names it to the learner, which reads it back, decodes it and forgets it. No
+admission, lease, fence, index, claim or count: what the path takes beyond this is the price of the
+ledger's promises, and what this takes no ledger with these hops can save.
 """
 
 from __future__ import annotations

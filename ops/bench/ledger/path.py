@@ -1,12 +1,13 @@
-"""The product's path, with nothing computed on the way: lease, write, send, score, claim, fetch, settle.
+"""The product's path, with nothing computed on the way: lease, write, send, score, claim, fetch,
+settle.
 
-*Consumes* a ledger server with the product's settings. *Produces* settled updates. *Waits for* what a run waits for: credit,
-room in a mailbox, ready units.
+*Consumes* a ledger server with the product's settings. *Produces* settled updates. *Waits for* what
+a run waits for: credit, room in a mailbox, ready units.
 
-Each process makes a worker's calls in a worker's order (``workers.generator.generator``, ``workers.scorers.scorer``,
-``workers.learner.learner``), with no engine between them. Every chunk is written to the ledger once, under its own key,
-before it is sent; every score is written once; every claim is settled. At the end the ledger is asked whether each chunk
-was trained, once.
+Each process makes a worker's calls in a worker's order (``workers.generator.generator``,
+``workers.scorers.scorer``, ``workers.learner.learner``), with no engine between them. Every chunk
+is written to the ledger once, under its own key, before it is sent; every score is written once;
+every claim is settled. At the end the ledger is asked whether each chunk was trained, once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _WRITERS = 16
 _LEASED = 128
 _SCORED_AT_ONCE = 64
 _POLL_S = 0.002
-"""Between two questions at least. A worker waits ten times as long, but its updates take seconds, not milliseconds."""
+"""Between two questions at least. A worker waits ten times as long, but its updates take seconds,
+not milliseconds.
+"""
 _LONGEST_POLL_S = 0.1
 _PATIENCE_S = 60.0
 _MAILBOX_MESSAGES = 16
@@ -144,7 +147,9 @@ class _Generator:
 
 
 async def receive_some(mailbox: Mailbox) -> list[TrajectoryChunk]:
-    """Wait for a chunk; return it with what else is there, as many as a scorer takes. Raises DataError when none comes."""
+    """Wait for a chunk; return it with what else is there, as many as a scorer takes. Raises
+    DataError when none comes.
+    """
     batch: list[TrajectoryChunk] = []
     while len(batch) < _SCORED_AT_ONCE:
         delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)

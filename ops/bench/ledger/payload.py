@@ -1,7 +1,7 @@
 """What every contender moves: finished responses of one window.
 
-*Consumes* a number of tokens. *Produces* chunks. *Waits for* nothing. The arrays are drawn once, for random numbers are not
-what is measured; every chunk has its own name.
+*Consumes* a number of tokens. *Produces* chunks. *Waits for* nothing. The arrays are drawn once,
+for random numbers are not what is measured; every chunk has its own name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Payload:
         self._nothing = np.empty(0, np.int32)
         self._tokens = rng.integers(0, _VOCABULARY, num_tokens, dtype=np.int32)
         self._logprobs = -rng.random(num_tokens, dtype=np.float32)
-        self._text = "so 2+3 is 5. " * (num_tokens // 4)  # about three letters a token, as of English text
+        # about three letters a token, as of English text
+        self._text = "so 2+3 is 5. " * (num_tokens // 4)
 
     def chunk(self, trajectory: TrajectoryId, policy_version: int) -> TrajectoryChunk:
         """Return the first and last chunk of a trajectory."""

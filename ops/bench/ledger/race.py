@@ -1,8 +1,9 @@
 """One contender's processes, started together.
 
-*Consumes* parts: functions that set themselves up, pass the gate, do their share, and pass it again. *Produces* the seconds
-from the common start to the last part's end, and the parts' processor time; starting and ending processes is not counted.
-*Waits for* the parts, up to a limit; then they are killed.
+*Consumes* parts: functions that set themselves up, pass the gate, do their share, and pass it
+again. *Produces* the seconds from the common start to the last part's end, and the parts' processor
+time; starting and ending processes is not counted. *Waits for* the parts, up to a limit; then they
+are killed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _SETUP_S = 60.0
 
 
 class Gate:
-    """What holds the parts of a race together: all begin together, and none closes its sockets before all are done."""
+    """What holds the parts of a race together: all begin together, and none closes its sockets
+    before all are done.
+    """
 
     def __init__(self, begin: Barrier, end: Barrier) -> None:
         self._begin, self._end = begin, end
@@ -30,7 +33,8 @@ class Gate:
 
     def begin(self) -> None:
         """Wait until every part is set up."""
-        gc.freeze()  # as a worker's process does, and for all contenders
+        # as a worker's process does, and for all contenders
+        gc.freeze()
         self._begin.wait(_SETUP_S)
         self._mark()
 

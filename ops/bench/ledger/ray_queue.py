@@ -1,9 +1,10 @@
-"""Rollouts through Ray's queues: generator, scorer and learner. Run by Ray's own environment, without this project.
+"""Rollouts through Ray's queues: generator, scorer and learner. Run by Ray's own environment,
+without this project.
 
     python ray_queue.py NUM_CHUNKS NUM_TOKENS
 
-*Consumes* nothing. *Produces* the seconds from the common start to the last rollout's arrival, on the last line of its output.
-*Waits for* Ray.
+*Consumes* nothing. *Produces* the seconds from the common start to the last rollout's arrival, on
+the last line of its output. *Waits for* Ray.
 """
 
 from __future__ import annotations

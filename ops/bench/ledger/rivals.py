@@ -57,7 +57,8 @@ class Load:
         return TrajectoryId("t", 1000, 3)
 
 
-# -- raw pyzmq -------------------------------------------------------------------------------------------------------------
+# -- raw pyzmq
+# -------------------------------------------------------------------------------------------------------------
 
 
 def raw_zmq(load: Load) -> list[Part]:
@@ -84,7 +85,8 @@ def _pull(gate: Gate, load: Load) -> None:
         gate.end()
 
 
-# -- SET and GET -----------------------------------------------------------------------------------------------------------
+# -- SET and GET
+# -----------------------------------------------------------------------------------------------------------
 
 
 def set_get(load: Load, deep: int = 1) -> list[Part]:
@@ -121,7 +123,8 @@ def _command(gate: Gate, load: Load, command: str, deep: int) -> None:
     asyncio.run(run())
 
 
-# -- a Redis stream of pickles ---------------------------------------------------------------------------------------------
+# -- a Redis stream of pickles
+# ---------------------------------------------------------------------------------------------
 
 
 def streams(load: Load) -> list[Part]:
@@ -188,22 +191,28 @@ def _forget(client: redis.Redis, stream: str, group: str, found: list[tuple[byte
     return len(places)
 
 
-# -- a Ray queue -----------------------------------------------------------------------------------------------------------
+# -- a Ray queue
+# -----------------------------------------------------------------------------------------------------------
 
 
 def ray_python() -> Path | None:
-    """Return the interpreter of the environment that holds Ray; None when there is none: ``make ray`` builds it."""
+    """Return the interpreter of the environment that holds Ray; None when there is none:
+    ``make ray`` builds it.
+    """
     path = Path(os.environ.get("HEADRACE_RAY", ".venv-ray")) / "bin" / "python"
     return path if path.exists() else None
 
 
 def ray_seconds(python: Path, load: Load) -> float:
-    """Run the queues in Ray's environment; return the seconds that all chunks would take. Raises DataError."""
+    """Run the queues in Ray's environment; return the seconds that all chunks would take. Raises
+    DataError.
+    """
     script = Path(__file__).with_name("ray_queue.py")
     num_chunks = max(1, load.num_chunks // _RAY_SHARE)
     command = [python, script, str(num_chunks), str(load.num_tokens)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["RAY_worker_niceness"] = "0"  # else its workers run at a priority lower by 15 than everybody else's
+    # else its workers run at a priority lower by 15 than everybody else's
+    environment["RAY_worker_niceness"] = "0"
     try:
         done = subprocess.run(command, capture_output=True, timeout=_RAY_LIMIT_S, check=False, env=environment)
     except subprocess.TimeoutExpired as error:

@@ -2,8 +2,9 @@
 
 *Consumes* a number of generators. *Produces* a ``Cost``. *Waits for* ``headrace up``.
 
-The window begins when the first updates are done and ends with the last one. Tokens are those that the generators had sampled,
-as their heartbeats say; processor time is the probes', interpolated to both ends, and the server's from /proc.
+The window begins when the first updates are done and ends with the last one. Tokens are those that
+the generators had sampled, as their heartbeats say; processor time is the probes', interpolated to
+both ends, and the server's from /proc.
 """
 
 from __future__ import annotations
@@ -75,14 +76,16 @@ class Cost:
 
     @property
     def core_share(self) -> float:
-        """Share of one core for each device at its full speed, were all costs by the token. Many are by the second, so with
-        devices that fell behind this is too much."""
+        """Share of one core for each device at its full speed, were all costs by the token. Many
+        are by the second, so with devices that fell behind this is too much."""
         return sum(self.per_million.values()) * TOKENS_PER_S / 1e6
 
 
 @dataclass(slots=True)
 class _Watch:
-    """What is read from outside, twice a second: the server's processor time, the generators' tokens; and a scrape."""
+    """What is read from outside, twice a second: the server's processor time, the generators'
+    tokens; and a scrape.
+    """
 
     config: RunConfig
     metrics_port: int
@@ -107,7 +110,8 @@ class _Watch:
         with suppress(redis.RedisError):
             self._client = self._client or redis.Redis.from_url(address.url, socket_timeout=2.0)
             found: Any = self._client.hgetall(keys.heartbeats(self.config.run.name))
-            for worker, beat in found.items():  # one that has left is not there any more, and its tokens still count
+            # one that has left is not there any more, and its tokens still count
+            for worker, beat in found.items():
                 self._sampled[worker] = json.loads(beat)["counters"].get("sampled_tokens", 0.0)
             self.tokens.append((now, sum(self._sampled.values())))
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """Which part of the control plane a sample belongs to.
 
-*Consumes* a process's command line, a thread and a file (``probe``). *Produces* a part, or None for what stands for the
-devices' own work. *Waits for* nothing.
+*Consumes* a process's command line, a thread and a file (``probe``). *Produces* a part, or None for
+what stands for the devices' own work. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PARTS: Final = (LEDGER, SERVER, WIRE, HEARTBEAT, METRICS, SUPERVISOR, ROLES, LOO
 
 _PLACES: Final = (
     ("workers/engines/", None),
-    ("pipeline/algorithms/", None),  # the learner's arithmetic
+    # the learner's arithmetic
+    ("pipeline/algorithms/", None),
     ("pipeline/rewards/", None),
     ("ops/", None),
     ("protocol/", WIRE),
@@ -31,13 +32,16 @@ _PLACES: Final = (
     ("pipeline/runtime/heartbeat", HEARTBEAT),
     ("pipeline/runtime/pulse", HEARTBEAT),
     ("pipeline/runtime/metrics", METRICS),
-    ("pipeline/runtime/host", LOOP),  # what is beneath it alone is asyncio's own
+    # what is beneath it alone is asyncio's own
+    ("pipeline/runtime/host", LOOP),
     ("pipeline/runtime/clock", LOOP),
 )
 
 
 def role_of(argv: Sequence[str]) -> str:
-    """Return ``generator``, ``supervisor`` ...; empty for helpers of a worker, such as a process that verifies."""
+    """Return ``generator``, ``supervisor`` ...; empty for helpers of a worker, such as a process
+    that verifies.
+    """
     if "workers" in argv:
         return argv[argv.index("workers") + 1]
     return "supervisor" if "pipeline.cli" in argv or any(word.endswith("headrace") for word in argv) else ""
@@ -58,7 +62,8 @@ def part_of(role: str, place: str) -> str | None:
         if file.startswith(prefix):
             return part
     if thread == "compute" and not file:
-        return None  # between two turns of an engine
+        # between two turns of an engine
+        return None
     return ROLES if file else LOOP
 
 

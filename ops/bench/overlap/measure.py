@@ -2,8 +2,8 @@
 
 *Consumes* a scenario. *Produces* a ``Measured``. *Waits for* ``headrace up``.
 
-Rates are those of the steady state: the first updates, when every queue is empty, are left out. Utilisations are those of the
-whole run, from the first wait of the learner to its last update.
+Rates are those of the steady state: the first updates, when every queue is empty, are left out.
+Utilisations are those of the whole run, from the first wait of the learner to its last update.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
 
 
 def draws(config: RunConfig) -> list[int]:
-    """Return the response lengths of the first trajectories in order of admission, cut at the cap."""
+    """Return the response lengths of the first trajectories in order of admission,
+    cut at the cap.
+    """
     law, algorithm = length_law(config.emulation), config.algorithm
     return [
         min(config.generation.max_response_tokens, law.draw(config.run.seed, TrajectoryId("t", group, member)))
@@ -133,7 +135,9 @@ def draws(config: RunConfig) -> list[int]:
 
 
 def prepare_model(folder: Path) -> Path:
-    """Copy the demo's tokenizer and configuration, with room for long responses; there are no weights."""
+    """Copy the demo's tokenizer and configuration, with room for long responses; there are no
+    weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     source = Path("ops/tiny_model")
     for path in source.iterdir():

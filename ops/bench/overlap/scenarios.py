@@ -2,9 +2,10 @@
 
 *Consumes* nothing. *Produces* scenarios. *Waits for* nothing.
 
-**Lengths.** Log-normal, as response lengths of reasoning models are usually found; the standard deviation of ln(length) is 1
-and the cap is eight medians, so that the longest of a batch is about five times its mean. RollPacker (2509.21009) reports
-lengths as skewed, and rollouts that take about 70 % of a synchronous update: the emulated learner is as slow as that makes it.
+**Lengths.** Log-normal, as response lengths of reasoning models are usually found; the standard
+deviation of ln(length) is 1 and the cap is eight medians, so that the longest of a batch is about
+five times its mean. RollPacker (2509.21009) reports lengths as skewed, and rollouts that take about
+70 % of a synchronous update: the emulated learner is as slow as that makes it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SCENARIOS: Final = (
         (
             "algorithm.name=tppo",
             "algorithm.tail_drop_tokens=8",
-            "algorithm.groups_per_update=160",  # windows that hold as many tokens as 128 responses
+            # windows that hold as many tokens as 128 responses
+            "algorithm.groups_per_update=160",
             "generation.window_tokens=128",
             "staleness.eta=2",
         ),

@@ -1,7 +1,7 @@
 """A verifier without a task: whether a response is right is drawn from its prompt's pass rate.
 
-*Consumes* responses. *Produces* accuracies, 0 or 1. *Waits for* nothing. A third of the prompts are always right or always
-wrong: groups without signal, as over-sampling is there for.
+*Consumes* responses. *Produces* accuracies, 0 or 1. *Waits for* nothing. A third of the prompts are
+always right or always wrong: groups without signal, as over-sampling is there for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pipeline.rewards.verifier import Response
 
 
 def judge(responses: Sequence[Response]) -> list[float]:
-    """Return 1 for a right response and 0 for a wrong one, a function of prompt and response alone."""
+    """Return 1 for a right response and 0 for a wrong one, a function of prompt and
+    response alone.
+    """
     return [float(_uniform(r.prompt_text + r.response_text) < _pass_rate(r.prompt_text)) for r in responses]
 
 

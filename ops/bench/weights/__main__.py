@@ -3,7 +3,8 @@
     headrace bench weights --json bench-results/weights.json
     headrace bench weights delta --json bench-results/weights-delta.json
 
-*Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the processes that it starts.
+*Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the processes that it
+starts.
 """
 
 from __future__ import annotations

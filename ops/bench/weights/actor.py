@@ -1,7 +1,8 @@
-"""The surroundings of an actor whose weights are measured: a real registry and transport, and a ledger that nobody uses.
+"""The surroundings of an actor whose weights are measured: a real registry and transport, and a
+ledger that nobody uses.
 
-*Consumes* the folder of a run whose ledger server is there. *Produces* what the runtime gives to a worker. *Waits for* the
-server; at the end, for what was spawned.
+*Consumes* the folder of a run whose ledger server is there. *Produces* what the runtime gives to a
+worker. *Waits for* the server; at the end, for what was spawned.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _SILENT_AFTER_S = 3600.0
 async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[ActorContext, ExitStack]]:
     """Be a worker of the run in ``run_dir``.
 
-    What is pushed onto the stack is called when the spawned tasks have ended and the transport is still open, as a worker's
-    teardown is.
+    What is pushed onto the stack is called when the spawned tasks have ended and the transport is
+    still open, as a worker's teardown is.
     """
     config = read_resolved(run_dir)
     registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name, silent_after_s=_SILENT_AFTER_S)

@@ -1,10 +1,12 @@
-"""A generator's process for the benchmark: decodes all the time, and takes weights as the generator worker does.
+"""A generator's process for the benchmark: decodes all the time, and takes weights as the generator
+worker does.
 
-*Consumes* a run's folder and a model's size. *Produces* a line of JSON for every version that it serves. *Waits for* the
-learner's announcements, and ends when its input is closed.
+*Consumes* a run's folder and a model's size. *Produces* a line of JSON for every version that it
+serves. *Waits for* the learner's announcements, and ends when its input is closed.
 
 The engine, the registry, the way of the weights and the order of things in the loop are those of
-``workers.generator.generator``; what is left out is what has nothing to do with weights: leases, chunks, scorers.
+``workers.generator.generator``; what is left out is what has nothing to do with weights: leases,
+chunks, scorers.
 
     python -m ops.bench.weights.generator RUN_DIR BYTES
 """

@@ -1,9 +1,11 @@
-"""The learner's side of the benchmark: publishes versions by the learner's own publisher, and times what becomes of them.
+"""The learner's side of the benchmark: publishes versions by the learner's own publisher, and times
+what becomes of them.
 
-*Consumes* a size and a way. *Produces* one ``Turn`` a round. *Waits for* the generator's word that it serves a version.
+*Consumes* a size and a way. *Produces* one ``Turn`` a round. *Waits for* the generator's word that
+it serves a version.
 
-The clock is the system's monotonic one, which all processes of a host share. In every round the rivals and the publisher take
-turns, while the generator decodes all the time.
+The clock is the system's monotonic one, which all processes of a host share. In every round the
+rivals and the publisher take turns, while the generator decodes all the time.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from workers.learner.weight_publisher import Publisher
 _LIMIT_S = 600.0
 """For the generator to serve a version."""
 _WARMUP = 4
-"""Versions until every file is written again, and not for the first time: fresh pages are no steady state."""
+"""Versions until every file is written again, and not for the first time: fresh pages are no steady
+state.
+"""
 _CHANGED_EVERY = 50
 """One number in so many changes from version to version."""
 
@@ -83,12 +87,16 @@ class Turn:
 
     @property
     def moving_s(self) -> float:
-        """Without the waits: for the announcement to be seen, and for the running decode step to end."""
+        """Without the waits: for the announcement to be seen, and for the running decode step to
+        end.
+        """
         return self.write_s + self.verify_s + self.pause_s
 
 
 class _Weights:
-    """A learner's weights, of which some change from version to version, or an adapter on them, which does."""
+    """A learner's weights, of which some change from version to version, or an adapter on them,
+    which does.
+    """
 
     def __init__(self, num_bytes: int, rank: int) -> None:
         self._tensors = {name: tensor.clone() for name, tensor in make_model(num_bytes).state_dict().items()}

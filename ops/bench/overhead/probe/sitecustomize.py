@@ -1,11 +1,14 @@
-"""Samples where this process spends its processor time. Loaded by every Python process of a measured fleet, before its program.
+"""Samples where this process spends its processor time. Loaded by every Python process of a
+measured fleet, before its program.
 
-*Consumes* ``HEADRACE_PROBE``, a folder. *Produces* ``<pid>.jsonl`` in it: lines of wall-clock time and microseconds by thread
-and place so far. *Waits for* nothing: a signal comes after every 10 ms of processor time.
+*Consumes* ``HEADRACE_PROBE``, a folder. *Produces* ``<pid>.jsonl`` in it: lines of wall-clock time
+and microseconds by thread and place so far. *Waits for* nothing: a signal comes after every 10 ms
+of processor time.
 
-Every thread's time since the last sample goes to where that thread is now: the innermost function of this project on its stack.
-A main thread that is found asleep keeps its time for the next sample that finds it awake, for then another thread rang.
-Threads of libraries, which have no stack in Python, go by the name that they gave themselves.
+Every thread's time since the last sample goes to where that thread is now: the innermost function
+of this project on its stack. A main thread that is found asleep keeps its time for the next sample
+that finds it awake, for then another thread rang. Threads of libraries, which have no stack in
+Python, go by the name that they gave themselves.
 """
 
 # ruff: noqa: PTH100, PTH120, PTH123, PTH208 - loaded before every program: nothing more than this is imported
@@ -57,7 +60,8 @@ class Probe:
                 with open(f"/proc/self/task/{task}/schedstat") as file:
                     nanoseconds = int(file.read().split()[0])
             except OSError:
-                continue  # it has ended
+                # it has ended
+                continue
             delta = nanoseconds - self._seen.get(task, 0)
             if not delta:
                 continue
@@ -69,7 +73,8 @@ class Probe:
                 stack = main if is_main else frames.get(thread.ident or 0)
                 found = _place(stack)
                 if is_main and found is None:
-                    continue  # asleep: its time waits for a sample that finds it awake
+                    # asleep: its time waits for a sample that finds it awake
+                    continue
                 place = f"{'main' if is_main else thread.name.split('-')[0]}:{found or ''}"
             self._seen[task] = nanoseconds
             self._spent[place] = self._spent.get(place, 0.0) + delta / 1000
@@ -87,7 +92,9 @@ class Probe:
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """Return the innermost file of this project; "" for other code, None for a thread that sleeps in the standard library."""
+    """Return the innermost file of this project; "" for other code, None for a thread that sleeps
+    in the standard library.
+    """
     if frame is not None and frame.f_code.co_filename.rsplit("/", 1)[-1] in _ASLEEP:
         return None
     while frame is not None:
