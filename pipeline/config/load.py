@@ -208,8 +208,10 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
         return [f"{where}: `{key}` is {given!r}, but is no setting any more: {REMOVED[key]}"]
     if error["type"] == "extra_forbidden":
         leaves = _leaves(cast("Tree", given), path) if isinstance(given, dict) and given else [path]
+        # A key may be a URL: of `--set rediss://user:password@host?x=1` all before the `=`.
         return [
-            f"{origins.get(leaf, where)}: unknown key `{'.'.join(leaf)}`{suggest('.'.join(leaf))}" for leaf in leaves
+            f"{origins.get(leaf, where)}: unknown key `{hide_password('.'.join(leaf))}`{suggest('.'.join(leaf))}"
+            for leaf in leaves
         ]
     if error["type"] == "missing":
         if path[-1].isdecimal():
