@@ -4,11 +4,9 @@
 them and stand on PYTHONPATH, which Python searches before what is installed. A process that starts
 here takes these three names from its own distribution. All other imports follow the path as ever.
 
-    headrace ARGUMENT ...                                         the console script: ``main``
-    python -P .../protocol/headrace.py MODULE ARGUMENT ...        how one process starts another: ``command``
-    python -P -m headrace MODULE ARGUMENT ...                     the same, by hand
+    python -P .../protocol/headrace.py MODULE ARGUMENT ...    how one process starts another
+    headrace ARGUMENT ...                                     see pipeline/cli/headrace.py
 
-The wheel holds this file twice: here, and as the module ``headrace``, the distribution's own name.
 Only the standard library is imported at its top.
 """
 
@@ -20,61 +18,54 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import ClassVar, Final, NoReturn
 
 PACKAGES: Final = ("pipeline", "protocol", "workers")
 _HERE: Final = Path(__file__).absolute()
-_PLACE: Final = Path("protocol") / "headrace.py"
-"""Of this file below the folder that holds the packages."""
 
 
 class _OwnPackages:
-    """A finder that knows the distribution's own packages by name."""
+    """A finder that knows the distribution's own packages by name: they are beside this one."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = [str(root)]
+    _root: ClassVar = [str(_HERE.parents[1])]
 
+    @classmethod
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a package of ours is; None for any other module."""
-        return PathFinder.find_spec(name, self._root, target) if name in PACKAGES else None
+        return PathFinder.find_spec(name, cls._root, target) if name in PACKAGES else None
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command line of a process that imports ``module``, or a package's ``__main__``, and calls its ``main``."""
+    """Return the command line of a process that calls ``main`` of a module, or of a package's
+    ``__main__``.
+    """
     return [sys.executable, "-P", str(_HERE), module, *arguments]
-
-
-def main() -> None:
-    """Run the command line."""
-    keep_own()
-    importlib.import_module("pipeline.cli").main()
 
 
 def keep_own() -> None:
     """Import our packages from our own distribution from now on. Repeated calls do nothing."""
-    if not any(type(finder).__name__ == _OwnPackages.__name__ for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OwnPackages(_root()))
+    if not any(getattr(finder, "__name__", "") == _OwnPackages.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OwnPackages)
 
 
-def _root() -> Path:
-    """Return the folder that holds the packages: around this file, beside its copy, or on the path of an editable install."""
-    for folder in (_HERE.parents[1], _HERE.parent, *map(Path, sys.path)):
-        if (folder / _PLACE).is_file():
-            return folder.absolute()
-    raise ImportError(f"{_HERE} is a copy of {_PLACE}, which is nowhere on the path; install headrace again")
+def main() -> None:
+    """Run the command line."""
+    importlib.import_module("pipeline.cli").main()
 
 
-def _run(module: str) -> int | None:
-    found = importlib.import_module(module)
+def run(words: Sequence[str]) -> NoReturn:
+    """Run what ``command`` names, and end the process with its exit code."""
+    sys.argv[:] = words
+    found = importlib.import_module(words[0])
     if hasattr(found, "__path__"):
-        found = importlib.import_module(f"{module}.__main__")
-    return found.main()
+        found = importlib.import_module(f"{words[0]}.__main__")
+    sys.exit(found.main())
 
 
-if __name__ in ("__main__", "__mp_main__"):  # the second: a process that multiprocessing spawns from one of these
+# the second: a process that multiprocessing spawns from one of these
+if __name__ in ("__main__", "__mp_main__"):
     keep_own()
 if __name__ == "__main__":
-    sys.argv[:] = sys.argv[1:]
-    sys.exit(_run(sys.argv[0]))
+    run(sys.argv[1:])

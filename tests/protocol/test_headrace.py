@@ -1,13 +1,15 @@
-"""Claims about the entry to our processes: packages of the user's that have our names break nothing."""
+"""Claims about the entry to our processes: a user's packages of our names break nothing."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.build import build_wheel
 
 from protocol import headrace
 
@@ -79,11 +81,18 @@ def test_the_users_other_modules_are_found_where_python_finds_them(trap: Path) -
     assert run(trap, headrace.command("shown")).stdout.strip() == str(trap / "my_rewards.py")
 
 
-def test_a_copy_of_the_entry_finds_the_packages_on_the_path(trap: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "installed" / "headrace.py"
-    copy.parent.mkdir()
-    copy.write_bytes((ROOT / "protocol" / "headrace.py").read_bytes())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (trap, copy.parent, ROOT)))}
+def test_the_wheel_has_every_file_of_the_packages_and_runs_beside_such_folders(
+    trap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    wheel = trap / build_wheel(str(trap))
+    zipfile.ZipFile(wheel).extractall(trap / "installed")
+    tracked = subprocess.run(
+        ["git", "ls-files", *headrace.PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = set(tracked.stdout.split()) - {"pipeline/cli/headrace.py"}
+    assert [file for file in sorted(files) if not (trap / "installed" / file).is_file()] == []
+    environment = {**os.environ, "PYTHONPATH": f"{trap}{os.pathsep}{trap / 'installed'}"}
     words = [sys.executable, "-P", "-m", "headrace", "workers", "--help"]
     done = subprocess.run(words, cwd=trap, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
