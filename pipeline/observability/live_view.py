@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +47,7 @@ _STATE_STYLE = {
     RunState.FINISHED: "green",
     RunState.FAILED: "red",
 }
-_LINES_AROUND_FLEET = 15
+_LEAST_WORKERS = 4
 _ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d{4}-\S+)(?= |$)")
 """What the supervisor's log says on every line; the picture says it already."""
 
@@ -158,22 +159,41 @@ class LiveView(View):
         self._live.update(self.render(snapshot), refresh=True)
 
     def render(self, snapshot: RunSnapshot, *, is_last: bool = False) -> RenderableType:
-        """Return the picture; the last one leaves out workers, which have ended."""
+        """Return the picture; the last one leaves out workers, which have ended.
+
+        Where it would have more lines than the terminal, a worker has one line; where these are too
+        many, the last workers are left out.
+        """
         progress = self._progress()
-        parts: list[RenderableType] = [_bar(progress), _facts(progress, snapshot)]
-        if not is_last and (snapshot.heartbeats or snapshot.absent):
-            workers = worker_rows(
-                snapshot.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
+        if is_last or not (snapshot.heartbeats or snapshot.absent):
+            return self._panel(progress, snapshot, [])
+        workers = worker_rows(
+            snapshot.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
+        )
+
+        def drawn(*, wraps: bool, max_rows: int | None = None) -> Panel:
+            fleet = fleet_table(workers, absent=snapshot.absent, max_rows=max_rows, wraps=wraps)
+            return self._panel(
+                progress, snapshot, [Text(), fleet, Text(), Text(bottleneck(workers), style="dim italic")]
             )
-            max_rows = max(4, self._console.height - _LINES_AROUND_FLEET)
-            parts += [Text(), fleet_table(workers, absent=snapshot.absent, max_rows=max_rows)]
-            parts += [Text(), Text(bottleneck(workers), style="dim italic")]
-        parts += [
+
+        if not self._lines_too_many(whole := drawn(wraps=True)):
+            return whole
+        too_many = self._lines_too_many(cut := drawn(wraps=False))
+        if not too_many:
+            return cut
+        return drawn(wraps=False, max_rows=max(_LEAST_WORKERS, len(workers) - too_many))
+
+    def _lines_too_many(self, panel: Panel) -> int:
+        return max(0, len(self._console.render_lines(panel)) - self._console.height)
+
+    def _panel(self, progress: Progress, snapshot: RunSnapshot, fleet: Sequence[RenderableType]) -> Panel:
+        notices = [
             Text(printable_line(line), style="yellow", overflow="ellipsis", no_wrap=True)
             for line in self._notices.lines
         ]
         return Panel(
-            Group(*parts),
+            Group(_bar(progress), _facts(progress, snapshot), *fleet, *notices),
             title=self._title(),
             title_align="left",
             subtitle=Text(f" {snapshot.status.state} · {self._elapsed()} "),

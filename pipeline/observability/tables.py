@@ -2,12 +2,13 @@
 
 *Consumes* rows of ``pipeline.observability.status`` and the ledger's counters. *Produces* things
 that rich can print. *Waits for* nothing. Tables wrap rather than cut: a narrow terminal shows more
-lines, not less.
+lines, not less. Only the live view cuts, where a picture has more lines than its terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.table import Table
 from rich.text import Text
@@ -21,11 +22,17 @@ from protocol.printable import printable_line
 _HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
 
 
-def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max_rows: int | None = None) -> Table:
+def fleet_table(
+    workers: Sequence[WorkerRow],
+    *,
+    absent: Sequence[str] = (),
+    max_rows: int | None = None,
+    wraps: bool = True,
+) -> Table:
     """Return one row a worker: health, version, memory, what it waits for, and its own counters.
 
     ``absent`` are workers that are wanted and not there. With more than ``max_rows`` the unwell and
-    the first are shown.
+    the first are shown. Unless it ``wraps``, a row is one line, cut at its end.
     """
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("worker", no_wrap=True)
@@ -33,6 +40,7 @@ def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max
     table.add_column("MB", justify="right", no_wrap=True)
     table.add_column("waits for", ratio=1)
     table.add_column("done", ratio=1)
+    cell = partial(Text, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
     shown = _most_telling(workers, max_rows)
     for row in workers:
         if row.worker not in shown:
@@ -43,8 +51,8 @@ def fleet_table(workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max
             Text(row.worker, style=_HEALTH_STYLE[row.health]),
             str(row.policy_version) if row.policy_version >= 0 else "–",
             f"{row.rss_bytes / 2**20:.0f}",
-            Text(what) if row.health is Health.LIVE else Text(f"{row.health} for {unwell_s:.0f} s", style="bold red"),
-            Text(work_done(row)),
+            cell(what) if row.health is Health.LIVE else cell(f"{row.health} for {unwell_s:.0f} s", "bold red"),
+            cell(work_done(row)),
         )
     for name in absent:
         if name not in {row.worker for row in workers}:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -80,6 +82,32 @@ def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -
     assert "silent for 100 s" in text
     assert "and 17 more" in text
     assert len(text.splitlines()) <= 7
+
+
+@pytest.mark.parametrize("num_workers", [3, 5, 8, 21])
+def test_a_picture_has_no_more_lines_than_its_terminal_whatever_workers_say(tmp_path: Path, num_workers: int) -> None:
+    """Below the fleet stand what everything waits for, and the run's state: neither is cut off."""
+    detail = "the learner to settle or drop work: sampling is as far ahead as staleness allows"
+    counters = {"sampled_tokens": 1e6, "weight_swaps": 9, "weights_pause_s": 1.0}
+    beats = [
+        msgspec.structs.replace(beat, detail=detail, counters=counters, at_s=(now := time.time()), progress_at_s=now)
+        for beat in BEATS[:num_workers]
+    ]
+    text = _text(_view(tmp_path, 80).render(RunSnapshot(RunStatus(RunState.RUNNING), beats, TOTALS)), 80)
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert "running" in lines[-1]
+    assert "as staleness allows" in " ".join(text.replace("│", " ").split()), "what everything waits for stands whole"
+    assert "generator-1" in text
+
+
+def test_a_picture_wraps_what_workers_say_where_its_terminal_has_the_lines(tmp_path: Path) -> None:
+    beats = [
+        msgspec.structs.replace(beat, detail="a long reason " * 5, at_s=(now := time.time()), progress_at_s=now)
+        for beat in BEATS[:3]
+    ]
+    text = _text(_view(tmp_path, 80, 40).render(RunSnapshot(RunStatus(RunState.RUNNING), beats, TOTALS)), 80)
+    assert "…" not in text
 
 
 def test_the_last_picture_leaves_workers_out_and_keeps_the_figures(tmp_path: Path) -> None:
