@@ -132,6 +132,8 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
                     os.kill(pid, number)
         else:
             asyncio.run(_ask(run_dir))
+        asked = "to end at once" if now else "to drain and end; Ctrl-C ends the waiting, not the drain"
+        click.echo(f"{run_dir} was asked {asked}", err=True)
         try:
             asyncio.run(_until_down(run_dir, deadline))
         except KeyboardInterrupt:

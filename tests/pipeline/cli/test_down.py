@@ -103,7 +103,9 @@ def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
     with draining_run(tmp_path, for_s=1.5) as run_dir:
         done = _down(run_dir)
         assert done.exception is None
-        assert "still draining: learner (disk: a checkpoint)" in done.stderr
+        first, *others = done.stderr.splitlines()
+        assert first == f"{run_dir} was asked to drain and end; Ctrl-C ends the waiting, not the drain"
+        assert "still draining: learner (disk: a checkpoint)" in others
         assert "is down" in done.stdout
         assert _status(run_dir) is RunState.STOPPING
 
