@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from protocol.trajectory import Score, TrajectoryChunk
 
 _MARGIN = 11
+_NOTHING = (
+    "the ledger holds no chunk of a training response: nothing was sampled yet, or all of it was trained on or dropped; "
+    "`headrace samples` shows responses of updates, `headrace why` what the run waits for"
+)
 
 
 @click.command(
@@ -61,7 +65,7 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
                 echo_json(stored) if as_json else click.echo("\n".join(rows(stored)))
                 return
             if not stored:
-                raise ConfigError("the ledger holds no chunk; `headrace why` tells what the run waits for")
+                raise ConfigError(_NOTHING)
             name = stored[0].chunk
         blobs = await at.replay.peek(name)
         if not blobs:
@@ -109,7 +113,7 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
     from pipeline.observability.why.types import seconds
 
     if not stored:
-        return ["the ledger holds no chunk of a training response; `headrace why` tells what the run waits for"]
+        return [_NOTHING]
     cells = [("chunk", "tokens", "response", "has", "written")]
     for one in stored:
         state = "finished" if one.is_final else "goes on"

@@ -119,7 +119,8 @@ def test_its_messages_are_shown_on_request() -> None:
 
 @pytest.mark.usefixtures("server")
 def test_an_empty_ledger_says_so() -> None:
-    assert "holds no chunk" in _peek()
+    assert "holds no chunk" in (told := _peek())
+    assert "headrace samples" in told, "what was trained on is there alone"
     with pytest.raises(ConfigError, match="holds no chunk"):
         _peek("--latest")
     with pytest.raises(ConfigError, match=r"t\.9\.0\.0 is not in the ledger"):
