@@ -114,7 +114,8 @@ class Progress:
         rate = self._num_done / (now - self._began)
         total = max(self._total, self._num_done)
         left = f", {(total - self._num_done) / rate:.0f} s left" if rate else ""
-        self._tell(f"{self._num_done:,} of {total:,} responses ({self._num_done / total:.0%}), {rate:,.0f}/s{left}")
+        pace = f"{rate:,.0f}/s" if rate >= 10.0 else f"{rate:.1f}/s"
+        self._tell(f"{self._num_done:,} of {total:,} responses ({self._num_done / total:.0%}), {pace}{left}")
 
 
 def show_report(report: ScoreReport, console: Console) -> None:
@@ -140,7 +141,8 @@ def show_report(report: ScoreReport, console: Console) -> None:
     _add(spread, "reward", report.reward, "{:.3g}")
     _add(spread, f"{report.length_unit}, correct", report.correct_lengths, "{:.0f}")
     _add(spread, f"{report.length_unit}, others", report.other_lengths, "{:.0f}")
-    console.print(spread)
+    if spread.row_count:
+        console.print(spread)
 
     if report.groups:
         groups = Table("value", "responses", "no verdict", "accuracy", box=None, pad_edge=False)

@@ -194,6 +194,11 @@ def test_progress_is_told_every_five_seconds_with_rate_and_rest() -> None:
     now[0] = 9.0
     progress(100)
     assert told == ["200 of 1,000 responses (20%), 40/s, 20 s left"]
+    told.clear()
+    slow = Progress(10, told.append, clock=lambda: now[0])
+    now[0] = 19.0
+    slow(2)
+    assert told == ["2 of 10 responses (20%), 0.2/s, 40 s left"]
 
 
 async def test_a_pool_tells_of_every_response_as_it_is_judged(tmp_path: Path) -> None:
