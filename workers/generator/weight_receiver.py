@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.registry.contract import LinkReport, Topic, WeightsAnnouncement
+from pipeline.runtime.registry.contract import LinkReport, Topic, WaitingFor, WeightsAnnouncement
 from pipeline.runtime.role_sender import SAID_AFTER_S, unreached_words
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.segments import MappedFile, SegmentReader, UnnamedFile
@@ -95,6 +95,21 @@ class WeightsTaker:
     def has_newer(self) -> bool:
         """Whether a version is verified and waits to be swapped in."""
         return self._staged is not None
+
+    async def take_first(self) -> None:
+        """Wait for a version and take it. After a refused version, wait until the learner repairs it or
+        publishes another."""
+        kind, detail = WaitingFor.WEIGHTS, "the learner's first version"
+        while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
+            self._ctx.waiting_for(kind, detail)
+            try:
+                await self.look()
+            except WeightsDamaged as error:
+                kind, detail = WaitingFor.QUARANTINE, str(error)
+            if self.has_newer:
+                await self.swap()
+            else:
+                await self.wait()
 
     async def watch(self) -> None:
         """Look for newer versions until the drain; what is refused is told by the next ``swap``."""

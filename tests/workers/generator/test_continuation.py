@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
 from workers.engines.build import build_generation_engine
 from workers.generator.generator import Generator
-from workers.generator.weight_receiver import WeightsTaker
 
 MODEL = Path(__file__).resolve().parents[3] / "ops" / "tiny_model"
 MEMBERS = [TrajectoryId("t", 0, member) for member in range(4)]
@@ -67,15 +67,10 @@ class Ledger:
         )
         ctx.replay = self.replay
         generator = Generator(ctx)
-        generator._tokenizer = load_text_tokenizer(MODEL)
-        generator._source = _OnePrompt([5, 6, 7, 8])  # pyright: ignore[reportAttributeAccessIssue]
-        generator._engine = build_generation_engine(self.config)
-        generator._engine.load_weights(load_file(MODEL / "model.safetensors"), 0)
-        generator._taker = WeightsTaker(ctx, generator._engine)
-        generator._held, generator._unwritten, generator._outboxes = {}, set(), []
-        generator._resumed = asyncio.Queue(16)
-        generator._store_trouble = ""
-        generator._tally = Tally(self.run_dir, ctx.who)
+        engine = build_generation_engine(self.config)
+        engine.load_weights(load_file(MODEL / "model.safetensors"), 0)
+        source = _OnePrompt([5, 6, 7, 8])
+        generator._assemble(cast("Any", source), load_text_tokenizer(MODEL), engine, ())
         return generator
 
     async def decode(self, generator: Generator, turns: int) -> None:
@@ -83,7 +78,8 @@ class Ledger:
         for _ in range(turns):
             await generator._lease_and_resume()
             for window in generator._sample():
-                await generator._write(window)
+                generator._held.sampled(window)
+                await generator._writer.write(window)
         generator._taker.close()
         generator.ctx.close()
         generator._tally.close()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from pipeline.ledger.admin import Place, Wish
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.contract import Lease, Unit
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryReplay
 from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.worker_state import Pulse
 from protocol.codec import Encoded
@@ -21,8 +24,11 @@ from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
 from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
-from workers.engines.generation.seam import Window, WindowRequest
-from workers.generator.generator import Generator, _Held
+from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.generator.chunk_writer import ChunkWriter
+from workers.generator.generator import Generator
+from workers.generator.held_trajectories import HeldTrajectories, Renewal, Stage
+from workers.generator.neighbours import Neighbours
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
 PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+3=", answer="5", verifier="arithmetic")
@@ -33,19 +39,23 @@ class _SlowOutbox:
 
     role = Role.VALUE
 
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
+    def __init__(self, ctx: ActorContext, held: HeldTrajectories) -> None:
+        self._ctx, self._held = ctx, held
 
     async def send(self, message: Encoded, *, timeout_s: float) -> bool:
         del message, timeout_s
-        ctx = self._generator.ctx
-        await ctx.replay.advance(LEARNER, 1)
-        grant = await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=1)
+        await self._ctx.replay.advance(LEARNER, 1)
+        grant = await self._ctx.replay.lease(self._ctx.who, max_trajectories=1, policy_version=1)
         (lease,) = grant.leases
         assert lease.next_index == 1, "the parked trajectory comes back before new prompts"
-        assert await self._generator._is_new(lease)
-        self._generator._held[lease.trajectory] = self._generator._hold(lease)
+        assert self._held.renewal(lease) is Renewal.NEW
+        self._held.hold(lease, PROMPT)
         return True
+
+
+def writer_of(ctx: ActorContext, held: HeldTrajectories, outboxes: Sequence[Any] = ()) -> ChunkWriter:
+    """A writer of windows that have not ended, so without a tokenizer."""
+    return ChunkWriter(ctx, held, cast("Any", None), outboxes, max_waiting=2)
 
 
 @pytest.mark.parametrize("leased_meanwhile", [True, False])
@@ -68,18 +78,20 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
         await ctx.replay.open(make_spec(Unit.CHUNK, fields=fields, eta=0, group_size=1, units_per_update=1))
         await ctx.replay.advance(LEARNER, 0)
         (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
-        generator = Generator(ctx)
-        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
-        generator._outboxes = [_SlowOutbox(generator)] if leased_meanwhile else []  # pyright: ignore[reportAttributeAccessIssue]
+        trajectories = HeldTrajectories(4)
+        trajectories.hold(lease, PROMPT)
+        trajectories.submit(lease.trajectory)
+        writer = writer_of(ctx, trajectories, [_SlowOutbox(ctx, trajectories)] if leased_meanwhile else [])
+        trajectories.sampled(window(lease.trajectory))
 
-        await generator._write(window(lease.trajectory))
+        await writer.write(window(lease.trajectory))
 
-        held = generator._held.get(lease.trajectory)
+        held = trajectories.get(lease.trajectory)
         if leased_meanwhile:
-            assert held is not None and held.next_index == 1
+            assert held is not None and (held.next_index, held.stage) == (1, Stage.LEASED)
             assert held.response_tokens.tolist() == [7, 8], "it goes on after the chunk that was stored"
         else:
-            assert held is None, "without credit for its next window it is nobody's"
+            assert held is None, "without credit for its next window no generator has it"
         ctx.close()
 
 
@@ -97,9 +109,8 @@ async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_
         admin = MemoryAdmin(replay, lambda _: 1)
         await replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
         (lease,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
-        generator = Generator(ctx)
-        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
-        generator._unwritten = {lease.trajectory}  # the engine samples it
+        generator, engine = generator_of(ctx)
+        await generator._begin(lease)
         await admin.requeue(Wish(worker="generator-0"))
         if moved_on:
             await replay.lease(other, max_trajectories=1)
@@ -107,10 +118,12 @@ async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_
             await replay.give_back(other)
 
         (again,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
-        assert not await generator._is_new(again)
-        assert list(generator._held) == [lease.trajectory]
+        await generator._begin(again)
+        assert engine.submitted == [lease.trajectory]
+        assert len(generator._held) == 1
         (waited,) = (await admin.waits()).units[0].trajectories
         assert waited.place is (Place.OPEN if moved_on else Place.LEASED), "what moved on elsewhere is for others"
+        generator._tally.close()
         ctx.close()
 
 
@@ -126,11 +139,21 @@ class _OneSlot:
     def submit(self, request: WindowRequest) -> None:
         self.submitted.append(request.trajectory)
 
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 0, 0, 0)
+
 
 class _Prompts:
     def at(self, position: int) -> Prompt:
         del position
         return PROMPT
+
+
+def generator_of(ctx: ActorContext) -> tuple[Generator, _OneSlot]:
+    """A generator around an engine with one slot."""
+    generator, engine = Generator(ctx), _OneSlot()
+    generator._assemble(cast("Any", _Prompts()), cast("Any", None), cast("Any", engine), ())
+    return generator, engine
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.WINDOW])
@@ -144,16 +167,15 @@ async def test_a_response_that_ended_frees_its_slot_while_it_is_written_and_one_
         )
         await ctx.replay.open(make_spec(group_size=1, units_per_update=4))
         (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1)).leases
-        generator, engine = Generator(ctx), _OneSlot()
-        generator._engine = engine  # pyright: ignore[reportAttributeAccessIssue]
-        generator._source = _Prompts()  # pyright: ignore[reportAttributeAccessIssue]
-        generator._finished, generator._resumed = asyncio.Queue(2), asyncio.Queue(4)
-        generator._held = {lease.trajectory: _Held(lease, PROMPT, np.empty(0, np.int32), 0)}
+        generator, engine = generator_of(ctx)
+        await generator._begin(lease)
+        engine.submitted.clear()
 
-        await generator._pass_on(replace(window(lease.trajectory), finish_reason=reason))
+        await generator._writer.pass_on(replace(window(lease.trajectory), finish_reason=reason))
         await generator._lease_and_resume()
 
         assert len(engine.submitted) == (1 if reason is FinishReason.STOP else 0)
+        generator._tally.close()
         ctx.close()
 
 
@@ -177,7 +199,9 @@ class _Cut:
 @pytest.mark.parametrize(
     "other", ["reaches", "reaches scorers alone", "reaches nobody either", "is silent", "serves nothing yet", "none"]
 )
-async def test_a_generator_that_reaches_no_scorer_leaves_work_to_others_that_do(tmp_path: Path, other: str) -> None:
+async def test_a_neighbour_that_reaches_scorers_is_alive_with_weights_and_reaches_one(
+    tmp_path: Path, other: str
+) -> None:
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()
         registry = MemoryRegistry(clock)
@@ -194,14 +218,35 @@ async def test_a_generator_that_reaches_no_scorer_leaves_work_to_others_that_do(
             registry.beat(pulse.heartbeat())
         if other == "is silent":
             await clock.advance(30.0)
-        generator = Generator(ctx)
-        generator._outboxes = [_Cut()]  # pyright: ignore[reportAttributeAccessIssue]
-        assert await generator._is_better_left_to_others() is (other in ("reaches", "reaches scorers alone"))
-        await clock.advance(2.0)
-        reached = _Cut()
-        reached.is_cut_off = False
-        generator._outboxes = [reached]  # pyright: ignore[reportAttributeAccessIssue]
-        assert not await generator._is_better_left_to_others()
+        assert await Neighbours(ctx).reach_scorers() is (other in ("reaches", "reaches scorers alone"))
+        ctx.close()
+
+
+@pytest.mark.parametrize("is_cut_off", [True, False])
+async def test_what_a_generator_holds_that_reaches_no_scorer_goes_on_where_scorers_are_reached(
+    tmp_path: Path, is_cut_off: bool
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock = ManualClock()
+        registry = MemoryRegistry(clock)
+        settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
+        ctx = await context_of(*settings, registry, memory_transport(4), clock)
+        pulse = Pulse(await registry.register(Role.GENERATOR, "generator-1"), clock)
+        pulse.policy_version = 3
+        registry.beat(pulse.heartbeat())
+        await ctx.replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
+        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1)).leases
+        generator, engine = generator_of(ctx)
+        cut = _Cut()
+        cut.is_cut_off = is_cut_off
+        generator._writer = writer_of(ctx, generator._held, [cut])
+        generator._held.hold(lease, PROMPT)
+        await generator._lease_and_resume()
+        assert engine.submitted == ([] if is_cut_off else [lease.trajectory])
+        assert len(generator._held) == (0 if is_cut_off else 1)
+        other = Incarnation(Role.GENERATOR, "generator-1", 1)
+        assert len((await ctx.replay.lease(other, max_trajectories=1)).leases) == (1 if is_cut_off else 0)
+        generator._tally.close()
         ctx.close()
 
 
@@ -220,7 +265,8 @@ async def test_leases_are_kept_through_a_turn_longer_than_they_last_and_run_out_
 
         ctx.replay.renew = renew  # pyright: ignore[reportAttributeAccessIssue]
         generator = Generator(ctx)
-        generator._held = {TrajectoryId.parse("t.0.0"): None}  # pyright: ignore[reportAttributeAccessIssue]
+        generator._held = HeldTrajectories(1)
+        generator._held.hold(Lease(TrajectoryId.parse("t.0.0"), 0, 0, None), PROMPT)
         keeping = tasks.create_task(generator._keep_leases())
         lease_s = ctx.config.ledger.lease_s
         for _ in range(60):  # one turn of a minute and a half, layer by layer

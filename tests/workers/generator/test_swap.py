@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 
 from pipeline.ledger.contract import Unit
-from pipeline.observability.regenerated_tokens import Tally
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.store import WeightsStore
@@ -23,7 +22,6 @@ from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.engines.generation.seam import SamplingParams, WindowRequest
 from workers.generator.generator import Generator
-from workers.generator.weight_receiver import WeightsTaker
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
 PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+3=", answer="5", verifier="arithmetic")
@@ -53,9 +51,7 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
         await ctx.replay.open(make_spec(Unit.CHUNK, fields=frozenset({Field.REWARD}), eta=2, group_size=1))
         await ctx.replay.advance(LEARNER, 0)
         generator = Generator(ctx)
-        generator._resumed = asyncio.Queue(8)
-        generator._source = _OnePrompt()  # pyright: ignore[reportAttributeAccessIssue]
-        engine = generator._engine = EmulatedEngine(
+        engine = EmulatedEngine(
             num_slots=4,
             lengths=LengthLaw("constant", median_tokens=6.0, tail=1.0),
             tokens=TokenLaw.of(32, {1}),
@@ -63,6 +59,7 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
             positions=4096,
             num_weights=8,
         )
+        generator._assemble(cast("Any", _OnePrompt()), cast("Any", None), engine, ())
         engine.load_weights({TENSOR: make_tensor("00", 8)}, 0)
         engine.submit(_request(TrajectoryId("t", 0, 0)))
         engine.advance(1)
@@ -72,10 +69,9 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
         stored = store.publish(1, publish_tensors([(TENSOR, make_tensor("01", 8))]))
         await registry.announce_weights(learner, store.announcement(stored, endpoint=""))
 
-        taker = generator._taker = WeightsTaker(ctx, engine)
+        taker = generator._taker
         await taker.look()
         assert taker.has_newer
-        generator._tally = Tally(tmp_path, ctx.who)
         before = engine.stats().num_decode_steps
         generator._sample()
         turn = engine.stats().num_decode_steps - before

@@ -1,0 +1,182 @@
+"""The way of a sampled window: to the ledger, then to the scorers' mailboxes.
+
+*Consumes* windows, from a bounded queue. *Produces* chunks: each is written to the ledger once,
+then sent to the scorers that need it. *Waits for* the ledger, however long it is away or full, and
+for room in a scorer's mailbox: that wait is the back-pressure. *Unblocked by* the ledger's server
+and the scorers.
+
+Counters in the heartbeat: ``chunks``, ``duplicates``, ``written_tokens``, ``refused_tokens`` (of
+windows that the ledger did not want any more), ``undelivered`` (left to the ledger's overdue
+index).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.data.tokenizer import TextTokenizer
+from pipeline.ledger.contract import ChunkWrite, WriteStatus
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.retry import ride_out
+from pipeline.runtime.role_sender import Outbox
+from protocol.codec import Encoded, encode_once
+from protocol.ids import ChunkId, Role
+from protocol.trajectory import FinishReason, TrajectoryChunk
+from workers.engines.generation.seam import Window
+from workers.generator.held_trajectories import Held, HeldTrajectories
+
+_NUM_WRITERS = 16
+"""Chunks that wait for the ledger or a scorer at the same time."""
+_POLL_S = 0.02
+_DRAIN_SEND_S = 0.2
+"""A generator that drains waits no longer for a scorer, which may be draining too."""
+
+
+class ChunkWriter:
+    """Writes what a generator's engine samples."""
+
+    def __init__(
+        self,
+        ctx: ActorContext,
+        held: HeldTrajectories,
+        tokenizer: TextTokenizer,
+        outboxes: Sequence[Outbox],
+        *,
+        max_waiting: int,
+    ) -> None:
+        self._ctx = ctx
+        self._held = held
+        self._tokenizer = tokenizer
+        self._outboxes = outboxes
+        self._windows: asyncio.Queue[Window] = asyncio.Queue(maxsize=max_waiting)
+        self._store_trouble = ""
+
+    def start(self) -> None:
+        """Begin to write what is passed on."""
+        for number in range(_NUM_WRITERS):
+            self._ctx.spawn(f"writer-{number}", self._write_windows())
+
+    @property
+    def reaches_no_scorer(self) -> bool:
+        """Whether a role's mailboxes are all out of reach from here."""
+        return any(outbox.is_cut_off for outbox in self._outboxes)
+
+    async def pass_on(self, window: Window) -> None:
+        """Queue a window that the engine returned; wait while the queue is full."""
+        while self._windows.full():
+            self.report_wait()
+            await self._ctx.clock.sleep(_POLL_S)
+        self._held.sampled(window)
+        self._windows.put_nowait(window)
+
+    async def join(self) -> None:
+        """Wait until every window that was passed on is written."""
+        await self._windows.join()
+
+    def report_wait(self) -> None:
+        """Report that the engine waits for chunks to be written, and what they wait for."""
+        if self._store_trouble:
+            self._ctx.waiting_for(WaitingFor.LEDGER, self._store_trouble)
+        else:
+            self._ctx.waiting_for(WaitingFor.ROOM, "its chunks to be written")
+
+    async def write(self, window: Window) -> None:
+        """Write a window that is SAMPLED to the ledger and send it; then extend its trajectory or
+        leave it.
+        """
+        ctx, writing = self._ctx, self._held.take(window.trajectory)
+        if window.finish_reason is FinishReason.ABORT:
+            self._add("refused_tokens", window.tokens.size)
+            await self.let_go(writing)
+            return
+        chunk = self._chunk(writing, window)
+        encoded = encode_once(chunk)
+        outcome = await self._store(chunk, encoded)
+        if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
+            # a duplicate is a repeat whose first answer was lost, so it was not sent yet
+            self._add("chunks" if outcome.status is WriteStatus.STORED else "duplicates", 1)
+            ctx.delivered += 1
+            self._add("written_tokens", chunk.num_tokens)
+            await self._deliver(chunk, encoded)
+        else:
+            self._add("refused_tokens", chunk.num_tokens)
+            ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
+        if outcome.keeps_lease and not ctx.draining.is_set():
+            self._held.extend(writing, window.tokens)
+        elif outcome.status is WriteStatus.FENCED:
+            # As a rule another generator has it by now. A server that lost its last writes may
+            # still count it as held here, at an earlier chunk.
+            await self.let_go(writing)
+        else:
+            self._held.leave(writing)
+
+    async def let_go(self, held: Held) -> None:
+        """Open a trajectory that cannot go on here to other generators; it is never scored as
+        wrong.
+        """
+        if self._held.leave(held):
+            await self._ctx.replay.give_back(self._ctx.who, (held.trajectory,))
+
+    async def _write_windows(self) -> None:
+        while True:
+            window = await self._windows.get()
+            await self.write(window)
+            self._windows.task_done()
+            self._ctx.progress()
+
+    def _chunk(self, held: Held, window: Window) -> TrajectoryChunk:
+        text = None
+        if window.finish_reason.is_final:
+            text = self._tokenizer.decode(np.concatenate([held.response_tokens, window.tokens]).tolist())
+        return TrajectoryChunk(
+            id=ChunkId(window.trajectory, held.next_index),
+            prompt=held.prompt,
+            context_tokens=held.response_tokens,
+            tokens=window.tokens,
+            behavior_logprobs=window.behavior_logprobs,
+            segments=window.segments,
+            finish_reason=window.finish_reason,
+            response_text=text,
+            worker=str(self._ctx.who),
+            created_s=time.time(),
+        )
+
+    async def _store(self, chunk: TrajectoryChunk, encoded: Encoded) -> ChunkWrite:
+        """Write the chunk, however long the ledger is away or full. It is kept here until then, so
+        nothing is lost.
+        """
+
+        def on_wait(error: Exception) -> None:
+            if not self._store_trouble:
+                self._ctx.log.warning("chunk_held_back", chunk=str(chunk.id), reason=str(error))
+            self._store_trouble = str(error)
+
+        written = await ride_out(
+            lambda: self._ctx.replay.write_chunk(self._ctx.who, chunk, encoded),
+            clock=self._ctx.clock,
+            timeout_s=self._ctx.config.ledger.outage_timeout_s,
+            on_wait=on_wait,
+        )
+        self._store_trouble = ""
+        return written
+
+    async def _deliver(self, chunk: TrajectoryChunk, encoded: Encoded) -> None:
+        """Send the chunk to the mailboxes that need it; without room in time it is left to the
+        overdue index.
+        """
+        for outbox in self._outboxes:
+            if outbox.role is Role.REWARD and not chunk.finish_reason.is_final:
+                continue
+            if outbox.role is not Role.REWARD and chunk.trajectory.is_evaluation:
+                continue
+            timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
+            if not await outbox.send(encoded, timeout_s=timeout_s):
+                self._add("undelivered", 1)
+
+    def _add(self, counter: str, amount: int) -> None:
+        self._ctx.counters[counter] = self._ctx.counters.get(counter, 0) + amount

@@ -1,0 +1,202 @@
+"""The trajectories that a generator holds: the life of each as a state machine.
+
+A held trajectory is in one stage, and at most one window of it is under way::
+
+      hold               submit               sampled              take
+    --------->  LEASED  --------->  SAMPLING ---------> SAMPLED  ---------> WRITING ----> leave
+                  ^                                                            |
+                  +------------------ extend: the lease goes on ---------------+
+
+Invariants:
+
+    one window    the engine never has two windows of one trajectory
+    one writer    each window that the engine returns is taken once
+    slots         a trajectory takes a slot until its last window is sampled; ``num_free_slots`` may be leased
+    one lease     a lease that comes back replaces a trajectory that is LEASED or WRITING; the outcome of the
+                  replaced window then changes nothing here
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.contract import Lease
+from protocol.errors import EngineError
+from protocol.ids import TrajectoryId
+from protocol.trajectory import Prompt
+from workers.engines.generation.seam import SamplingParams, Window, WindowRequest
+
+
+class Stage(StrEnum):
+    """Where the next window of a held trajectory is."""
+
+    LEASED = "leased"
+    """Granted: by a new lease, or by the answer to the last chunk. The engine can resume the
+    trajectory.
+    """
+    SAMPLING = "sampling"
+    """In the engine."""
+    SAMPLED = "sampled"
+    """Out of the engine; no writer has taken it."""
+    WRITING = "writing"
+    """On its way to the ledger, and then to the scorers."""
+
+
+class Renewal(StrEnum):
+    """The meaning of a granted lease for the trajectories that are held."""
+
+    NEW = "new"
+    """Nothing of this window is under way here: hold it."""
+    UNDER_WAY = "under_way"
+    """This very window is under way here: it stays."""
+    ELSEWHERE = "elsewhere"
+    """Another window is unwritten here, which the ledger will refuse: give the lease back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A held trajectory: all that its next chunk needs."""
+
+    lease: Lease
+    prompt: Prompt
+    response_tokens: np.ndarray
+    """int32 [tokens of the chunks before the next one]"""
+    next_index: int
+    """Index of the next chunk."""
+    stage: Stage = Stage.LEASED
+    is_ended: bool = False
+    """Whether the last window is sampled; the trajectory then takes no slot of the engine."""
+
+    @property
+    def trajectory(self) -> TrajectoryId:
+        """The trajectory's id."""
+        return self.lease.trajectory
+
+    def request(self, config: RunConfig) -> WindowRequest:
+        """Return the request for the next window, at the run's sampling or the evaluation's own."""
+        generation, evaluation = config.generation, self.lease.evaluation
+        if evaluation is None:
+            sampling = SamplingParams(generation.temperature, generation.top_p, generation.top_k)
+        else:
+            sampling = SamplingParams(evaluation.temperature, evaluation.top_p)
+        return WindowRequest(
+            trajectory=self.trajectory,
+            prompt_tokens=self.prompt.tokens,
+            response_tokens=self.response_tokens,
+            window_tokens=generation.window_tokens,
+            max_response_tokens=generation.max_response_tokens,
+            sampling=sampling,
+            seed=config.run.seed,
+        )
+
+
+class HeldTrajectories:
+    """All that one generator holds, by trajectory; in the order in which their next windows were
+    granted.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._held: dict[TrajectoryId, Held] = {}
+
+    def __len__(self) -> int:
+        """Trajectories that are held, in any stage."""
+        return len(self._held)
+
+    def get(self, trajectory: TrajectoryId) -> Held | None:
+        """Return a held trajectory as it is now; None when it is not held."""
+        return self._held.get(trajectory)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Trajectories that may be leased. A trajectory that goes on keeps its slot while its
+        window is written, and so its KV cache."""
+        return self._num_slots - sum(not held.is_ended for held in self._held.values())
+
+    @property
+    def resumable(self) -> list[Held]:
+        """The LEASED trajectories, the longest granted first."""
+        return [held for held in self._held.values() if held.stage is Stage.LEASED]
+
+    def renewal(self, lease: Lease) -> Renewal:
+        """Return what a granted lease means here: a trajectory that was opened again by hand may
+        come back at once.
+        """
+        held = self._held.get(lease.trajectory)
+        if held is None:
+            return Renewal.NEW
+        if held.next_index == lease.next_index:
+            return Renewal.UNDER_WAY
+        return Renewal.ELSEWHERE if held.stage in (Stage.SAMPLING, Stage.SAMPLED) else Renewal.NEW
+
+    def hold(self, lease: Lease, prompt: Prompt) -> Held:
+        """Hold a leased trajectory as LEASED. It replaces one that is LEASED or WRITING."""
+        before = self._held.pop(lease.trajectory, None)
+        if before is not None and before.stage in (Stage.SAMPLING, Stage.SAMPLED):
+            self._held[lease.trajectory] = before
+            raise RuntimeError(_impossible(lease.trajectory, before, "LEASED or WRITING", "look at `renewal` first"))
+        last = lease.last_chunk
+        tokens = np.empty(0, np.int32) if last is None else np.concatenate([last.context_tokens, last.tokens])
+        held = self._held[lease.trajectory] = Held(lease, prompt, tokens, lease.next_index)
+        return held
+
+    def submit(self, trajectory: TrajectoryId) -> Held:
+        """Return what the engine needs for the next window; LEASED becomes SAMPLING."""
+        held = self._held.get(trajectory)
+        if held is None or held.stage is not Stage.LEASED:
+            raise RuntimeError(_impossible(trajectory, held, "LEASED", "submit what is resumable"))
+        return self._move(held, Stage.SAMPLING)
+
+    def sampled(self, window: Window) -> None:
+        """Take note that the engine returned a window; SAMPLING becomes SAMPLED. Raises EngineError
+        when it was not given.
+        """
+        held = self._held.get(window.trajectory)
+        if held is None or held.stage is not Stage.SAMPLING:
+            raise EngineError(_impossible(window.trajectory, held, "SAMPLING", "the engine returned it unasked"))
+        self._move(held, Stage.SAMPLED, is_ended=window.finish_reason.is_final)
+
+    def take(self, trajectory: TrajectoryId) -> Held:
+        """Return what a writer needs for the sampled window; SAMPLED becomes WRITING."""
+        held = self._held.get(trajectory)
+        if held is None or held.stage is not Stage.SAMPLED:
+            raise RuntimeError(_impossible(trajectory, held, "SAMPLED", "take each window once"))
+        return self._move(held, Stage.WRITING)
+
+    def extend(self, writing: Held, tokens: np.ndarray) -> bool:
+        """Go on after the written ``tokens``; WRITING becomes LEASED. Returns False when a newer
+        lease has replaced it.
+        """
+        if self._held.get(writing.trajectory) is not writing:
+            return False
+        del self._held[writing.trajectory]
+        self._held[writing.trajectory] = replace(
+            writing,
+            response_tokens=np.concatenate([writing.response_tokens, tokens]),
+            next_index=writing.next_index + 1,
+            stage=Stage.LEASED,
+            is_ended=False,
+        )
+        return True
+
+    def leave(self, held: Held) -> bool:
+        """Hold a trajectory no longer. Returns False when it has changed since, or a newer lease
+        has replaced it.
+        """
+        if self._held.get(held.trajectory) is not held:
+            return False
+        del self._held[held.trajectory]
+        return True
+
+    def _move(self, held: Held, stage: Stage, *, is_ended: bool = False) -> Held:
+        moved = self._held[held.trajectory] = replace(held, stage=stage, is_ended=held.is_ended or is_ended)
+        return moved
+
+
+def _impossible(trajectory: TrajectoryId, held: Held | None, expected: str, action: str) -> str:
+    stage = "not held" if held is None else held.stage.name
+    return f"trajectory {trajectory} is {stage}; expected {expected}: {action}"
