@@ -93,7 +93,7 @@ $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
 
 demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
-	$(DEMO)/bin/python -m ops.demo_task --out runs/demo-data
+	$(DEMO)/bin/python -m ops.demo.task --out runs/demo-data
 	$(DEMO)/bin/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
 	  --set generation.engine=$(ENGINE)
 	$(DEMO)/bin/headrace audit runs/$(RUN)
@@ -127,7 +127,7 @@ check: $(VENV)/.dev ## format, lint, types, floors, nothing undone unsaid, fast 
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m ops.undone
+	$(BIN)/python -m ops.checks.undone
 	$(BIN)/python -m pytest -q -m "not integration"
 
 format: $(VENV)/.dev ## rewrite the code in the project's format
@@ -135,7 +135,7 @@ format: $(VENV)/.dev ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 
 drill: $(VENV)/.dev ## fault drills: kill, freeze, cut and corrupt real fleets, and check what must hold (SEED=0; RUNS=20, JOBS=2)
-	$(BIN)/python -m ops.fault_drill --seed $(SEED) --runs $(RUNS) --jobs $(JOBS)
+	$(BIN)/python -m ops.drill --seed $(SEED) --runs $(RUNS) --jobs $(JOBS)
 
 bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and spread
 	$(BIN)/python -m ops.bench.codec --json bench-results/codec.json
@@ -151,23 +151,23 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
 
 verdicts: $(VENV)/.dev ## what the verifier math accepts: right solutions in 11 forms, 21 kinds of corruption (GSM8K=test.jsonl)
-	$(BIN)/python -m ops.verdicts $(if $(GSM8K),--gsm8k $(GSM8K),--page ops/results/verdicts.md)
+	$(BIN)/python -m ops.bench.verdicts $(if $(GSM8K),--gsm8k $(GSM8K),--page ops/results/verdicts.md)
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
-	$(BIN)/python -m ops.ledger_soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
+	$(BIN)/python -m ops.soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
 
 FUZZ_S ?= 600
 fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv
 	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
-	$(foreach target,decoder mailbox peek score,$(BIN)/python -m ops.fuzz $(target) --seconds $(FUZZ_S) &&) true
+	$(foreach target,decoder mailbox peek score,$(BIN)/python -m ops.checks.fuzz $(target) --seconds $(FUZZ_S) &&) true
 
 mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would learn wrongly (JOBS=2; about half an hour; MUTANTS=NAMES for some)
-	$(BIN)/python -m ops.mutants --jobs $(JOBS) $(MUTANTS)
+	$(BIN)/python -m ops.checks.mutants --jobs $(JOBS) $(MUTANTS)
 
 real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings: alone, beside neighbours, interrupted (about an hour; 20 GB of memory)
-	$(BIN)/python -m ops.real_size
-	$(BIN)/python -m ops.real_size --neighbours
-	$(BIN)/python -m ops.real_size --interrupt 0.5
+	$(BIN)/python -m ops.bench.real_size
+	$(BIN)/python -m ops.bench.real_size --neighbours
+	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
 	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

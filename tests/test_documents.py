@@ -204,5 +204,5 @@ def test_good_code_passes() -> None:
         "headrace up configs/demo.toml --fleet configs/fleets/demo.toml --set a.b=c",
     )
     assert [
-        unknown(code) for code in (*good, "python -m ops.fuzz decoder", "headrace scale generator=4; make check")
+        unknown(code) for code in (*good, "python -m ops.checks.fuzz decoder", "headrace scale generator=4; make check")
     ] == [[]] * 4

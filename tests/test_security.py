@@ -49,7 +49,7 @@ CALLS = {
     "os.system",
     "os.popen",
 }
-IMPORTERS = {"pipeline/rewards/registry.py", "pipeline/cli/__init__.py", "workers/__main__.py", "ops/fuzz.py"}
+IMPORTERS = {"pipeline/rewards/registry.py", "pipeline/cli/__init__.py", "workers/__main__.py", "ops/checks/fuzz.py"}
 """Modules that import by name: the configuration's verifier, and tables of our own."""
 RIVALS = {"ops/bench/ledger/rivals.py"}
 """What the benchmarks compare with may pickle, among its own processes."""
@@ -122,7 +122,7 @@ def test_code_beside_a_model_is_never_run(tmp_path: Path) -> None:
     from workers.engines.model.loading import load_model
 
     folder = tmp_path / "model"
-    shutil.copytree(ROOT / "ops" / "tiny_model", folder)
+    shutil.copytree(ROOT / "ops" / "demo" / "tiny_model", folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {
         "model_type": "planted",

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from ops import demo_task
 from ops.bench.fleet_run import train
 from ops.bench.table import provenance
+from ops.demo import task as demo_task
 from pipeline.config.load import read_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
 

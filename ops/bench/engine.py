@@ -34,14 +34,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from ops.bench.sampling_work import LONGEST, SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
 from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
 from protocol.ids import TrajectoryId
 from workers.engines.generation.local.engine import LocalEngine
@@ -66,77 +67,6 @@ _SEQUENCES_PER_SLOT = 4
 _LEAST_SEQUENCES = 8
 _PAGE_TOKENS = 16
 _PATIENCE_S = 600.0
-
-LONGEST = 512
-"""Longest response."""
-
-VLLM_SETTINGS: Final = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-"""For vLLM in this process, on one thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A model and a batch to measure on."""
-
-    name: str
-    hidden: int
-    layers: int
-    query_heads: int
-    key_heads: int
-    vocabulary: int
-    num_sequences: int
-    num_slots: int
-    median: float
-    """Of the response lengths, in tokens."""
-
-
-SHAPES = (
-    Shape("demo, 0.2M", 96, 2, 3, 3, 44, num_sequences=256, num_slots=64, median=12.0),
-    Shape("demo, 0.2M, long", 96, 2, 3, 3, 44, num_sequences=128, num_slots=64, median=40.0),
-    Shape("0.5M, grouped", 128, 4, 4, 2, 256, num_sequences=128, num_slots=64, median=40.0),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is to be sampled."""
-
-    prompts: list[np.ndarray]
-    """int32 [prompt tokens] each"""
-    lengths: np.ndarray
-    """int64 [sequences]: response tokens"""
-
-
-def make_model(shape: Shape) -> PreTrainedModel:
-    """Make a random Qwen3 with heads of 32."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=shape.hidden,
-        intermediate_size=2 * shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.query_heads,
-        num_key_value_heads=shape.key_heads,
-        head_dim=32,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=2 * LONGEST,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config).eval()
-
-
-def make_work(shape: Shape, seed: int = 0) -> Work:
-    """Draw prompts and heavy-tailed response lengths."""
-    rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(np.log(shape.median), 0.8, shape.num_sequences), 2, LONGEST).astype(np.int64)
-    prompts = [rng.integers(1, shape.vocabulary, rng.integers(6, 24)).astype(np.int32) for _ in lengths]
-    return Work(prompts, lengths)
 
 
 class EndsAt(StoppingCriteria):

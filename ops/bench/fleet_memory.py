@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _start(folder: Path, num_updates: int) -> subprocess.Popen[bytes]:
-    subprocess.run([sys.executable, "-m", "ops.demo_task", "--out", str(folder)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "ops.demo.task", "--out", str(folder)], check=True, timeout=120)
     settings = [
         f"run.dir={folder}",
         f"run.num_updates={num_updates}",

@@ -28,7 +28,7 @@ from pipeline.algorithms.objective import Objective
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_TOKENIZER = Path("ops/tiny_model")
+_TOKENIZER = Path("ops/demo/tiny_model")
 _LEARNING_RATE = 1e-6
 
 

@@ -120,7 +120,7 @@ def measure(name: str, algorithm: str, window: int, median_length: float, rounds
         config = RunConfig.model_validate(
             {
                 "run": {"name": "bench", "dir": folder},
-                "model": {"path": ROOT / "ops" / "tiny_model"},
+                "model": {"path": ROOT / "ops" / "demo" / "tiny_model"},
                 "data": {"train": ["none"]},
                 "algorithm": {"name": algorithm, "group_size": 8, "groups_per_update": 8},
                 "generation": {"window_tokens": window, "max_response_tokens": max(window, int(8 * median_length))},

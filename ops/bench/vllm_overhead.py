@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops.bench.engine import SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
+from ops.bench.sampling_work import SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
 from ops.bench.table import interleaved_medians, show, write_json
 from protocol.ids import TrajectoryId
 from workers.engines.generation.seam import SamplingParams, WindowRequest

@@ -24,7 +24,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ops.demo_task import Split, generate
+from ops.demo.task import Split, generate
 from ops.drill.verifier import NAME as VERIFIER
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys

@@ -97,7 +97,7 @@ def fleet(
     """Start the demo's configuration with ``overrides``, or resume a run with further ``arguments``; kill what is left of it at
     the end."""
     data = tmp_path / "data"
-    subprocess.run([sys.executable, "-m", "ops.demo_task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "ops.demo.task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
     command = [sys.executable, "-m", "pipeline.cli", "up"]
     settings = list(overrides)
     if resume is not None:

@@ -78,7 +78,7 @@ def test_a_wrong_setting_gets_one_sentence_and_starts_nothing(up: Up, setting: s
 
 def test_a_damaged_model_is_found_before_anything_starts(up: Up, tmp_path: Path) -> None:
     model = tmp_path / "model"
-    shutil.copytree(ROOT / "ops" / "tiny_model", model)
+    shutil.copytree(ROOT / "ops" / "demo" / "tiny_model", model)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     code, said = up(f"model.path={model}")
@@ -108,7 +108,7 @@ def test_a_metrics_port_in_use_is_said_and_no_worker_starts(tmp_path: Path) -> N
         (["status", "/nowhere"], "is not a run"),
         (["peek", "nonsense", "--run", "/nowhere"], "is not a run"),
         (["config", "check", "configs"], "Is a directory"),
-        (["config", "check", "ops/tiny_model/model.safetensors"], "not TOML"),
+        (["config", "check", "ops/demo/tiny_model/model.safetensors"], "not TOML"),
         (["config", "show", "configs/demo.toml", "--set", "run"], "expected section.key=value"),
         (["up", "--resume", "/nowhere"], "is not a run"),
     ],

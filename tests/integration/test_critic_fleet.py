@@ -94,7 +94,7 @@ def test_a_killed_value_worker_is_missed_by_name_and_its_successor_goes_on(tmp_p
 
 def test_a_pretrained_value_model_is_what_a_run_starts_from(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    subprocess.run([sys.executable, "-m", "ops.demo_task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "ops.demo.task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
     out = tmp_path / "critic"
     settings = [
         *SMALL,

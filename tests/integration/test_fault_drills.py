@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from ops.drill.__main__ import folder_of, line
 from ops.drill.fleet import ROOT
 from ops.drill.one import drill
 from ops.drill.schedule import FaultKind, plan
-from ops.fault_drill import folder_of, line
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -19,7 +19,7 @@ LONG_SEEDS = (4377, 3000, 2142)
 """Together they have every kind, in as little time as was found; the first have what `make test` does not show elsewhere:
 servers, disks, names, cables, hangups, orphans, and the wire. `make test-long` has the others."""
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.DEAD_FROZEN_SERVER)
-"""A server that is frozen for good takes as long as the supervisor's patience; ``python -m ops.fault_drill`` drills it."""
+"""A server that is frozen for good takes as long as the supervisor's patience; ``python -m ops.drill`` drills it."""
 _PATIENCE_S = 240.0
 """Of a machine that others use, too: that nothing waits for ever is the claim, not that nothing is slow."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.demo_task import MAX_RESPONSE_TOKENS, MAX_TERMS
+from ops.demo.task import MAX_RESPONSE_TOKENS, MAX_TERMS
 from pipeline.config.catalogue import DECLARATIONS
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 
-MODEL = Path(__file__).resolve().parents[2] / "ops" / "tiny_model"
+MODEL = Path(__file__).resolve().parents[2] / "ops" / "demo" / "tiny_model"
 
 
 def write_config(folder: Path, *, num_prompts: int = 64) -> Path:

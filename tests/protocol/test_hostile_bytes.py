@@ -1,4 +1,4 @@
-"""The promises of ``ops.fuzz_targets``, on bytes that hypothesis invents: the short form of
+"""The promises of ``ops.checks.fuzz_targets``, on bytes that hypothesis invents: the short form of
 ``make fuzz``.
 """
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ops.fuzz import TARGETS
-from ops.fuzz_targets import (
+from ops.checks.fuzz import TARGETS
+from ops.checks.fuzz_targets import (
     Mailboxes,
     Scoring,
     good_inputs,

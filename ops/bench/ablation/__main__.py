@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ops import demo_task
 from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_path, outcomes
 from ops.bench.ablation.tables import TABLES, Table
+from ops.demo import task as demo_task
 from pipeline.config.load import load_config
 from protocol.errors import DataError
 

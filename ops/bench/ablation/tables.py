@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from ops.demo_task import MIN_TERMS
+from ops.demo.task import MIN_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ class Table:
     """What the table repeats, and how it differs from the paper's."""
     variants: tuple[Variant, ...]
     tail_exponent: float
-    """Of the law of chain lengths; see ops.demo_task."""
+    """Of the law of chain lengths; see ops.demo.task."""
     min_terms: int = MIN_TERMS
     """Shortest chain; the law begins there."""
     num_prompts: int = 16_384

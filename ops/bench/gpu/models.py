@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-_TOKENIZER = Path(__file__).resolve().parents[2] / "tiny_model"
+_TOKENIZER = Path(__file__).resolve().parents[2] / "demo" / "tiny_model"
 
 
 @dataclass(frozen=True, slots=True)

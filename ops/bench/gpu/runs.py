@@ -35,12 +35,12 @@ def tppo(form: Form, folder: Path) -> dict[str, float]:
 def run(form: Form, folder: Path, file: Path) -> dict[str, float]:
     """Do 20 updates of a run file with the form's engine."""
     data = folder / "data"
-    _command("-m", "ops.demo_task", "--out", str(data))
+    _command("-m", "ops.demo.task", "--out", str(data))
     overrides = [
         f"run.dir={folder}",
         "run.name=run",
         f"run.num_updates={NUM_UPDATES}",
-        f"model.path={ROOT / 'ops' / 'tiny_model'}",
+        f"model.path={ROOT / 'ops' / 'demo' / 'tiny_model'}",
         f"data.train=['{data / 'train.jsonl'}']",
         f"data.evaluation=['{data / 'heldout.jsonl'}']",
         f"generation.engine={form.engine}",

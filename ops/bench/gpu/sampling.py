@@ -20,10 +20,10 @@ from statistics import median
 
 import numpy as np
 
-from ops.bench.engine import SHAPES, Work
 from ops.bench.gpu.form import Form
 from ops.bench.gpu.models import write_model
 from ops.bench.gpu.settings import run_config
+from ops.bench.sampling_work import SHAPES, Work
 
 ROUNDS = 3
 _ROUNDS_ON_CPU = 9

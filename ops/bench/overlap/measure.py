@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ops.bench.fleet_run import last_counters, train
 from ops.bench.overlap.ideal import Costs, ideal_update_s, windows
 from ops.bench.overlap.scenarios import CONFIG, Scenario
-from ops.demo_task import Split, write_file
+from ops.demo.task import Split, write_file
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.config.schema import declaration
 from pipeline.ledger.types import Unit
@@ -139,7 +139,7 @@ def prepare_model(folder: Path) -> Path:
     weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    source = Path("ops/tiny_model")
+    source = Path("ops/demo/tiny_model")
     for path in source.iterdir():
         if path.suffix == ".json" and path.name != "config.json":
             shutil.copy(path, folder / path.name)

@@ -24,7 +24,7 @@ from workers.engines.training.torch import build_training, forward_settings, opt
 from workers.engines.value.regression import ValueSettings
 from workers.engines.value.torch import value_optimizer_settings, value_settings
 
-MODEL = Path(__file__).resolve().parents[3] / "ops" / "tiny_model"
+MODEL = Path(__file__).resolve().parents[3] / "ops" / "demo" / "tiny_model"
 CPU = torch.device("cpu")
 TEMPERATURE = 0.6
 

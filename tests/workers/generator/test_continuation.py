@@ -24,7 +24,7 @@ from tests.pipeline.runtime.fakes import context_of, memory_transport, small_con
 from workers.engines.build import build_generation_engine
 from workers.generator.generator import Generator
 
-MODEL = Path(__file__).resolve().parents[3] / "ops" / "tiny_model"
+MODEL = Path(__file__).resolve().parents[3] / "ops" / "demo" / "tiny_model"
 MEMBERS = [TrajectoryId("t", 0, member) for member in range(4)]
 WINDOW = 4
 

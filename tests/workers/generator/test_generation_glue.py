@@ -30,7 +30,7 @@ from tests.workers.recording import STOP, RecordingGeneration, sampled_logprobs
 from workers.engines.generation.seam import SamplingParams, Window
 from workers.generator.generator import Generator
 
-MODEL = Path(__file__).resolve().parents[3] / "ops" / "tiny_model"
+MODEL = Path(__file__).resolve().parents[3] / "ops" / "demo" / "tiny_model"
 WINDOW, LIMIT, SEED = 4, 11, 23
 TRAINING = [TrajectoryId("t", group, member) for group in range(2) for member in range(2)]
 EVALUATION = [TrajectoryId("e0", prompt, sample) for prompt in range(2) for sample in range(2)]

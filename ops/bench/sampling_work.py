@@ -1,0 +1,84 @@
+"""Models, prompts and heavy-tailed response lengths that the benchmarks of sampling have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LONGEST = 512
+"""Longest response."""
+
+VLLM_SETTINGS: Final = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+"""For vLLM in this process, on one thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model and a batch to measure on."""
+
+    name: str
+    hidden: int
+    layers: int
+    query_heads: int
+    key_heads: int
+    vocabulary: int
+    num_sequences: int
+    num_slots: int
+    median: float
+    """Of the response lengths, in tokens."""
+
+
+SHAPES = (
+    Shape("demo, 0.2M", 96, 2, 3, 3, 44, num_sequences=256, num_slots=64, median=12.0),
+    Shape("demo, 0.2M, long", 96, 2, 3, 3, 44, num_sequences=128, num_slots=64, median=40.0),
+    Shape("0.5M, grouped", 128, 4, 4, 2, 256, num_sequences=128, num_slots=64, median=40.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be sampled."""
+
+    prompts: list[np.ndarray]
+    """int32 [prompt tokens] each"""
+    lengths: np.ndarray
+    """int64 [sequences]: response tokens"""
+
+
+def make_model(shape: Shape) -> PreTrainedModel:
+    """Make a random Qwen3 with heads of 32."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=shape.hidden,
+        intermediate_size=2 * shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.query_heads,
+        num_key_value_heads=shape.key_heads,
+        head_dim=32,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=2 * LONGEST,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def make_work(shape: Shape, seed: int = 0) -> Work:
+    """Draw prompts and heavy-tailed response lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(np.log(shape.median), 0.8, shape.num_sequences), 2, LONGEST).astype(np.int64)
+    prompts = [rng.integers(1, shape.vocabulary, rng.integers(6, 24)).astype(np.int32) for _ in lengths]
+    return Work(prompts, lengths)

@@ -1,0 +1,97 @@
+"""The list of mutants, read and checked against a tree.
+
+*Consumes* ``catalogue.toml`` and a folder with the project's files. *Produces* mutants, and what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+CATALOGUE = Path(__file__).with_name("catalogue.toml")
+
+
+class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One change."""
+
+    name: str
+    file: str
+    """From the root."""
+    text: str
+    """Stands exactly once in the file."""
+    replacement: str
+    breaks: str
+    """What is learned wrongly, in a few words."""
+    tests: tuple[str, ...]
+    """Files or single tests that are run, the likeliest first."""
+    equivalent: str = ""
+    """Why nothing can tell it from the original; empty for a real change."""
+
+    @property
+    def area(self) -> str:
+        """The part of the project that is changed."""
+        folder = str(Path(self.file).parent)
+        return {"pipeline/ledger/redis/scripts": "ledger scripts", "pipeline": "batching, staleness, gate"}.get(
+            folder, folder
+        )
+
+    def apply(self, root: Path) -> str:
+        """Change the file below ``root`` and return what stood in it. Raises ValueError unless the text is there once."""
+        path = root / self.file
+        before = path.read_text()
+        found = before.count(self.text)
+        if found != 1:
+            raise ValueError(
+                f"mutant {self.name}: its text stands {found} times in {self.file}, expected once; write the text anew in "
+                "ops/checks/mutants/catalogue.toml as the file has it now"
+            )
+        path.write_text(before.replace(self.text, self.replacement))
+        return before
+
+
+class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mutant: tuple[Mutant, ...]
+
+
+def read(path: Path = CATALOGUE) -> tuple[Mutant, ...]:
+    """Read the list. Raises ValidationError (msgspec) when an entry lacks something, or has something else."""
+    return msgspec.convert(tomllib.loads(path.read_text()), _Catalogue).mutant
+
+
+def problems(mutants: Sequence[Mutant], root: Path) -> Iterable[str]:
+    """Yield in words what is wrong with mutants in the tree ``root``."""
+    for name, number in Counter(mutant.name for mutant in mutants).items():
+        if number > 1:
+            yield f"{number} mutants are called {name}"
+    for mutant in mutants:
+        path = root / mutant.file
+        source = path.read_text() if path.is_file() else ""
+        if (found := source.count(mutant.text)) != 1:
+            yield f"{mutant.name}: its text stands {found} times in {mutant.file}, expected once; write it anew as it is now"
+        elif mutant.text == mutant.replacement:
+            yield f"{mutant.name}: changes nothing"
+        elif path.suffix == ".py" and not _parses(source.replace(mutant.text, mutant.replacement)):
+            yield f"{mutant.name}: {mutant.file} is no Python any more"
+        if not mutant.tests:
+            yield f"{mutant.name}: names no test"
+        for test in mutant.tests:
+            file, _, function = test.partition("::")
+            if file.startswith("tests/integration"):
+                yield f"{mutant.name}: {file} starts fleets; name a unit test"
+            elif not (root / file).is_file():
+                yield f"{mutant.name}: there is no {file}"
+            elif function and f"def {function}(" not in (root / file).read_text():
+                yield f"{mutant.name}: {file} has no test {function}"
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True

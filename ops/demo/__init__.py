@@ -1,0 +1,1 @@
+"""The demonstration: its task, and the small model that it trains."""

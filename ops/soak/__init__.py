@@ -1,0 +1,1 @@
+"""Both ledgers through one story of a million chunks, compared."""

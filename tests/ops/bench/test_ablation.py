@@ -1,0 +1,153 @@
+"""The tables of the ablation bench hold valid configurations, and its pages say what the outcomes say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ops.bench.ablation.__main__ import check_distinct, main
+from ops.bench.ablation.distinct import effect_of
+from ops.bench.ablation.page import as_markdown
+from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path, read_outcome
+from ops.bench.ablation.summary import figures
+from ops.bench.ablation.tables import TABLES, Table, Variant
+from ops.demo.task import Split, write_file
+from pipeline.config.load import load_config
+from protocol.errors import DataError
+
+ROOT = Path(__file__).parents[3]
+VARIANTS = [(table, variant) for table in TABLES.values() for variant in table.variants]
+
+
+def outcome(variant: str, seed: int, accuracies: list[float], seconds: float) -> Outcome:
+    points = tuple(Point(n, n * seconds, accuracy) for n, accuracy in enumerate(accuracies, start=1))
+    return Outcome(
+        variant=variant,
+        seed=seed,
+        overrides=(),
+        curve=points,
+        train_s=len(points) * seconds,
+        phases_s={"wait": 1.0, "logprob": 0.0, "step": 1.0, "publish": 0.0, "decode": 2.0},
+        decode_steps=10,
+        sampled_tokens=400,
+        prefill_tokens=50,
+        trained_tokens=300,
+        staleness_mean=1.0,
+        entropy_last=0.2,
+    )
+
+
+@pytest.mark.parametrize(("table", "variant"), VARIANTS, ids=[f"{t.name}: {v.name}" for t, v in VARIANTS])
+def test_every_row_is_a_configuration_that_differs_from_the_other_rows(table: Table, variant: Variant) -> None:
+    config = load_config([ROOT / variant.config], variant.overrides)
+    others = [load_config([ROOT / v.config], v.overrides) for v in table.variants if v is not variant]
+    assert all(config != other for other in others)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=str)
+def test_rows_of_a_table_share_batch_and_task(table: Table) -> None:
+    configs = [load_config([ROOT / v.config], v.overrides) for v in table.variants]
+    assert len({c.algorithm.groups_per_update * c.algorithm.group_size for c in configs}) == 1
+    assert len({c.run.num_updates for c in configs}) == 1
+    assert len({c.generation.max_response_tokens for c in configs}) == 1
+    assert len({(c.learner.learning_rate, c.emulation) for c in configs}) == 1
+    if not table.is_timed:
+        assert len({c.generation.num_slots for c in configs}) == 1
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=str)
+def test_no_two_rows_of_a_table_compute_the_same(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    check_distinct(table)
+
+
+@pytest.mark.parametrize(
+    ("setting", "changed"),
+    [
+        ("algorithm.clip_high=0.4", ["gradient"]),
+        ("algorithm.dual_clip=1.1", ["gradient"]),
+        ("algorithm.num_minibatches=2", ["gradient"]),
+        ("algorithm.importance=decoupled", []),  # no weight is above the cap of tis
+        ("reward.overlong=filter", ["gradient", "targets"]),
+        ("value.gae_lambda=0.9", ["targets"]),
+        ("value.pretrain_steps=0", ["critic_start"]),
+        ("learner.threads=2", []),
+    ],
+)
+def test_what_differs_in_effect_is_told_from_what_differs_in_a_setting_only(setting: str, changed: list[str]) -> None:
+    vapo = (
+        ROOT / "configs" / "vapo.toml",
+        ("generation.max_response_tokens=48", "algorithm.adaptive_lambda_floor=0.0"),
+    )
+    plain, other = (effect_of(load_config([vapo[0]], [*vapo[1], *more])) for more in ((), (setting,)))
+    assert other.differs_from(plain) == changed
+
+
+def test_a_table_with_a_row_that_changes_nothing_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = TABLES["vapo-leave-one-out"]
+    floor = ("algorithm.adaptive_lambda_floor=0.95", "generation.max_response_tokens=48")
+    constant = (*floor, "algorithm.adaptive_lambda_alpha=0.0", "algorithm.gae_lambda=0.95")
+    rows = tuple(Variant(name, Path("configs/vapo.toml"), of) for name, of in (("whole", floor), ("less", constant)))
+    with pytest.raises(DataError, match="'whole' and 'less' compute the same"):
+        check_distinct(replace(table, variants=rows))
+
+
+def test_a_row_is_trained_in_one_process_too_and_kept_as_others_are(tmp_path: Path) -> None:
+    for split, count in ((Split.TRAIN, 64), (Split.HELD_OUT, 8)):
+        write_file(tmp_path / f"{split}.jsonl", split, count, 0)
+    small = (f"model.path={ROOT / 'ops' / 'demo' / 'tiny_model'}", "algorithm.groups_per_update=4", "run.num_updates=2")
+    row = Variant("small", ROOT / "configs" / "demo.toml", small)
+    made = carry_out_here(row, 3, tmp_path / "kept", tmp_path)
+    assert [point.update for point in made.curve] == [1, 2] and made.trained_tokens > 0
+    assert read_outcome(outcome_path(tmp_path / "kept", row, 3)) == made
+
+
+def test_times_are_compared_with_fleets_only(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="compares times"):
+        main(["tppo-vs-ppo", "--one-process", "--work", str(tmp_path), "--out", str(tmp_path)])
+
+
+def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average() -> None:
+    lucky = outcome("a", 0, [0.5, 0.95, 0.5, 0.8, 0.8, 0.8], 2.0)
+    assert lucky.reached(0.8) == Point(6, 12.0, 0.8)
+    assert lucky.reached(0.65) == Point(3, 6.0, 0.5)
+    assert lucky.reached(0.9) is None
+
+
+def test_the_page_tells_the_ratio_of_the_same_seed() -> None:
+    table = TABLES["tppo-vs-ppo"]
+    slow, fast = (variant.name for variant in table.variants[:2])
+    rising = [0.5, 0.7, 0.9, 0.9, 0.9]
+    made = [outcome(slow, 0, rising, 6.0), outcome(fast, 0, rising, 2.0), outcome(slow, 1, rising, 8.0)]
+    page = as_markdown(table, [*made, outcome(fast, 1, rising, 2.0)], "the command")
+    assert "**3.50** (3.00, 4.00)" in page
+    assert "the command" in page
+
+
+def test_a_side_that_never_reaches_an_accuracy_bounds_the_ratio_instead_of_leaving_it() -> None:
+    table = TABLES["tppo-vs-ppo"]
+    slow, fast = (variant.name for variant in table.variants[:2])
+    rising, low = [0.5, 0.7, 0.9, 0.9, 0.9], [0.1] * 5
+    made = [outcome(name, seed, rising, 6.0 if name == slow else 2.0) for name in (slow, fast) for seed in (0, 1)]
+    bound = as_markdown(table, [*made, outcome(slow, 2, low, 8.0), outcome(fast, 2, rising, 2.0)], "")
+    assert "**3.00** (3.00, 3.00, ≥ 4.00)" in bound and "30.0 s (5); 2 of 3 reach it" in bound
+    lost = as_markdown(table, [*made, outcome(slow, 2, rising, 6.0), outcome(fast, 2, low, 2.0)], "")
+    assert "**3.00** (3.00, 3.00, never)" in lost
+
+
+def test_the_interval_is_students() -> None:
+    assert figures([1.0, 2.0, 3.0]).half_width == pytest.approx(2.484, abs=1e-3)
+    assert figures([1.0]).half_width is None
+    with pytest.raises(ValueError, match="no outcome"):
+        figures([])
+
+
+def test_an_outcome_that_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    path = outcome_path(tmp_path, replace(TABLES["dapo-ladder"].variants[1], name="+ Over-long"), 3)
+    assert path.name == "over-long.seed-3.json"
+    path.write_text('{"variant": 1}')
+    with pytest.raises(DataError, match="over-long"):
+        read_outcome(path)

@@ -1,0 +1,42 @@
+"""The engine bench has every contender sample the same tokens; how fast they do is not tested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ops.bench.engine import BARS, BATCHING, ENGINE, GENERATE, SLOTS, VLLM, has_vllm, judge, main, measure, with_slots
+from ops.bench.sampling_work import SHAPES, Shape, make_work
+
+LEAST = Shape("least", 32, 1, 1, 1, 44, num_sequences=6, num_slots=3, median=4.0)
+
+
+def test_all_contenders_sample_the_same_tokens_and_are_timed_as_often() -> None:
+    result = measure(LEAST, rounds=2)
+    assert result["seconds"].keys() == {ENGINE, GENERATE, BATCHING, *([VLLM] if has_vllm() else [])}
+    assert all(len(taken) == 2 for taken in result["seconds"].values())
+    assert result["num_tokens"] == int(make_work(LEAST).lengths.sum())
+    assert judge(result).keys() <= BARS.keys()
+
+
+def test_the_bar_is_kept_against_the_faster_generate_of_each_round() -> None:
+    seconds = {ENGINE: [1.0, 1.0], GENERATE: [3.0, 5.0], f"{GENERATE}, one batch": [4.0, 2.0], VLLM: [0.5, 1.0]}
+    found = judge({"seconds": seconds})
+    assert (found[GENERATE].low, found[GENERATE].high) == (2.0, 3.0)
+    assert found[VLLM].median == 0.75
+
+
+def test_every_engine_gets_more_sequences_than_slots_and_responses_are_ragged() -> None:
+    for shape in (with_slots(shape, slots) for shape in SHAPES for slots in SLOTS):
+        assert shape.num_sequences >= 4 * shape.num_slots
+        lengths = make_work(shape).lengths
+        assert lengths.max() > 2 * lengths.min()
+
+
+def test_the_table_and_its_figures_are_written(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("ops.bench.engine.SHAPES", (LEAST,))
+    file = tmp_path / "engine.json"
+    main(["--rounds", "1", "--slots", "2", "--json", str(file)])
+    told = json.loads(file.read_text())
+    assert {"command", "machine", "versions", "settings", "bars"} <= told.keys()
+    assert [result["num_slots"] for result in told["results"]] == [2]

@@ -1,0 +1,61 @@
+"""The weights benchmark measures what it says: models of the size asked for, real steps, real versions served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ops.bench.learner import Shape
+from ops.bench.weights.changes import changes
+from ops.bench.weights.learner import WAYS, Turn, measure
+from ops.bench.weights.model import make_model
+
+SHAPE = Shape("tiny", hidden=64, layers=2, vocabulary=512, num_samples=2)
+TURN = Turn(
+    total_s=1.0, write_s=0.1, verify_s=0.2, pause_s=0.05, gap_s=0.06, step_s=0.1, num_bytes=1, memcpy_s=0.1,
+    file_copy_s=0.2, broadcast_s=0.3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("megabytes", [1, 16, 64])
+def test_a_model_has_about_the_size_that_was_asked_for(megabytes: int) -> None:
+    size = sum(tensor.nbytes for tensor in make_model(megabytes << 20).state_dict().values())
+    assert 0.6 < size / (megabytes << 20) < 2.0
+
+
+def test_smaller_steps_change_fewer_numbers_and_float32_changes_in_nearly_all() -> None:
+    small = list(changes(dtype="bfloat16", learning_rate=1e-6, num_steps=2, shape=SHAPE))
+    large = list(changes(dtype="bfloat16", learning_rate=1e-4, num_steps=2, shape=SHAPE))
+    whole = list(changes(dtype="float32", learning_rate=1e-4, num_steps=2, shape=SHAPE))
+    assert [change.step for change in small] == [1, 2]
+    for few, many, all_of in zip(small, large, whole, strict=True):
+        assert 0.0 < few.changed < many.changed < all_of.changed
+        assert few.times_fewer > many.times_fewer > 1.0
+
+
+def test_what_is_moved_leaves_out_what_is_waited_for() -> None:
+    assert TURN.moving_s == pytest.approx(0.35)
+    assert replace(TURN, total_s=9.0).moving_s == TURN.moving_s
+
+
+WHENEVER = ("file", "wire, bf16 delta")
+"""The two ways that differ most; `make test-long` has all."""
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, id=way.name, marks=() if way.name in WHENEVER else pytest.mark.long) for way in WAYS]
+)
+def test_versions_are_served_whichever_way_they_go(tmp_path: Path, way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    num_bytes, turns = measure(way, 1 << 20, rounds=2, folder=tmp_path)
+    assert len(turns) == 2
+    for turn in turns:
+        assert 0.0 < turn.write_s < turn.total_s
+        assert 0.0 < turn.verify_s < turn.total_s
+        assert turn.pause_s <= turn.gap_s
+        share = turn.num_bytes / num_bytes
+        assert share < 0.2 if "delta" in way.name or way.rank else share == pytest.approx(1.0, abs=0.1)

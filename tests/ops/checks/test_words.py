@@ -1,0 +1,77 @@
+"""The rules of plain English that a tool keeps."""
+
+from pathlib import Path
+
+import pytest
+
+from ops.checks.words import findings
+
+
+def rules(source: str, path: str = "pipeline/module.py") -> list[str]:
+    return [finding.rule for finding in findings(Path(path), source)]
+
+
+LONG = " ".join(["w"] * 26)
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        (f'"""{LONG}."""\n', "long"),
+        (f"# {LONG}.\n", "long"),
+        (f'raise ValueError("{LONG}.")\n', "long"),
+        ('"""Nobody reads the answer."""\n', "pronoun"),
+        ('"""A wait ends. Whoever waits goes on."""\n', "pronoun"),
+        ('x = f"{name} is held by somebody else here"\n', "pronoun"),
+        ('"""What is left is removed."""\n', "bare"),
+        ('"""One is enough."""\n', "bare"),
+        ('"""The ledger tells the learner."""\n', "verb"),
+        ("# the server says no\n", "verb"),
+        (f'"""{"word " * 20}word."""\n', "columns"),
+        (f"# {'word ' * 20}word\n", "columns"),
+        ("x = 1  # a number\n", "trailing comment"),
+        ('"""A sum.\n\n*Consumes* numbers.\n"""\n', "header"),
+        (f"def test_{'a' * 76}(): ...\n", "test name"),
+    ],
+)
+def test_a_line_that_breaks_a_rule_is_found(source: str, rule: str) -> None:
+    assert rules(source) == [rule]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'"""{" ".join(["w"] * 25)}."""\n',
+        f'"""{" ".join(["W"] * 20)}. {" ".join(["W"] * 20)}."""\n',
+        '"""What does a claim return? Chunks."""\n',
+        '"""A sum.\n\n    nobody says\n"""\n',
+        '"""A table.\n\n====\nnobody\n====\n"""\n',
+        '"""Run it::\n\n    headrace says something\n"""\n',
+        "x = 1  # noqa: F841\n",
+        "# Run it:\n#\n#   headrace says something\n",
+        f"# {'wide' * 30}\n",
+        '"""A loop.\n\n*Consumes* chunks.\n"""\nasync def run():\n    async with TaskGroup(): ...\n',
+        f"def test_{'a' * 75}(): ...\n",
+        f"x = '{'wide' * 30}'\n",
+    ],
+)
+def test_plain_prose_and_code_pass(source: str) -> None:
+    assert rules(source) == []
+
+
+def test_markdown_is_checked_outside_of_code_tables_and_quotes() -> None:
+    page = "Nobody.\n\n```\nnobody\n```\n\n| nobody |\n|---|\n\n> nobody\n\n    nobody\n\n* an item\n* somebody\n"
+    found = findings(Path("README.md"), page)
+    assert [(finding.line, finding.rule) for finding in found] == [(1, "pronoun"), (15, "pronoun")]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.lua", "--"), ("a.toml", "#"), ("a.sh", "#")])
+def test_comments_of_other_languages_are_checked(name: str, mark: str) -> None:
+    found = findings(Path(name), f"x = 1\n{mark} nobody\n")
+    assert [(finding.line, finding.rule) for finding in found] == [(2, "pronoun")]
+
+
+def test_the_messages_of_tests_may_be_anything() -> None:
+    source = 'x = "nobody says what is in this message"\n'
+    assert rules(source) == ["pronoun", "verb"]
+    assert rules(source, "tests/test_module.py") == []
