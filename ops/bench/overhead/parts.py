@@ -28,7 +28,7 @@ _PLACES: Final = (
     ("protocol/", WIRE),
     ("pipeline/ledger/", LEDGER),
     ("pipeline/runtime/registry", HEARTBEAT),
-    ("pipeline/runtime/news", HEARTBEAT),
+    ("pipeline/runtime/notifications", HEARTBEAT),
     ("pipeline/runtime/heartbeat", HEARTBEAT),
     ("pipeline/runtime/pulse", HEARTBEAT),
     ("pipeline/runtime/metrics", METRICS),
@@ -57,7 +57,7 @@ def part_of(role: str, place: str) -> str | None:
     if thread == "heartbeat":
         return HEARTBEAT
     if role == "supervisor":
-        return METRICS if thread != "main" or "runtime/metrics" in file else SUPERVISOR
+        return METRICS if thread != "main" or "observability/metrics" in file else SUPERVISOR
     for prefix, part in _PLACES:
         if file.startswith(prefix):
             return part

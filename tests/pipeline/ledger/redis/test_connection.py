@@ -143,7 +143,7 @@ async def test_a_closed_link_fails_what_waits_and_can_be_closed_again(redis_serv
 
 async def test_a_client_that_cannot_be_taken_over_is_refused(redis_server):
     client = redis.asyncio.Redis.from_url(redis_server)
-    with pytest.raises(TypeError, match=r"with pipeline\.replay\.connect\.connect"):
+    with pytest.raises(TypeError, match=r"with pipeline\.ledger\.redis\.client\.connect"):
         Link(client)
     await client.aclose()
 

@@ -245,7 +245,7 @@ def test_a_supervisor_killed_while_it_starts_its_server_leaves_one_that_is_adopt
     script = f"""
         import os, signal
         from pathlib import Path
-        from pipeline.runtime import server
+        from pipeline.ledger.server import embedded as server
         server.identify = lambda pid: os.kill(os.getpid(), signal.SIGKILL)  # the server is there, its number not yet written
         server.EmbeddedServer(Path({str(tmp_path)!r}), max_memory_mb=64).start()
     """
