@@ -193,7 +193,7 @@ def _held(root: Path) -> Iterator[str]:
     """Yield the commits after the one that brought this file: all that are there when that one is
     beyond a shallow clone.
     """
-    brought = _git(root, "log", "--diff-filter=A", "--format=%H", "--", ITSELF).split()
+    brought = _git(root, "log", "--diff-filter=A", "--format=%H", "--", *ITSELF).split()
     since = f"{brought[-1]}..HEAD" if brought else "HEAD"
     shallow = _git(root, "rev-parse", "--git-path", "shallow").strip()
     edge = root / shallow

@@ -30,10 +30,10 @@ _PLACES: Final = (
     ("pipeline/runtime/registry", HEARTBEAT),
     ("pipeline/runtime/notifications", HEARTBEAT),
     ("pipeline/runtime/heartbeat", HEARTBEAT),
-    ("pipeline/runtime/pulse", HEARTBEAT),
-    ("pipeline/runtime/metrics", METRICS),
+    ("pipeline/runtime/worker_state", HEARTBEAT),
+    ("pipeline/observability/metrics", METRICS),
     # what is beneath it alone is asyncio's own
-    ("pipeline/runtime/host", LOOP),
+    ("pipeline/runtime/worker_process", LOOP),
     ("pipeline/runtime/clock", LOOP),
 )
 

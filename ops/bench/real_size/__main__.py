@@ -164,7 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args(arguments)
     os.chdir(ROOT)
-    making = "from pathlib import Path; from ops.bench.real_size.material import make_material; make_material(Path('{}'))"
+    making = (
+        "from pathlib import Path; from ops.bench.real_size.material import make_material; make_material(Path('{}'))"
+    )
     # its memory goes back
     subprocess.run([sys.executable, "-c", making.format(MATERIAL)], check=True)
     with neighbours(os.cpu_count() or 1 if options.neighbours else 0):
