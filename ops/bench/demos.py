@@ -32,8 +32,9 @@ start model has 0.40.
 _FLEET = Path("configs/fleets/demo.toml")
 _LIMIT_S = 1800.0
 _ABOUT = """\
-Greedy accuracy in per cent on 256 held-out prompts, before and after; the bar is for the last version. An update is several
-optimiser steps, so ratios leave 1, and of its tokens so many were clipped. What has no row was not run."""
+Greedy accuracy in per cent on 256 held-out prompts, before and after; the bar is for the last
+version. An update is several optimiser steps, so ratios leave 1, and clipping takes some of its
+tokens' gradients away. A demo and seed without a row were not run."""
 _COLUMNS = (
     "`ALGO`", "seed", "steps an update", "updates", "before", "best", "after", "bar", "clipped, mean", "clipped, most",
     "largest ratio", "seconds",
