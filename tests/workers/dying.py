@@ -23,12 +23,12 @@ import pipeline.training.checkpoints
 import workers.learner.learner
 import workers.learner.weight_publisher
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.config.learning import AlgorithmSection
+from pipeline.config.learning import AlgorithmSection, EvaluationSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.memory.ledger import MemoryReplay
-from pipeline.observability.history import UpdateRow, read_history
+from pipeline.observability.history import Row, UpdateRow, read_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -168,6 +168,8 @@ class World:
     monkeypatch: pytest.MonkeyPatch
     num_updates: int = 5
     eta: int = 1
+    num_evaluation_prompts: int = 0
+    """Evaluated after every update, when there are any."""
     published: dict[int, list[str]] = field(default_factory=dict)
     """Version -> the weights of that name."""
     num_lives: int = 0
@@ -186,13 +188,14 @@ class World:
                     name="grpo", group_size=GROUP_SIZE, groups_per_update=GROUPS_PER_UPDATE, max_generation_batches=0
                 ),
                 "checkpoint": CheckpointSection(every_updates=2, keep=2),
+                "evaluation": EvaluationSection(every_updates=1),
                 "weights": WeightsSection(shared_memory=False),
                 "replay": ReplaySection(record=False),  # digests need tensors, and here weights are a list of names
             }
         )
         patch = self.monkeypatch.setattr
         patch(os, "fsync", lambda _: None)
-        source = SimpleNamespace(num_evaluation_prompts=0)
+        source = SimpleNamespace(num_evaluation_prompts=self.num_evaluation_prompts)
         patch(workers.learner.learner, "load_text_tokenizer", lambda _: None)
         patch(workers.learner.learner.PromptSource, "load", staticmethod(lambda *_: source))
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
@@ -270,8 +273,11 @@ class World:
         assert newest is not None
         return json.loads((newest.path / "weights.json").read_text())
 
+    def history(self) -> list[Row]:
+        return list(read_history(self.folder / "history.jsonl"))
+
     def rows(self) -> list[UpdateRow]:
-        return [row for row in read_history(self.folder / "history.jsonl") if isinstance(row, UpdateRow)]
+        return [row for row in self.history() if isinstance(row, UpdateRow)]
 
 
 def _publication(config: RunConfig, tensors: Any, *, probe: Any = None) -> Publication:
@@ -307,3 +313,7 @@ class _Sampled:
     async def claim(self, who: Any, *, policy_version: int) -> Any:
         await self._world.sample()
         return await self._world.replay.claim(who, policy_version=policy_version)
+
+    async def request_evaluation(self, who: Any, request: Any) -> None:
+        await self._world.replay.request_evaluation(who, request)
+        await self._world.sample()

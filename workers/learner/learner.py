@@ -34,7 +34,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.ledger.version_history import Lineage
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
 from pipeline.observability.samples import Samples
 from pipeline.preflight.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
@@ -99,15 +99,14 @@ class Learner(Actor):
         self._version = await self._publisher.next_version(int(state.get("policy_version", 0)))
         given_up = await self.ctx.replay.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
         self._lineage = Lineage(await self.ctx.replay.restarts())
-        self._history = History.resume(
-            self.ctx.run_dir / HISTORY_NAME, last_version=int(state.get("policy_version", 0))
-        )
-        resumed = int(state.get("policy_version", 0))
+        history, resumed = self.ctx.run_dir / HISTORY_NAME, int(state.get("policy_version", 0))
+        self._history = History.resume(history, last_version=resumed)
         self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
         self._evaluations = Evaluations(
             self.ctx, num_prompts=source.num_evaluation_prompts, next_number=int(state.get("next_evaluation", 0))
         )
-        await self._evaluations.resume(state.get("evaluations", ()))
+        recorded = {row.number for row in read_history(history) if isinstance(row, EvaluationRow)}
+        await self._evaluations.resume(one for one in state.get("evaluations", ()) if one[0] not in recorded)
         has_critic = declaration(config).has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
         self._is_resumed = self._has_checkpoint = checkpoint is not None
@@ -223,6 +222,7 @@ class Learner(Actor):
             self._history.append(row)
             self._show(row)
             await self.ctx.compute(self._samples.keep, units, number, version)
+        self._record(await self._evaluations.collect())
         every = self.ctx.config.evaluation.every_updates
         is_last = self._num_updates >= self.ctx.config.run.num_updates  # evaluated at the end in any case
         if self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.observability.history import EvaluationRow
 from pipeline.observability.samples import SAMPLES_NAME, read_samples
 from pipeline.training.checkpoints import CheckpointFolder
 from protocol.errors import StorageFailed
@@ -64,6 +65,32 @@ async def test_a_learner_killed_at_any_point_trains_everything_once(
             raise
         assert world.num_lives == 2
         shutil.rmtree(folder)
+
+
+async def test_an_evaluation_is_recorded_after_the_next_update_though_the_learner_never_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=3, num_evaluation_prompts=2)
+    assert await world.live(Reaper(None))
+    told = [(type(row).__name__[0], row.policy_version) for row in world.history()]
+    assert told == [("E", 0), ("U", 1), ("U", 2), ("E", 1), ("U", 3), ("E", 2), ("E", 3)]
+
+
+async def test_an_evaluation_that_was_recorded_after_its_checkpoint_is_recorded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open in the checkpoint of version 2, it is recorded with update 3; the learner dies in update 4."""
+    whole = World(tmp_path / "whole", monkeypatch, num_updates=4, num_evaluation_prompts=2)
+    reaper = Reaper(None)
+    assert await whole.live(reaper)
+    claims = [at for at, name in enumerate(reaper.points) if name == "after ledger.claim"]
+    world = World(tmp_path / "killed", monkeypatch, num_updates=4, num_evaluation_prompts=2)
+    await world.live_until_done(Reaper(claims[3]))
+    assert world.num_lives == 2
+    evaluations = [row for row in world.history() if isinstance(row, EvaluationRow)]
+    assert len({row.number for row in evaluations}) == len(evaluations)
+    updates = [row.policy_version for row in world.rows()]
+    assert [row.policy_version for row in evaluations] == [0, *updates]
 
 
 async def test_a_disk_that_refuses_checkpoints_stops_nothing_and_nothing_is_settled_before_one_is_there(
