@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import textwrap
 
 import click
 
@@ -33,7 +34,10 @@ _NAMES = {
 
 _EPILOG = (
     "\b\nComparisons:\n"
-    + "\n".join(f"  {name:<14}{summary}" for name, summary in _NAMES.items())
+    + "\n".join(
+        textwrap.fill(summary, 78, initial_indent=f"  {name:<14}", subsequent_indent=" " * 16)
+        for name, summary in _NAMES.items()
+    )
     + ("\n\n\b\nExamples:\n  headrace bench engine --json bench-results/engine.json\n  headrace bench ablation --help")
 )
 

@@ -34,7 +34,6 @@ Examples:
   headrace pretrain-value configs/vapo.toml --fleet configs/fleets/demo.toml --out critics/vapo
   headrace up configs/vapo.toml --fleet configs/fleets/demo.toml --set value.path=critics/vapo
 
-\b
 It ends after value.pretrain_steps; or earlier, where value.min_explained_variance is set, when that is reached over
 value.explained_variance_steps value steps. Its run is named <run.name>-value; exit codes are those of `headrace up`.
 """

@@ -24,7 +24,6 @@ Examples:
   headrace replay runs/demo --to 37 --out w37    # the weights of version 37 again, as w37/model
   headrace replay runs/demo --from 40 --what-if learner.learning_rate=1e-4
 
-\b
 Exit code 1: an update did not come out as it was, and its tensors are named. 2: there is no log, it is damaged, or the
 model or checkpoint to begin from is not at hand. Bit for bit is promised on a CPU, with the same libraries and threads.
 """

@@ -38,13 +38,16 @@ Exit codes:
   0    done, or drained after Ctrl-C; nothing is lost and --resume goes on
   2    a setting, a file or the data is wrong; nothing was started
   3    the ledger's server does not answer
-  5    the learner did not drain in time; its last checkpoint is what --resume finds
-  6    the data is exhausted or has nothing to learn from; what was learned is kept
-  7    training has diverged: steps or weights are not finite; earlier checkpoints are kept
+  5    the learner did not drain in time; --resume finds its last checkpoint
+  6    the data is exhausted or teaches nothing; what was learned is kept
+  7    training has diverged: steps or weights are not finite; earlier
+       checkpoints are kept
   8    a worker kept freezing or getting stuck
-  130  stopped twice: ended at once; or while its ledger's server was waited for: nothing was started
-  A worker that fails more often than supervisor.max_restarts or supervisor.max_data_failures allow ends the run with its own
-  exit code (1: an error; 9: disk, memory or files of the host; 128 + N: killed by signal N) and its last lines.
+  130  stopped twice: ended at once; or stopped while its ledger's server was
+       waited for: nothing was started
+
+A worker that fails more often than supervisor.max_restarts or supervisor.max_data_failures allow ends the run with its own
+exit code (1: an error; 9: disk, memory or files of the host; 128 + N: killed by signal N) and its last lines.
 """
 
 

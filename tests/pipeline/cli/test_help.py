@@ -45,6 +45,15 @@ def test_help_has_runnable_examples(command: list[str]) -> None:
         assert f"headrace {' '.join(command)}".strip() in done.output
 
 
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, ["bench"], ["replay"], ["pretrain-value"]], ids=lambda words: " ".join(words)
+)
+def test_help_fits_a_terminal_of_80_columns_but_for_examples(command: list[str]) -> None:
+    done = CliRunner().invoke(headrace, [*command, "--help"], terminal_width=80)
+    assert done.exit_code == 0
+    assert not [line for line in done.output.splitlines() if len(line) > 80 and not line.startswith("    headrace ")]
+
+
 @pytest.mark.parametrize("command", [[], ["up"], ["status"], ["score"], ["config", "check"]], ids=str)
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     words = json.dumps([*command, "--help"])
