@@ -16,7 +16,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -58,6 +58,19 @@ class Sampled:
     window: Window
     text: str
     score: RewardScore
+
+
+@dataclass(slots=True)
+class Live:
+    """A response that goes on, window by window (T-PPO)."""
+
+    trajectory: TrajectoryId
+    prompt: Prompt
+    tokens: np.ndarray
+    """int32 [tokens so far]"""
+    values: np.ndarray
+    """float32 [tokens so far], each of the critic that was there when its window was sampled"""
+    num_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,38 +117,59 @@ class OneProcess:
         self._num_updates = 0
         self._position = 0
         self._num_lanes = 0
+        self._live: list[Live] = []
+        self._ended: list[ValueSample] = []
+        self.num_responses = 0
+        """Sampled for learning so far, by the critic alone too."""
+        self.num_tokens = 0
+        """Of these responses."""
         self._publish()
 
     def evaluate(self) -> float:
-        """Return the greedy accuracy on all held-out prompts."""
+        """Return the accuracy on all held-out prompts, sampled as ``[evaluation]`` says."""
+        return mean(accuracy for _, accuracy in self.examine())
+
+    def examine(self) -> list[tuple[Prompt, float]]:
+        """Return every held-out prompt with its accuracy."""
         prompts = [self._source.evaluation_at(index) for index in range(self._source.num_evaluation_prompts)]
-        return mean(group[0].score.accuracy for group in self._sample(prompts, temperature=0.0, size=1))
+        how = self.config.evaluation
+        groups = self._sample(prompts, temperature=how.temperature, size=how.samples_per_prompt)
+        return [(group[0].prompt, mean(one.score.accuracy for one in group)) for group in groups]
 
     def pretrain(self) -> int:
         """Train the critic until its gate would open; return its steps."""
         settings, num_steps = self.config.value, 0
         while self._critic is not None and num_steps < settings.pretrain_steps:
-            explained = self._learn_values(self._groups(filtered=False))
+            groups = self._groups(filtered=False)
+            explained = self._learn_values(_value_samples(groups, self._values(groups)))
             num_steps += len(explained)
             least = settings.min_explained_variance
-            if least is not None and mean(explained) >= least:
+            if explained and least is not None and mean(explained) >= least:
                 break
         return num_steps
 
     def update(self) -> dict[str, float]:
-        """Sample, train the policy, then the critic, on one update's batch; return the metrics' means over the steps, and
-        ``trained_tokens``, those that carried loss."""
-        groups = self._groups(filtered=self.config.algorithm.dynamic_sampling)
-        values = self._values(groups)
-        prepared = self._update.prepare(self._units(groups, values))
+        """Sample, train the policy, then the critic, on one update's batch; return the metrics' means over the steps,
+        ``trained_tokens``, those that carried loss, and the ``explained_variance`` of the critic's steps, if it did any.
+
+        T-PPO's batch is one window of each of so many responses, of which those that are not finished go on in the next
+        update, under its weights. Every other algorithm's is whole responses.
+        """
+        if self.config.declaration.unit is Unit.CHUNK:
+            units, ended = self._windows()
+        else:
+            groups = self._groups(filtered=self.config.algorithm.dynamic_sampling)
+            values = self._values(groups)
+            units, ended = self._units(groups, values), _value_samples(groups, values)
+        prepared = self._update.prepare(units)
         stepped = asyncio.run(self._update.step(prepared.samples, policy_version=self._num_updates, compute=_at_once))
-        if self._critic is not None:
-            self._learn_values(groups, values)
+        explained = [] if self._critic is None else self._learn_values(ended)
         self._num_updates += 1
         self._publish()
         trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in prepared.samples)
         metrics = {name: mean(r.metrics[name] for r in stepped.results) for name in stepped.results[0].metrics}
-        return metrics | {"trained_tokens": float(trained)}
+        told = {"explained_variance": mean(explained)} if explained else {}
+        return metrics | told | {"trained_tokens": float(trained)}
 
     def _publish(self) -> None:
         self._engine.load_weights({name: tensor.clone() for name, tensor in self._backend.tensors()}, self._num_updates)
@@ -149,6 +183,8 @@ class OneProcess:
             prompts = [self._source.at(self._position + index) for index in range(many)]
             self._position += many
             sampled = self._sample(prompts, temperature=self.config.generation.temperature, size=algorithm.group_size)
+            self.num_responses += many * algorithm.group_size
+            self.num_tokens += sum(one.window.tokens.size for group in sampled for one in group)
             groups += [group for group in sampled if not filtered or has_signal([one.score.accuracy for one in group])]
         return groups[: algorithm.groups_per_update]
 
@@ -156,14 +192,31 @@ class OneProcess:
         limit = self.config.generation.max_response_tokens
         lane, self._num_lanes = f"x{self._num_lanes}", self._num_lanes + 1
         wanted = [TrajectoryId(lane, group, member) for group in range(len(prompts)) for member in range(size)]
-        for trajectory in wanted:
+        nothing = np.empty(0, np.int32)
+        found = self._extend(
+            [(trajectory, prompts[trajectory.group], nothing) for trajectory in wanted],
+            window_tokens=limit,
+            temperature=temperature,
+        )
+        marked = self._mark([(prompts[trajectory.group], found[trajectory]) for trajectory in wanted])
+        return [marked[at : at + size] for at in range(0, len(marked), size)]
+
+    def _extend(
+        self,
+        wanted: Sequence[tuple[TrajectoryId, Prompt, np.ndarray]],
+        *,
+        window_tokens: int,
+        temperature: float,
+    ) -> dict[TrajectoryId, Window]:
+        """Sample a window of each response, given what it has."""
+        for trajectory, prompt, tokens in wanted:
             self._engine.submit(
                 WindowRequest(
                     trajectory=trajectory,
-                    prompt_tokens=prompts[trajectory.group].tokens,
-                    response_tokens=np.empty(0, np.int32),
-                    window_tokens=limit,
-                    max_response_tokens=limit,
+                    prompt_tokens=prompt.tokens,
+                    response_tokens=tokens,
+                    window_tokens=window_tokens,
+                    max_response_tokens=self.config.generation.max_response_tokens,
                     sampling=SamplingParams(temperature),
                     seed=self.config.run.seed,
                 )
@@ -171,8 +224,74 @@ class OneProcess:
         found: dict[TrajectoryId, Window] = {}
         while len(found) < len(wanted):
             found |= {window.trajectory: window for window in self._engine.advance(_STEPS_A_TURN)}
-        marked = self._mark([(prompts[trajectory.group], found[trajectory]) for trajectory in wanted])
-        return [marked[at : at + size] for at in range(0, len(marked), size)]
+        return found
+
+    def _windows(self) -> tuple[list[ClaimedUnit], list[ValueSample]]:
+        """Let every live response go on by a window, after new ones have filled up their number; return the windows, and what
+        the critic learns from those that finished."""
+        assert self._critic is not None
+        algorithm = self.config.algorithm
+        while len(self._live) < algorithm.groups_per_update * algorithm.group_size:
+            prompt, group = self._source.at(self._position), self._position
+            self._position += 1
+            empty = np.empty(0, np.int32), np.empty(0, np.float32)
+            members = [TrajectoryId("w", group, member) for member in range(algorithm.group_size)]
+            self._live += [Live(trajectory, prompt, *empty) for trajectory in members]
+            self.num_responses += len(members)
+        generation = self.config.generation
+        found = self._extend(
+            [(live.trajectory, live.prompt, live.tokens) for live in self._live],
+            window_tokens=generation.window_tokens,
+            temperature=generation.temperature,
+        )
+        windows = [found[live.trajectory] for live in self._live]
+        self.num_tokens += sum(window.tokens.size for window in windows)
+        wholes = [
+            np.concatenate([live.tokens, window.tokens]).astype(np.int32)
+            for live, window in zip(self._live, windows, strict=True)
+        ]
+        values = self._critic.values(
+            [
+                ScoringRequest(np.concatenate([live.prompt.tokens, whole]).astype(np.int32), window.tokens.size)
+                for live, whole, window in zip(self._live, wholes, windows, strict=True)
+            ]
+        )
+        finished = [
+            (live.prompt, replace(window, tokens=whole))
+            for live, whole, window in zip(self._live, wholes, windows, strict=True)
+            if window.finish_reason.is_final
+        ]
+        marked = iter(self._mark(finished))
+        units: list[ClaimedUnit] = []
+        ended: list[ValueSample] = []
+        for live, whole, window, value in zip(self._live, wholes, windows, values, strict=True):
+            one = next(marked) if window.finish_reason.is_final else None
+            scored = self._window_chunk(live, window, value, one)
+            units.append(ClaimedUnit(str(scored.chunk.id), ((scored,),)))
+            live.tokens, live.values = whole, np.concatenate([live.values, value])
+            live.num_windows += 1
+            if one is not None:
+                ended.append(_value_sample(one, live.values))
+        self._live = [
+            live for live, window in zip(self._live, windows, strict=True) if not window.finish_reason.is_final
+        ]
+        return units, ended
+
+    def _window_chunk(self, live: Live, window: Window, value: np.ndarray, one: Sampled | None) -> ScoredChunk:
+        scores: dict[Field, Score] = {Field.VALUE: ValueScore(values=value, value_version=0)}
+        if one is not None:
+            scores[Field.REWARD] = one.score
+        chunk = TrajectoryChunk(
+            id=ChunkId(live.trajectory, live.num_windows),
+            prompt=live.prompt,
+            context_tokens=live.tokens,
+            tokens=window.tokens,
+            behavior_logprobs=window.behavior_logprobs,
+            segments=(Segment(self._num_updates, window.tokens.size),),
+            finish_reason=window.finish_reason,
+            response_text=None if one is None else one.text,
+        )
+        return ScoredChunk(chunk, scores)
 
     def _mark(self, pairs: Sequence[tuple[Prompt, Window]]) -> list[Sampled]:
         texts = [self._tokenizer.decode(window.tokens.tolist()) for _, window in pairs]
@@ -208,26 +327,16 @@ class OneProcess:
         values = iter(self._critic.values(requests))
         return [[next(values) for _ in group] for group in groups]
 
-    def _learn_values(
-        self, groups: Sequence[Sequence[Sampled]], values: list[list[np.ndarray]] | None = None
-    ) -> list[float]:
-        """Train the critic once on every response, but for a last incomplete batch; return the steps' explained variances."""
+    def _learn_values(self, samples: Sequence[ValueSample]) -> list[float]:
+        """Train the critic once on every response; what does not fill a batch waits for more. Return the steps' explained
+        variances."""
         assert self._critic is not None
-        values = self._values(groups) if values is None else values
-        samples = [
-            ValueSample(
-                name=str(one.window.trajectory),
-                tokens=_tokens(one),
-                prompt_length=one.prompt.tokens.size,
-                old_values=old,
-                reward=one.score.reward,
-            )
-            for group, of in zip(groups, values, strict=True)
-            for one, old in zip(group, of, strict=True)
-        ]
-        size = min(self.config.value.batch_trajectories, len(samples))
-        batches = [samples[at : at + size] for at in range(0, len(samples) - size + 1, size)]
-        return [self._critic.step(batch).explained_variance for batch in batches]
+        self._ended += samples
+        size, explained = self.config.value.batch_trajectories, list[float]()
+        while len(self._ended) >= size:
+            explained.append(self._critic.step(self._ended[:size]).explained_variance)
+            del self._ended[:size]
+        return explained
 
     def _units(self, groups: Sequence[Sequence[Sampled]], values: list[list[np.ndarray]]) -> list[ClaimedUnit]:
         units: list[ClaimedUnit] = []
@@ -272,6 +381,24 @@ class OneProcess:
 
 def _tokens(one: Sampled) -> np.ndarray:
     return np.concatenate([one.prompt.tokens, one.window.tokens]).astype(np.int32)
+
+
+def _value_sample(one: Sampled, old: np.ndarray) -> ValueSample:
+    return ValueSample(
+        name=str(one.window.trajectory),
+        tokens=_tokens(one),
+        prompt_length=one.prompt.tokens.size,
+        old_values=old,
+        reward=one.score.reward,
+    )
+
+
+def _value_samples(groups: Sequence[Sequence[Sampled]], values: list[list[np.ndarray]]) -> list[ValueSample]:
+    return [
+        _value_sample(one, old)
+        for group, of in zip(groups, values, strict=True)
+        for one, old in zip(group, of, strict=True)
+    ]
 
 
 async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ops.bench.one_process import OneProcess, learn
 from ops.demo import task as demo_task
+from pipeline.batching import TrainingSample
 from pipeline.config.load import load_config
+from pipeline.replay.buffer import ClaimedUnit
 from protocol.errors import ConfigError
+from workers.update import Prepared
 
 ROOT = Path(__file__).parents[3]
 SMALL = ("algorithm.groups_per_update=4", "learner.learning_rate=2e-3", "learner.warmup_updates=0")
@@ -52,6 +56,39 @@ def test_the_critic_is_trained_until_its_gate_would_open(task: tuple[str, ...]) 
     never = vapo.model_copy(update={"value": vapo.value.model_copy(update={"min_explained_variance": None})})
     assert OneProcess(never).pretrain() == 6, "two steps a batch of 16 responses, until five are done"
     assert OneProcess(load_config([ROOT / "configs" / "demo.toml"], task)).pretrain() == 0
+
+
+def test_tppo_trains_one_window_of_each_response_and_goes_on_with_what_is_not_finished(
+    task: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*task, *SMALL, "generation.window_tokens=8", "value.batch_trajectories=4"]
+    learner = OneProcess(load_config([ROOT / "configs" / "tppo.toml"], settings))
+    prepared: list[list[TrainingSample]] = []
+    prepare = learner._update.prepare
+
+    def recorded(units: list[ClaimedUnit]) -> Prepared:
+        made = prepare(units)
+        prepared.append(made.samples)
+        return made
+
+    monkeypatch.setattr(learner._update, "prepare", recorded)
+    for _ in range(6):
+        learner.update()
+    ends = [sample for samples in prepared for sample in samples if sample.is_finished]
+    assert all(len(samples) >= 16 for samples in prepared), "every update trains a window of each live response"
+    assert all(np.count_nonzero(sample.loss_mask) <= 8 for samples in prepared for sample in samples)
+    names = [sample.name for samples in prepared for sample in samples]
+    assert len(set(names)) == len(names), "no window is trained twice"
+    assert any(sample.name.endswith(".2") for sample in ends), "a response finished in its third window"
+
+
+def test_a_window_as_long_as_the_cap_makes_tppo_whole_responses(task: tuple[str, ...]) -> None:
+    settings = [*task, *SMALL, "generation.window_tokens=64", "value.batch_trajectories=8"]
+    learner = OneProcess(load_config([ROOT / "configs" / "tppo.toml"], settings))
+    for number in range(1, 3):
+        metrics = learner.update()
+        assert learner.num_responses == 16 * number
+    assert "explained_variance" in metrics
 
 
 def test_what_one_process_has_not_is_refused(task: tuple[str, ...]) -> None:
