@@ -18,6 +18,7 @@ more. Heads are 32 wide, the least that every supported engine accepts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import string
@@ -84,9 +85,9 @@ class Measured:
     """Of the sampled responses, end-of-sequence token included."""
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_POSITIONS) -> PreTrainedTokenizerFast:
     """Build the tokenizer: one character, one token; nothing is added, unknown characters become padding."""
-    backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(SYMBOLS)}, unk_token=PAD))
+    backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(symbols)}, unk_token=PAD))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
     return PreTrainedTokenizerFast(
@@ -95,23 +96,23 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         bos_token=BOS,
         eos_token=EOS,
         unk_token=PAD,
-        model_max_length=MAX_POSITIONS,
+        model_max_length=max_positions,
         clean_up_tokenization_spaces=False,
     )
 
 
-def build_model(seed: int) -> Qwen3ForCausalLM:
+def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = MAX_POSITIONS) -> Qwen3ForCausalLM:
     """Build the untrained model: Qwen3 architecture, 2 layers, 3 heads of 32, about 193,000 parameters."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(SYMBOLS),
+        vocab_size=vocabulary,
         hidden_size=96,
         intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=3,
         num_key_value_heads=3,
         head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
+        max_position_embeddings=max_positions,
         max_window_layers=2,
         initializer_range=0.05,
         tie_word_embeddings=False,
@@ -142,16 +143,19 @@ def draw_demonstrated_terms(rng: random.Random) -> int:
     return draw_num_terms(rng, SHORTEST)
 
 
+def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield prompts and responses of the training side as token ids, without end."""
+    while True:
+        problem = draw(rng, Split.TRAIN, draw_demonstrated_terms(rng))
+        yield tokenizer.encode(problem.prompt), tokenizer.encode(demonstrate(problem, rng) + EOS)
+
+
 def batches(
-    rng: random.Random, tokenizer: PreTrainedTokenizerFast, batch_tokens: int
+    rng: random.Random, shown: Iterator[tuple[list[int], list[int]]], batch_tokens: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield token ids and labels, both int64[N, T], of demonstrations alike in length; labels cover responses only."""
     while True:
-        pool: list[tuple[list[int], list[int]]] = []
-        for _ in range(_POOL):
-            num_terms = draw_demonstrated_terms(rng)
-            problem = draw(rng, Split.TRAIN, num_terms)
-            pool.append((tokenizer.encode(problem.prompt), tokenizer.encode(demonstrate(problem, rng) + EOS)))
+        pool = list(itertools.islice(shown, _POOL))
         pool.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
         ready: list[list[tuple[list[int], list[int]]]] = [[]]
         for pair in pool:
@@ -174,10 +178,9 @@ def _collate(batch: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tens
     return ids, labels
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
-    """Fit the model to the demonstrations, in place."""
+def train(model: Qwen3ForCausalLM, stream: Iterator[tuple[Tensor, Tensor]], recipe: Recipe) -> None:
+    """Fit the model to the demonstrations' batches, in place."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-    stream = batches(random.Random(recipe.seed), tokenizer, recipe.batch_tokens)
     model.train()
     started, total = time.monotonic(), 0.0
     for step in range(1, recipe.num_steps + 1):
@@ -318,7 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     started = time.monotonic()
     tokenizer, model = build_tokenizer(), build_model(recipe.seed)
-    train(model, tokenizer, recipe)
+    rng = random.Random(recipe.seed)
+    train(model, batches(rng, demonstrations(rng, tokenizer), recipe.batch_tokens), recipe)
     minutes = (time.monotonic() - started) / 60
     measured = measure(model, tokenizer)
     card = CARD.format(

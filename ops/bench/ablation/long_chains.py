@@ -1,0 +1,145 @@
+"""The tables' task: a counter whose answer is decided at once and asked for after hundreds of tokens.
+
+*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them, and
+demonstrations. *Waits for* nothing; the same arguments always give the same bytes.
+
+    prompt    a2b<4c<3*2=                        2, then 4 down, then 3 down, on a counter that rolls over; two laps
+    response  a2b8c5~2ABC...XYZ1ABC...XYZ=5      what the counter shows after each change, the laps, the answer
+    answer    5
+
+**Reward at the end only.** The verifier ``arithmetic`` compares the last number with the answer; the rest is not judged.
+
+**What is to be learned, and where.** Short chains count down by ``<`` and have one lap, long ones count up by ``>`` and have
+nine. At the end of the scale the demonstrator mostly turns back (2 < 4 shows 2, not 8). Laps stand for the long and certain
+working of a reasoning model, which carries the outcome to the end. So what decides a response stands at its beginning, as the
+choice of an approach does, and its reward some 30 tokens later in short chains and some 245 in long ones. And what long chains
+need, short ones do not teach.
+
+**Train and held-out** are apart by construction, as in ``ops.demo_task``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ops.demo_task import HELD_OUT_SHARE, Split
+
+LABELS = string.ascii_lowercase
+LAP = string.ascii_uppercase
+MIN_CHANGES, MAX_CHANGES = 3, 5
+WRONG_TURNS = 0.7
+"""How often the demonstrator turns back at an end instead of passing it."""
+_LAST = 9
+
+
+class Kind(StrEnum):
+    """How long a chain is, and what decides it; half of the chains are of either kind."""
+
+    SHORT = "short"
+    """One lap; the changes count down by ``<``."""
+    LONG = "long"
+    """Nine laps; the changes count up by ``>``."""
+
+
+_LAPS = {Kind.SHORT: 1, Kind.LONG: 9}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A problem."""
+
+    kind: Kind
+    start: int
+    steps: tuple[int, ...]
+    """Of each change, 1 to 9."""
+    laps: int
+
+    @property
+    def prompt(self) -> str:
+        """The problem as text, ``a2b<4c<3*2=``."""
+        sign = "<" if self.kind is Kind.SHORT else ">"
+        changes = "".join(f"{label}{sign}{steps}" for label, steps in zip(LABELS[1:], self.steps, strict=False))
+        return f"{LABELS[0]}{self.start}{changes}*{self.laps}="
+
+    @property
+    def answer(self) -> str:
+        """The digit that the counter shows in the end."""
+        return str(self.counter()[-1])
+
+    @property
+    def num_turns(self) -> int:
+        """How often an end is passed, where the demonstrator errs."""
+        return sum(
+            not 0 <= before + self._towards * by <= _LAST
+            for before, by in zip(self.counter(), self.steps, strict=False)
+        )
+
+    @property
+    def split(self) -> Split:
+        """The side on which this prompt lies, from a digest of its text."""
+        digest = hashlib.blake2b(self.prompt.encode(), digest_size=4).digest()
+        return Split.HELD_OUT if int.from_bytes(digest) % HELD_OUT_SHARE == 0 else Split.TRAIN
+
+    @property
+    def _towards(self) -> int:
+        return -1 if self.kind is Kind.SHORT else 1
+
+    def counter(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> list[int]:
+        """Return what the counter shows at first and after each change: rightly without ``rng``, or as the demonstrator."""
+        shown = [self.start]
+        for steps in self.steps:
+            end = shown[-1] + self._towards * steps
+            if not 0 <= end <= _LAST and rng is not None and rng.random() < wrong_turns:
+                end = -end if end < 0 else 2 * _LAST - end
+            shown.append(end % 10)
+        return shown
+
+    def respond(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> str:
+        """Write a response: a right one without ``rng``, else as the demonstrator does."""
+        counter = self.counter(rng, wrong_turns)
+        working = "".join(f"{label}{digit}" for label, digit in zip(LABELS, counter, strict=False))
+        laps = "".join(f"{left}{LAP}" for left in range(self.laps, 0, -1))
+        return f"{working}~{laps}={counter[-1]}"
+
+
+def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int | None = None) -> Chain:
+    """Draw one chain of a side; a function of ``rng``'s state. ``laps``: in place of as many as the kind has."""
+    while True:  # ends soon: one in eight chains, or seven, are on the side asked for
+        drawn = kind or rng.choice(tuple(Kind))
+        steps = tuple(rng.randint(1, _LAST) for _ in range(rng.randint(MIN_CHANGES, MAX_CHANGES)))
+        chain = Chain(drawn, rng.randrange(10), steps, laps or _LAPS[drawn])
+        if chain.split is split:
+            return chain
+
+
+def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Chain]:
+    """Yield ``num_prompts`` different chains of one side, short and long in turn."""
+    rng = random.Random(f"{split}:{seed}")
+    seen: set[Chain] = set()
+    while len(seen) < num_prompts:
+        chain = draw(rng, split, tuple(Kind)[len(seen) % len(Kind)])
+        if chain not in seen:
+            seen.add(chain)
+            yield chain
+
+
+def write_file(path: Path, split: Split, num_prompts: int, seed: int) -> None:
+    """Write a prompt file: one JSON object a line with prompt, answer, verifier, kind and num_turns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for chain in generate(split, num_prompts, seed):
+            row = {
+                "prompt": chain.prompt,
+                "answer": chain.answer,
+                "verifier": "arithmetic",
+                "kind": chain.kind,
+                "num_turns": chain.num_turns,
+            }
+            file.write(json.dumps(row) + "\n")
