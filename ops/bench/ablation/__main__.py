@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from ops.bench.ablation import long_chains
+from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_path, outcomes
@@ -38,18 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("bench-results/ablation"), help="runs (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("ops/results"), help="pages (default: %(default)s)")
     parser.add_argument("--only", help="rows whose name holds this text")
-    parser.add_argument(
-        "--one-process",
-        action="store_true",
-        help="without a fleet: synchronous, a minute a run, the same again from a seed",
-    )
     options = parser.parse_args(arguments)
     table = TABLES[options.table]
-    if options.one_process:
-        table = _in_one_process(table)
     folder = options.work / table.name
     check_distinct(table)
-    data = _prepare_data(table, folder, options.held_out)
+    start = _start(table, folder, options.held_out)
     for seed in range(max(options.seeds, options.other_seeds)):
         for variant in table.variants:
             if options.only and options.only not in variant.name:
@@ -58,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             if outcome_path(folder, variant, seed).exists():
                 continue
-            if options.one_process:
-                outcome = carry_out_here(variant, seed, folder, data)
+            if table.is_timed:
+                outcome = carry_out(variant, seed, folder, start, num_held_out=options.held_out)
             else:
-                outcome = carry_out(variant, seed, folder, data, num_held_out=options.held_out)
+                outcome = carry_out_here(variant, seed, folder, start, every=table.every)
             print(
                 f"{variant.name}, seed {seed}: {100 * outcome.curve[0].accuracy:.1f} -> "
                 f"{100 * outcome.final_accuracy():.1f} %, {outcome.train_s:.0f} s",
@@ -69,21 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
     made = list(outcomes(folder, table.variants, max(options.seeds, options.other_seeds)))
     command = f"headrace bench ablation {options.table} --seeds {options.seeds} --other-seeds {options.other_seeds}"
-    command += f" --held-out {options.held_out}" + (" --one-process" if options.one_process else "")
+    command += f" --held-out {options.held_out}"
     options.out.mkdir(parents=True, exist_ok=True)
     page = as_markdown(table, made, command)
     (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")
     results = json.dumps(as_json(table, made, command), indent=1)
     (options.out / f"{table.name}.json").write_text(results + "\n", encoding="utf-8")
+    if not table.is_timed:
+        (options.out / f"{table.name}.svg").write_text(as_svg(table, made), encoding="utf-8")
     print(page)
-
-
-def _in_one_process(table: Table) -> Table:
-    """Return a table whose rows are trained without a fleet. Raises DataError for one that compares times."""
-    if table.is_timed:
-        raise DataError(f"table {table.name} compares times of fleets; leave --one-process out, or take another table")
-    about = f"{table.about}\n\nTrained in one process: every update is sampled by the weights before it (eta = 0)."
-    return replace(table, name=f"{table.name}-one-process", title=f"{table.title}, in one process", about=about)
 
 
 def check_distinct(table: Table) -> None:
@@ -97,18 +85,32 @@ def check_distinct(table: Table) -> None:
         )
 
 
-def _prepare_data(table: Table, folder: Path, num_held_out: int) -> Path:
+def _start(table: Table, folder: Path, num_held_out: int) -> list[str]:
+    """Write the prompts, make the models that there are none of yet, and return the overrides that name them."""
     data = (folder / "data").resolve()
-    for split, count in ((demo_task.Split.TRAIN, table.num_prompts), (demo_task.Split.HELD_OUT, num_held_out)):
-        demo_task.write_file(
-            data / f"{split}.jsonl",
-            split,
-            count,
-            0,
-            tail_exponent=table.tail_exponent,
-            min_terms=table.min_terms,
-        )
-    return data
+    counts = ((demo_task.Split.TRAIN, table.num_prompts), (demo_task.Split.HELD_OUT, num_held_out))
+    named = [f'data.train=["{data / "train.jsonl"}"]', f'data.evaluation=["{data / "heldout.jsonl"}"]']
+    if table.is_timed:
+        for split, count in counts:
+            demo_task.write_file(
+                data / f"{split}.jsonl",
+                split,
+                count,
+                0,
+                tail_exponent=table.tail_exponent,
+                min_terms=table.min_terms,
+            )
+        return named
+    from ops.bench.ablation import start_models
+
+    for split, count in counts:
+        long_chains.write_file(data / f"{split}.jsonl", split, count, 0)
+    named.append(f"model.path={start_models.POLICY}")
+    if any(load_config([v.config], v.overrides).has_critic for v in table.variants):
+        reward_model = (folder.parent / "reward-model").resolve()
+        start_models.make_reward_model(reward_model)
+        named.append(f"value.path={reward_model}")
+    return named
 
 
 if __name__ == "__main__":

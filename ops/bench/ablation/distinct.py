@@ -54,8 +54,8 @@ class Effect:
     """float64: of the loss, by the log-prob of every drawn token; 0 where a token is not trained on."""
     targets: np.ndarray
     """float64: the critic's, of every drawn token that is within the cap; empty without a critic."""
-    critic_start: tuple[float, ...]
-    """Value steps before the policy may start, and the explained variance that opens the gate earlier."""
+    critic_start: tuple[float | str, ...]
+    """Value steps before the policy may start, the explained variance that opens the gate earlier, and the critic's model."""
     group_size: int
     """Responses to one prompt."""
 
@@ -110,7 +110,13 @@ def effect_of(config: RunConfig) -> Effect:
     return Effect(
         gradient=gradient,
         targets=_targets(config, drawn, scores) if config.has_critic else np.zeros(0),
-        critic_start=(value.pretrain_steps, bound if value.pretrain_steps else 0.0) if config.has_critic else (),
+        critic_start=(
+            value.pretrain_steps,
+            bound if value.pretrain_steps else 0.0,
+            str(value.path or config.model.path),
+        )
+        if config.has_critic
+        else (),
         group_size=size,
     )
 
@@ -125,7 +131,7 @@ def _draw() -> list[_Drawn]:
     dice = np.random.default_rng(0)
     drawn: list[_Drawn] = []
     for index in range(NUM_RESPONSES):
-        length = 4 + int(20 * dice.pareto(1.0)) % 120
+        length = 4 + int(20 * dice.pareto(1.0)) % 320  # longer than a window of any table
         behavior = -dice.exponential(size=length)
         old = behavior + 0.05 * dice.normal(size=length)
         current = old + _DRIFT * dice.normal(size=length)

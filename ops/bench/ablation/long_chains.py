@@ -15,7 +15,7 @@ working of a reasoning model, which carries the outcome to the end. So what deci
 choice of an approach does, and its reward some 30 tokens later in short chains and some 245 in long ones. And what long chains
 need, short ones do not teach.
 
-**Train and held-out** are apart by construction, as in ``ops.demo_task``.
+**Train and held-out** are apart by construction, as in ``ops.demo.task``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from ops.demo_task import HELD_OUT_SHARE, Split
+from ops.demo.task import HELD_OUT_SHARE, Split
 
 LABELS = string.ascii_lowercase
 LAP = string.ascii_uppercase

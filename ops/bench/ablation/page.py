@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ops.bench.ablation.runs import Outcome
 from ops.bench.ablation.summary import Figures, figures
 
 if TYPE_CHECKING:
-    from ops.bench.ablation.runs import Outcome
     from ops.bench.ablation.tables import Table
 
 _ACCURACY = (
@@ -24,6 +26,15 @@ _ACCURACY = (
     "Tokens trained are those of the whole run, median; entropy is that of its end. "
     "Differences are those of the same seeds, which share prompts and their order; 0 outside the interval is a difference."
 )
+_END = (
+    "Accuracy in per cent on held-out prompts, sampled at temperature 1: of the last three examinations{when}, mean over seeds "
+    "with the 95 % interval of the mean (Student's t). Differences from the first row are paired by seed: seeds share prompts "
+    "and their order. Bold differences have an interval without 0."
+)
+_WHOLE = (
+    "The column *on the way* is the mean over all examinations until then, so that it tells how soon accuracy rises."
+)
+_COUNTED = "Tokens of dropped groups and of the critic's first phase count."
 _PER_UPDATE = (
     "Per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators over the whole run, "
     "the critic's first phase included, divided by the updates."
@@ -56,11 +67,12 @@ def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str
 def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str) -> str:
     """Write the page."""
     on = ", ".join(f"{name} {value}" for name, value in machine().items())
-    parts = [f"# {table.title}", table.about, f"    {command}", f"On {on}.", _accuracies(table, outcomes)]
+    parts = [f"# {table.title}", table.about]
     if table.is_timed:
-        parts += [_race(table, outcomes), _phases(table, outcomes)]
+        parts += [f"    {command}", f"On {on}.", _accuracies(table, outcomes), _race(table, outcomes)]
+        parts.append(_phases(table, outcomes))
     else:
-        parts.append(_updates(table, outcomes))
+        parts += [_verdicts(table, outcomes), f"    {command}", f"On {on}.", *_learning(table, outcomes)]
     parts.append(_differences(table))
     return "\n\n".join(parts) + "\n"
 
@@ -94,22 +106,93 @@ def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _updates(table: Table, outcomes: Sequence[Outcome]) -> str:
-    """Tell after how many updates each variant reached each target."""
-    lines = [
-        "Updates until the mean of three versions in a row reaches an accuracy; medians over seeds.",
-        "",
-        "| | " + " | ".join(f"{100 * target:.0f} %" for target in table.targets) + " |",
-        "|---|" + "---:|" * len(table.targets),
+def _learning(table: Table, outcomes: Sequence[Outcome]) -> list[str]:
+    """Tell the same curves twice: after as many updates, and after as many sampled tokens."""
+    curves = f"![Accuracy by update and by sampled tokens, mean over seeds, each seed faint]({table.name}.svg)"
+    tokens = equal_tokens(outcomes)
+    updates = max(point.update for o in outcomes for point in o.curve)
+    return [
+        "## After as many updates",
+        _END.format(when=f" of {updates} updates") + " " + _WHOLE,
+        _readings(table, outcomes),
+        "## After as many sampled tokens",
+        _END.format(when=f" until {tokens:,} tokens had been sampled, the fewest of a run") + " " + _COUNTED,
+        _readings(table, [o.within(tokens) for o in outcomes]),
+        "## Curves",
+        curves,
+        "## Settings",
     ]
-    for name, _, of in _rows(table, outcomes):
-        points = [[p for o in of if (p := o.reached(target)) is not None] for target in table.targets]
-        cells = [
-            f"{median(p.update for p in found):.0f}" if len(found) == len(of) else f"{len(found)} of {len(of)} reach it"
-            for found in points
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def equal_tokens(outcomes: Sequence[Outcome]) -> int:
+    """Return the number of sampled tokens that every run reached."""
+    return min(o.curve[-1].tokens for o in outcomes)
+
+
+def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
+    kinds = sorted({kind for o in outcomes for point in o.curve for kind in point.accuracy_by_kind}, reverse=True)
+    columns = ["", "seeds", "updates", "tokens, millions", "at the end", "difference", "on the way", "difference"]
+    columns += [f"{kind}: difference at the end" for kind in kinds] + ["at the end, each seed", "paper"]
+    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 3) + "---|---:|"]
+    rows = _rows(table, outcomes)
+    first = rows[0][2]
+    for name, paper, of in rows:
+        is_first = of is first
+        readings = [Outcome.late_accuracy, Outcome.mean_accuracy]
+        cells = [name, str(len(of)), f"{median(o.curve[-1].update for o in of):.0f}"]
+        cells.append(f"{median(o.curve[-1].tokens for o in of) / 1e6:.2f}")
+        for reading in readings:
+            cells.append(_interval(figures([100 * reading(o) for o in of])))
+            cells.append("" if is_first else _marked(paired(of, first, reading)))
+        cells += ["" if is_first else _marked(paired(of, first, partial(_final_of, kind))) for kind in kinds]
+        cells += [", ".join(f"{100 * o.late_accuracy():.1f}" for o in of), paper]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _final_of(kind: str, outcome: Outcome) -> float:
+    return outcome.late_accuracy_of(kind)
+
+
+def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[[Outcome], float]) -> Figures | None:
+    """Return the differences in points of the seeds that both have; None without one."""
+    base = {o.seed: reading(o) for o in against}
+    found = [100 * (reading(o) - base[o.seed]) for o in of if o.seed in base]
+    return figures(found) if found else None
+
+
+def verdict(difference: Figures | None) -> str:
+    """Say in words what a difference from the whole method shows; the papers' direction is below it."""
+    if difference is None or (half := difference.half_width) is None:
+        return "too few seeds"
+    if abs(difference.mean) > half:
+        return "**separates, as in the paper**" if difference.mean < 0 else "**separates, against the paper**"
+    return "does not separate" + (" (below)" if difference.mean < 0 else " (above)")
+
+
+def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        "| | end, equal updates | on the way, equal updates | end, equal tokens | on the way, equal tokens |",
+        "|---|---|---|---|---|",
+    ]
+    tokens = equal_tokens(outcomes)
+    rows = _rows(table, outcomes)
+    for name, _, of in rows[1:]:
+        cells = [
+            verdict(paired([o.within(most) for o in of], [o.within(most) for o in rows[0][2]], reading))
+            for most in (sys.maxsize, tokens)
+            for reading in (Outcome.late_accuracy, Outcome.mean_accuracy)
+        ]
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _marked(difference: Figures | None) -> str:
+    if difference is None:
+        return "–"
+    told = _interval(difference, sign="+")
+    half = difference.half_width
+    return f"**{told}**" if half is not None and abs(difference.mean) > half else told
 
 
 def _race(table: Table, outcomes: Sequence[Outcome]) -> str:

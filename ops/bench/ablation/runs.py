@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from protocol.errors import DataError
 
 if TYPE_CHECKING:
     from ops.bench.ablation.tables import Variant
+    from ops.bench.one_process import OneProcess
     from pipeline.config.schema import RunConfig
 
 _FLEET = Path("configs/fleets/demo.toml")
@@ -40,7 +41,13 @@ class Point:
     at_s: float
     """Since the first update began to wait for its batch."""
     accuracy: float
-    """Share of right greedy responses to the held-out prompts."""
+    """Share of right responses to the held-out prompts."""
+    tokens: int = 0
+    """Sampled for learning by then, by the critic alone and for dropped groups too. Told in one process only."""
+    responses: int = 0
+    """Likewise."""
+    accuracy_by_kind: dict[str, float] = field(default_factory=dict[str, float])
+    """Of the kinds of prompt that the task has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,12 @@ class Outcome:
     staleness_mean: float
     entropy_last: float
     """Mean over the last five updates; nan when not recorded."""
+    clip_fraction: float = 0.0
+    """Share of the tokens whose ratio was clipped, mean over updates. Told in one process only."""
+    explained_variance: tuple[float, ...] = ()
+    """Of the critic, update by update. Likewise."""
+    value_steps: int = 0
+    """Before the policy started."""
 
     @property
     def mean_live(self) -> float:
@@ -74,6 +87,24 @@ class Outcome:
         """Mean accuracy of the last few versions."""
         points = self.curve[-last:]
         return sum(point.accuracy for point in points) / len(points)
+
+    def late_accuracy(self) -> float:
+        """Mean accuracy of the last three versions, where every third is examined."""
+        return self.final_accuracy(3)
+
+    def mean_accuracy(self) -> float:
+        """Mean accuracy of all versions: how soon it rises counts."""
+        return self.final_accuracy(len(self.curve))
+
+    def late_accuracy_of(self, kind: str, last: int = 3) -> float:
+        """Mean accuracy of the last few versions on one kind of prompt."""
+        points = self.curve[-last:]
+        return sum(point.accuracy_by_kind[kind] for point in points) / len(points)
+
+    def within(self, tokens: int) -> Outcome:
+        """Return what there was when so many tokens had been sampled; the first version at least."""
+        kept = tuple(point for point in self.curve if point.tokens <= tokens)
+        return replace(self, curve=kept or self.curve[:1])
 
     def reached(self, target: float, mean_of: int = 3) -> Point | None:
         """Return the first version at which the mean of ``mean_of`` versions in a row is at least ``target``."""
@@ -94,20 +125,23 @@ def read_outcome(path: Path) -> Outcome:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         curve = tuple(Point(**point) for point in values.pop("curve"))
-        return Outcome(**values | {"curve": curve, "overrides": tuple(values["overrides"])})
+        values |= {name: tuple(values[name]) for name in ("overrides", "explained_variance")}
+        return Outcome(curve=curve, **values)
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} does not hold an outcome: {error}; remove it, and it is made again") from error
 
 
-def carry_out(variant: Variant, seed: int, folder: Path, data: Path, *, num_held_out: int) -> Outcome:
+def carry_out(variant: Variant, seed: int, folder: Path, start: Sequence[str], *, num_held_out: int) -> Outcome:
     """Train a variant with a seed, examine its versions, and keep the outcome in ``folder``.
+
+    ``start``: overrides that name prompts and models.
 
     Raises:
         DataError: the run did not finish; its folder, named in the message, is left for inspection.
     """
     kept = outcome_path(folder, variant, seed)
     name = kept.stem.replace("+", "plus")
-    overrides = _overrides(variant, seed, folder, data, name)
+    overrides = _overrides(variant, seed, folder, start, name)
     config = resolve_paths(load_config([variant.config, _FLEET], overrides))
     taken = folder / f"{name}.weights"
     _train(variant, overrides, config, taken)
@@ -117,39 +151,59 @@ def carry_out(variant: Variant, seed: int, folder: Path, data: Path, *, num_held
     return outcome
 
 
-def carry_out_here(variant: Variant, seed: int, folder: Path, data: Path) -> Outcome:
-    """Train a variant with a seed in this process, synchronously, examine every version, and keep the outcome in ``folder``.
+def carry_out_here(variant: Variant, seed: int, folder: Path, start: Sequence[str], *, every: int = 1) -> Outcome:
+    """Train a variant with a seed in this process, synchronously, and keep the outcome in ``folder``.
 
-    What another process would have told (decoding, waiting) is 0. Greedy accuracy is that on all held-out prompts in ``data``.
+    What another process would have told (decoding, waiting) is 0. All held-out prompts are answered after every ``every``
+    updates. ``start``: overrides that name prompts and models.
     """
     from ops.bench.one_process import OneProcess
 
-    files = [f'data.train=["{data / "train.jsonl"}"]', f'data.evaluation=["{data / "heldout.jsonl"}"]']
-    config = load_config([variant.config], [*files, *variant.overrides, f"run.seed={seed}"])
+    config = load_config([variant.config], [*start, *variant.overrides, f"run.seed={seed}"])
     learner = OneProcess(config)
-    learner.pretrain()
+    value_steps = learner.pretrain()
     began_s = time.monotonic()
     curve: list[Point] = []
     told: list[dict[str, float]] = []
     for update in range(1, config.run.num_updates + 1):
         told.append(learner.update())
-        curve.append(Point(update, time.monotonic() - began_s, learner.evaluate()))
+        if update % every == 0:
+            at_s = time.monotonic() - began_s
+            curve.append(_point(update, at_s, learner))
     outcome = Outcome(
         variant=variant.name,
         seed=seed,
         overrides=variant.overrides,
         curve=tuple(curve),
-        train_s=curve[-1].at_s,
+        train_s=time.monotonic() - began_s,
         phases_s={},
         decode_steps=0,
-        sampled_tokens=0,
+        sampled_tokens=learner.num_tokens,
         prefill_tokens=0,
         trained_tokens=int(sum(metrics["trained_tokens"] for metrics in told)),
         staleness_mean=0.0,
         entropy_last=fmean(metrics["entropy"] for metrics in told[-5:]),
+        clip_fraction=fmean(metrics["clip_fraction"] for metrics in told),
+        explained_variance=tuple(round(metrics.get("explained_variance", 0.0), 4) for metrics in told),
+        value_steps=value_steps,
     )
     _keep(outcome, outcome_path(folder, variant, seed))
     return outcome
+
+
+def _point(update: int, at_s: float, learner: OneProcess) -> Point:
+    examined = learner.examine()
+    kinds: dict[str, list[float]] = {}
+    for prompt, accuracy in examined:
+        kinds.setdefault(str(prompt.extra.get("kind", "")), []).append(accuracy)
+    return Point(
+        update,
+        at_s,
+        fmean(accuracy for _, accuracy in examined),
+        tokens=learner.num_tokens,
+        responses=learner.num_responses,
+        accuracy_by_kind={kind: fmean(found) for kind, found in sorted(kinds.items()) if kind},
+    )
 
 
 def _keep(outcome: Outcome, path: Path) -> None:
@@ -159,10 +213,9 @@ def _keep(outcome: Outcome, path: Path) -> None:
     partial.replace(path)
 
 
-def _overrides(variant: Variant, seed: int, folder: Path, data: Path, name: str) -> list[str]:
+def _overrides(variant: Variant, seed: int, folder: Path, start: Sequence[str], name: str) -> list[str]:
     return [
-        f'data.train=["{data / "train.jsonl"}"]',
-        f'data.evaluation=["{data / "heldout.jsonl"}"]',
+        *start,
         "weights.shared_memory=false",  # so that the files can be linked away
         "weights.keep=100000",
         *variant.overrides,

@@ -34,9 +34,9 @@ from transformers import (
 )
 
 from ops.bench.ablation.long_chains import LABELS, LAP, Chain, draw
-from ops.demo_task import Split
-from ops.make_tiny_model import BOS, EOS, PAD, Recipe, batches, build_model, build_tokenizer, save, train
-from ops.make_tiny_model import SYMBOLS as DEMO_SYMBOLS
+from ops.demo.make_tiny_model import BOS, EOS, PAD, Recipe, batches, build_model, build_tokenizer, save, train
+from ops.demo.make_tiny_model import SYMBOLS as DEMO_SYMBOLS
+from ops.demo.task import Split
 
 SYMBOLS = (PAD, BOS, EOS, *string.digits, *"+-<>=*~", *LABELS, *LAP)
 MAX_POSITIONS = 512
@@ -45,7 +45,7 @@ _PAIRS_A_STEP = 8
 _BATCH_TOKENS = 2048
 PHASES = ((0.0, 600), (0.8, 600), (0.2, 300))
 """Share of short chains, and steps: first the laps are learned, then to find the outcome behind one, then behind many."""
-_SKILLED = Path(__file__).parents[2] / "tiny_model"
+_SKILLED = Path(__file__).parents[2] / "demo" / "tiny_model"
 """Finds terms by their letters, and counts, already."""
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.ablation.__main__ import check_distinct, main
+from ops.bench.ablation.__main__ import check_distinct
+from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of
-from ops.bench.ablation.page import as_markdown
+from ops.bench.ablation.page import as_markdown, equal_tokens
 from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path, read_outcome
 from ops.bench.ablation.summary import figures
 from ops.bench.ablation.tables import TABLES, Table, Variant
@@ -21,8 +22,12 @@ ROOT = Path(__file__).parents[3]
 VARIANTS = [(table, variant) for table in TABLES.values() for variant in table.variants]
 
 
-def outcome(variant: str, seed: int, accuracies: list[float], seconds: float) -> Outcome:
-    points = tuple(Point(n, n * seconds, accuracy) for n, accuracy in enumerate(accuracies, start=1))
+def outcome(variant: str, seed: int, accuracies: list[float], seconds: float, *, tokens: int = 100) -> Outcome:
+    """Return an outcome whose every update takes ``seconds`` and ``tokens``."""
+    points = tuple(
+        Point(n, n * seconds, accuracy, tokens=n * tokens, responses=n, accuracy_by_kind={"long": accuracy / 2})
+        for n, accuracy in enumerate(accuracies, start=1)
+    )
     return Outcome(
         variant=variant,
         seed=seed,
@@ -73,6 +78,7 @@ def test_no_two_rows_of_a_table_compute_the_same(table: Table, monkeypatch: pyte
         ("reward.overlong=filter", ["gradient", "targets"]),
         ("value.gae_lambda=0.9", ["targets"]),
         ("value.pretrain_steps=0", ["critic_start"]),
+        ("value.path=elsewhere", ["critic_start"]),
         ("learner.threads=2", []),
     ],
 )
@@ -95,25 +101,25 @@ def test_a_table_with_a_row_that_changes_nothing_is_not_run(monkeypatch: pytest.
         check_distinct(replace(table, variants=rows))
 
 
-def test_a_row_is_trained_in_one_process_too_and_kept_as_others_are(tmp_path: Path) -> None:
+def test_a_row_is_trained_in_one_process_and_kept_with_what_each_version_had_cost(tmp_path: Path) -> None:
     for split, count in ((Split.TRAIN, 64), (Split.HELD_OUT, 8)):
         write_file(tmp_path / f"{split}.jsonl", split, count, 0)
-    small = (f"model.path={ROOT / 'ops' / 'demo' / 'tiny_model'}", "algorithm.groups_per_update=4", "run.num_updates=2")
+    files = [f'data.train=["{tmp_path / "train.jsonl"}"]', f'data.evaluation=["{tmp_path / "heldout.jsonl"}"]']
+    small = (f"model.path={ROOT / 'ops' / 'demo' / 'tiny_model'}", "algorithm.groups_per_update=4", "run.num_updates=4")
     row = Variant("small", ROOT / "configs" / "demo.toml", small)
-    made = carry_out_here(row, 3, tmp_path / "kept", tmp_path)
-    assert [point.update for point in made.curve] == [1, 2] and made.trained_tokens > 0
+    made = carry_out_here(row, 3, tmp_path / "kept", files, every=2)
+    assert [point.update for point in made.curve] == [2, 4] and made.trained_tokens > 0
+    first, last = made.curve
+    assert made.trained_tokens <= last.tokens == made.sampled_tokens, "dropped groups were sampled too"
+    assert first.tokens < last.tokens and first.responses < last.responses
+    assert last.responses >= 4 * 4 * 8
     assert read_outcome(outcome_path(tmp_path / "kept", row, 3)) == made
-
-
-def test_times_are_compared_with_fleets_only(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="compares times"):
-        main(["tppo-vs-ppo", "--one-process", "--work", str(tmp_path), "--out", str(tmp_path)])
 
 
 def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average() -> None:
     lucky = outcome("a", 0, [0.5, 0.95, 0.5, 0.8, 0.8, 0.8], 2.0)
-    assert lucky.reached(0.8) == Point(6, 12.0, 0.8)
-    assert lucky.reached(0.65) == Point(3, 6.0, 0.5)
+    assert lucky.reached(0.8) == lucky.curve[5] and lucky.curve[5].at_s == 12.0
+    assert lucky.reached(0.65) == lucky.curve[2]
     assert lucky.reached(0.9) is None
 
 
@@ -138,6 +144,46 @@ def test_a_side_that_never_reaches_an_accuracy_bounds_the_ratio_instead_of_leavi
     assert "**3.00** (3.00, 3.00, never)" in lost
 
 
+LEARNING = TABLES["dapo-leave-one-out"]
+WHOLE, LESS, *_ = (variant.name for variant in LEARNING.variants)
+
+
+def two_rows(*, tokens_of_less: int) -> list[Outcome]:
+    """Return three seeds of two rows: the second is ten points lower at each update, but for noise."""
+    rising = [0.1, 0.3, 0.5, 0.7, 0.8, 0.8]
+    made = [outcome(WHOLE, seed, rising, 1.0) for seed in range(3)]
+    lower = [[accuracy - 0.1 - 0.01 * seed for accuracy in rising] for seed in range(3)]
+    return made + [outcome(LESS, seed, of, 1.0, tokens=tokens_of_less) for seed, of in enumerate(lower)]
+
+
+def test_a_row_that_is_lower_in_every_seed_separates_and_one_whose_seeds_disagree_does_not() -> None:
+    made = two_rows(tokens_of_less=100)
+    assert f"| {LESS} | **separates, as in the paper** |" in as_markdown(LEARNING, made, "")
+    lucky = outcome(LESS, 2, [0.9] * 6, 1.0)
+    assert f"| {LESS} | does not separate (below) |" in as_markdown(LEARNING, [*made[:-1], lucky], "")
+
+
+def test_equal_tokens_cuts_every_curve_where_the_thriftiest_run_ended() -> None:
+    """A row that samples a third of the tokens an update is lower by update, and no worse by token."""
+    made = two_rows(tokens_of_less=33)
+    assert equal_tokens(made) == 198
+    row = next(line for line in as_markdown(LEARNING, made, "").splitlines() if line.startswith(f"| {LESS} | **sep"))
+    assert row.split(" | ")[1:] == [
+        "**separates, as in the paper**",
+        "**separates, as in the paper**",
+        "**separates, against the paper**",
+        "**separates, against the paper** |",
+    ]
+    assert [point.update for point in made[0].within(198).curve] == [1]
+
+
+def test_the_curves_are_drawn_for_every_row_that_was_run_and_the_same_again() -> None:
+    made = two_rows(tokens_of_less=33)
+    drawn = as_svg(LEARNING, made)
+    assert drawn == as_svg(LEARNING, made)
+    assert f"<!-- {WHOLE} -->" in drawn and f"<!-- {LESS} -->" in drawn and "naive GRPO" not in drawn
+
+
 def test_the_interval_is_students() -> None:
     assert figures([1.0, 2.0, 3.0]).half_width == pytest.approx(2.484, abs=1e-3)
     assert figures([1.0]).half_width is None
@@ -146,7 +192,7 @@ def test_the_interval_is_students() -> None:
 
 
 def test_an_outcome_that_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
-    path = outcome_path(tmp_path, replace(TABLES["dapo-ladder"].variants[1], name="+ Over-long"), 3)
+    path = outcome_path(tmp_path, replace(TABLES["dapo-leave-one-out"].variants[1], name="+ Over-long"), 3)
     assert path.name == "over-long.seed-3.json"
     path.write_text('{"variant": 1}')
     with pytest.raises(DataError, match="over-long"):

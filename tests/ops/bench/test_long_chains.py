@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from ops.bench.ablation import start_models
 from ops.bench.ablation.long_chains import Chain, Kind, draw, generate, write_file
-from ops.demo_task import Split
+from ops.demo.task import Split
+from pipeline.preflight.value_model import ValueSource, value_source
 from pipeline.rewards.arithmetic import last_number
-from pipeline.value_model import ValueSource, value_source
 
 
 def test_a_chain_is_a_working_laps_and_an_answer() -> None:
