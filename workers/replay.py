@@ -26,7 +26,7 @@ from pipeline.config.load import parse_config
 from pipeline.process.exit_codes import ExitCode, exit_code_of
 from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
 from pipeline.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
-from pipeline.update_log.plan import Leg, Plan, Source, Stretch, make_plan, stretches, version_of
+from pipeline.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
 from pipeline.update_log.records import Digests
 from protocol.errors import ConfigError, DataError, HeadraceError
 from workers.engines.build import (
@@ -144,7 +144,7 @@ class Replay:
             report.saved = str(self._request.out)
         return report
 
-    def _plan(self, found: list[Stretch]) -> Plan:
+    def _plan(self, found: list[UpdateSpan]) -> Plan:
         at_hand = {
             (int(checkpoint.state["policy_version"]), int(checkpoint.state["num_updates"])): checkpoint.path.name
             for checkpoint in list_checkpoints(self._checkpoints)

@@ -38,7 +38,7 @@ from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Score, Segment, TrajectoryChunk, ValueScore
 from workers.engines.build import build_engine, build_training_backend, build_value_engine
-from workers.engines.generation.seam import SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import SampledWindow, SamplingParams, WindowRequest
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample
 from workers.learner.policy_update import PolicyUpdate
@@ -55,7 +55,7 @@ class Sampled:
     """A response, its text and score."""
 
     prompt: Prompt
-    window: Window
+    window: SampledWindow
     text: str
     score: RewardScore
 
@@ -207,7 +207,7 @@ class OneProcess:
         *,
         window_tokens: int,
         temperature: float,
-    ) -> dict[TrajectoryId, Window]:
+    ) -> dict[TrajectoryId, SampledWindow]:
         """Sample a window of each response, given what it has."""
         for trajectory, prompt, tokens in wanted:
             self._engine.submit(
@@ -221,7 +221,7 @@ class OneProcess:
                     seed=self.config.run.seed,
                 )
             )
-        found: dict[TrajectoryId, Window] = {}
+        found: dict[TrajectoryId, SampledWindow] = {}
         while len(found) < len(wanted):
             found |= {window.trajectory: window for window in self._engine.advance(_STEPS_A_TURN)}
         return found
@@ -277,7 +277,7 @@ class OneProcess:
         ]
         return units, ended
 
-    def _window_chunk(self, live: Live, window: Window, value: np.ndarray, one: Sampled | None) -> ScoredChunk:
+    def _window_chunk(self, live: Live, window: SampledWindow, value: np.ndarray, one: Sampled | None) -> ScoredChunk:
         scores: dict[Field, Score] = {Field.VALUE: ValueScore(values=value, value_version=0)}
         if one is not None:
             scores[Field.REWARD] = one.score
@@ -293,7 +293,7 @@ class OneProcess:
         )
         return ScoredChunk(chunk, scores)
 
-    def _mark(self, pairs: Sequence[tuple[Prompt, Window]]) -> list[Sampled]:
+    def _mark(self, pairs: Sequence[tuple[Prompt, SampledWindow]]) -> list[Sampled]:
         texts = [self._tokenizer.decode(window.tokens.tolist()) for _, window in pairs]
         responses = [
             Response(

@@ -4,7 +4,7 @@
 
 Dynamic sampling drops groups without signal. Their credit comes back at once and admits others, so
 an update is filled without over-sampling, too; what is admitted beyond that may grow too old. Here
-generators, scorers and learner are a clock and a queue of events; the ledger is ``MemoryReplay``,
+generators, scorers and learner are a clock and a queue of events; the ledger is ``MemoryLedger``,
 with ``pipeline.ledger.staleness`` behind it, so what waits and what is dropped is what a run would
 wait for and drop. Lengths are log-normal (standard deviation 1 of the logarithm, cut at eight
 medians), and a prompt's chance of a right response is uniform in logit, so that about four groups
@@ -30,7 +30,7 @@ import numpy as np
 
 from ops.bench.table import provenance, show, write_json
 from pipeline.ledger.contract import Claim, LedgerSpec, Unit
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
 
@@ -105,7 +105,7 @@ class _Simulation:
         self.version = 0
         self.is_training = False
         self.idle_slots = setting.num_slots
-        self.ledger = MemoryReplay(lambda _: 1, lambda: self.now)
+        self.ledger = MemoryLedger(lambda _: 1, lambda: self.now)
         self.events: list[tuple[float, int, TrajectoryId | Claim]] = []
         self.order = itertools.count()
         self.begun: dict[TrajectoryId, int] = {}

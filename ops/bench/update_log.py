@@ -43,7 +43,7 @@ from protocol.trajectory import (
 )  # fmt: skip
 from workers.engines.build import build_training_backend
 from workers.learner.policy_update import PolicyUpdate
-from workers.learner.update_recorder import Recorder
+from workers.learner.update_recorder import UpdateRecorder
 
 ROOT = Path(__file__).resolve().parents[2]
 BAR = 1.1
@@ -137,7 +137,7 @@ def measure(name: str, algorithm: str, window: int, median_length: float, rounds
         )
         backend = build_training_backend(config)
         updates = PolicyUpdate(config, backend)
-        recorder = Recorder(config, config.run_dir, Incarnation(Role.LEARNER, "learner", 1), backend)
+        recorder = UpdateRecorder(config, config.run_dir, Incarnation(Role.LEARNER, "learner", 1), backend)
         recorder.begin(None, 0)
         number = 0
 

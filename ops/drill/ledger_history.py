@@ -29,7 +29,7 @@ from ops.drill.events import (
     Tally,
 )
 from pipeline.ledger.contract import Restart
-from pipeline.ledger.version_history import Lineage
+from pipeline.ledger.version_history import VersionHistory
 from pipeline.runtime.registry.contract import Heartbeat, WeightsAnnouncement
 from protocol.codec import from_blob
 from protocol.trajectory import TrajectoryChunk
@@ -44,7 +44,7 @@ class _State:
     counters: dict[str, int] = field(default_factory=dict[str, int])
     groups: set[bytes] = field(default_factory=set[bytes])
     claims: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
-    lineage: Lineage = field(default_factory=Lineage)
+    lineage: VersionHistory = field(default_factory=VersionHistory)
     oldest: dict[str, int] = field(default_factory=dict[str, int])
     """By chunk: updates in the oldest version of its tokens."""
 

@@ -1,6 +1,6 @@
 """The Redis ledger for load tests: calls that travel together, and copies that arrive late.
 
-*Consumes* ledger calls. *Produces* the same answers as ``RedisReplay``. *Waits for* the server.
+*Consumes* ledger calls. *Produces* the same answers as ``RedisLedger``. *Waits for* the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import redis.asyncio
 
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.scripts import load
 from protocol.errors import HeadraceError, LedgerError
 from protocol.ids import Incarnation
@@ -25,7 +25,7 @@ _KEPT_SHARE = 0.02
 """Of the calls that travel together."""
 
 
-class PipedLedger(RedisReplay):
+class PipedLedger(RedisLedger):
     """The Redis ledger whose calls can travel together, and may arrive twice."""
 
     def __init__(self, client: redis.asyncio.Redis, run: str, now: Callable[[], float], dice: random.Random) -> None:

@@ -30,7 +30,7 @@ from pipeline.ledger.contract import (
     LedgerSpec,
     WriteStatus,
 )
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
@@ -82,7 +82,7 @@ class Story:
         self._client, self._spec, self._dice, self._happened = client, spec, dice, happened
         self._now = 1000.0
         self._epochs: dict[str, int] = {}
-        self._memory = MemoryReplay(lambda worker: self._epochs.get(worker, 0), lambda: self._now)
+        self._memory = MemoryLedger(lambda worker: self._epochs.get(worker, 0), lambda: self._now)
         self._redis = PipedLedger(client, RUN, lambda: self._now, dice)
         self._held: dict[str, dict[TrajectoryId, tuple[int, int]]] = {name: {} for name in _GENERATORS}
         self._unscored: list[tuple[ChunkId, Score]] = []

@@ -32,7 +32,7 @@ from protocol.trajectory import Field, RewardScore
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TokenSpan:
     """Consecutive tokens of one response that train the policy together. N is their number."""
 
     name: str
@@ -103,7 +103,7 @@ class CriticRule(ABC):
         )
 
     @abstractmethod
-    def stretches(self, unit: ClaimedUnit) -> list[Stretch]:
+    def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Cut a unit into what trains the policy.
 
         Raises:
@@ -127,7 +127,7 @@ class CriticRule(ABC):
             for stretch, mask, values, counted in zip(stretches, masks, advantages, counts, strict=True)
         ]
 
-    def policy_lambda(self, stretch: Stretch) -> float:
+    def policy_lambda(self, stretch: TokenSpan) -> float:
         """Return lambda of a stretch, by the length of the response so far; half a window more is expected of one that is not
         finished (T-PPO's port)."""
         if not self.adaptive_lambda_alpha:
@@ -137,7 +137,7 @@ class CriticRule(ABC):
         lam = adaptive_lambda(length, alpha=self.adaptive_lambda_alpha, floor=self.adaptive_lambda_floor)
         return float(lam[0])
 
-    def advantages(self, stretch: Stretch) -> np.ndarray:
+    def advantages(self, stretch: TokenSpan) -> np.ndarray:
         """Return the advantages of a stretch before they are whitened, float64 [N]."""
         rewards = np.zeros(stretch.num_tokens, dtype=np.float64)
         if stretch.score is not None:
@@ -146,7 +146,7 @@ class CriticRule(ABC):
         deltas = window_deltas(rewards, values, is_finished=stretch.score is not None, gamma=self.gamma)
         return egae(deltas, gamma=self.gamma, lam=self.policy_lambda(stretch))
 
-    def policy_mask(self, stretch: Stretch) -> np.ndarray:
+    def policy_mask(self, stretch: TokenSpan) -> np.ndarray:
         """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window, whose advantages are the most
         biased, and nothing of an over-long response under filtering."""
         if stretch.score is not None and stretch.score.masked:
@@ -161,7 +161,7 @@ class CriticRule(ABC):
             return whiten_windows(advantages, masks, clamp=clamp, min_std=self.whiten_min_std)
         return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
 
-    def _counted_tokens(self, stretches: Sequence[Stretch]) -> list[float]:
+    def _counted_tokens(self, stretches: Sequence[TokenSpan]) -> list[float]:
         """Return what each stretch counts for in the denominator of the loss: its tokens, the dropped tail included.
 
         For a token mean each counts for the mean over the update's batch instead, so that a token weighs the same in whatever
@@ -173,7 +173,7 @@ class CriticRule(ABC):
         return [sum(counts) / len(counts)] * len(counts)
 
     def _sample(
-        self, stretch: Stretch, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
+        self, stretch: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
     ) -> TrainingSample:
         """Make a sample. Only a right response that is imitated needs its earlier tokens as response; else they are prompt."""
         imitate = self.objective.imitation_coefficient > 0.0 and stretch.score is not None and is_right(stretch.score)

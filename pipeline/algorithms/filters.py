@@ -26,7 +26,7 @@ def has_signal(accuracies: Sequence[float]) -> bool:
     return len(accuracies) == 1 or any(value != accuracies[0] for value in accuracies)
 
 
-class Verdict(StrEnum):
+class GroupVerdict(StrEnum):
     """What becomes of a finished group."""
 
     TRAIN = "train"
@@ -52,7 +52,7 @@ class FinishedMember:
 class GroupJudgement:
     """A verdict and what it rests on."""
 
-    verdict: Verdict
+    verdict: GroupVerdict
     ready_version: int
     """When the slowest member finished."""
     age: int
@@ -69,10 +69,10 @@ def judge_group(members: Sequence[FinishedMember], *, eta: int) -> GroupJudgemen
     ready = max(member.finish_version for member in members)
     age = ready - min(member.first_version for member in members)
     if age > eta:
-        return GroupJudgement(Verdict.EVICT_STALE, ready, age)
+        return GroupJudgement(GroupVerdict.EVICT_STALE, ready, age)
     if not has_signal([member.accuracy for member in members]):
-        return GroupJudgement(Verdict.EVICT_UNINFORMATIVE, ready, age)
-    return GroupJudgement(Verdict.TRAIN, ready, age)
+        return GroupJudgement(GroupVerdict.EVICT_UNINFORMATIVE, ready, age)
+    return GroupJudgement(GroupVerdict.TRAIN, ready, age)
 
 
 class SamplingState(StrEnum):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pipeline.algorithms.assemble import assemble
-from pipeline.algorithms.critic_rule import CriticRule, Stretch
+from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
 from pipeline.ledger.contract import ClaimedUnit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
@@ -26,14 +26,14 @@ class Ppo(CriticRule):
     __slots__ = ()
     name: ClassVar[str] = "ppo"
 
-    def stretches(self, unit: ClaimedUnit) -> list[Stretch]:
+    def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return each response of a unit as one stretch.
 
         Raises:
             NonFiniteUnit: The unit holds NaN or infinity.
             LedgerError: A chunk, a score or a value is missing, or chunks disagree.
         """
-        found: list[Stretch] = []
+        found: list[TokenSpan] = []
         for chunks in unit.trajectories:
             member = assemble(unit.name, chunks)
             if member.values is None:
@@ -43,7 +43,7 @@ class Ppo(CriticRule):
             if Field.REFERENCE in self.fields and member.reference_logprobs is None:
                 raise LedgerError(f"unit {unit.name}: trajectory {member.name} lacks reference log-probs on some chunk")
             found.append(
-                Stretch(
+                TokenSpan(
                     name=member.name,
                     tokens=member.tokens,
                     prompt_length=member.prompt_length,

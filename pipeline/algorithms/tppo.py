@@ -33,7 +33,7 @@ import numpy as np
 from pipeline.algorithms import segments
 from pipeline.algorithms.assemble import token_scores
 from pipeline.algorithms.base import NonFiniteUnit
-from pipeline.algorithms.critic_rule import CriticRule, Stretch
+from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
 from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
@@ -45,7 +45,7 @@ class Tppo(CriticRule):
     __slots__ = ()
     name: ClassVar[str] = "tppo"
 
-    def stretches(self, unit: ClaimedUnit) -> list[Stretch]:
+    def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return the unit's one chunk as a stretch: its context is state, its tokens are actions.
 
         Raises:
@@ -82,7 +82,7 @@ class Tppo(CriticRule):
                 raise NonFiniteUnit(unit.name, f"{what} of chunk {chunk.id}")
         tokens = np.concatenate([chunk.prompt.tokens, chunk.context_tokens, chunk.tokens])
         return [
-            Stretch(
+            TokenSpan(
                 name=str(chunk.id),
                 tokens=tokens.astype(np.int32, copy=False),
                 prompt_length=int(chunk.prompt.tokens.size),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ScheduledWindow:
     """One slot's work in one step: extend a response from ``start`` to at most ``limit`` tokens."""
 
     response: int
@@ -26,7 +26,7 @@ class Window:
 class WindowResult:
     """What a window became."""
 
-    window: Window
+    window: ScheduledWindow
     end: int
     """Response tokens after the step."""
     is_eos: bool
@@ -57,19 +57,19 @@ class SuccessiveBatching:
     step: int = 0
     next_response: int = 0
     """Responses are begun in the order of their numbers."""
-    carried: tuple[Window, ...] = ()
+    carried: tuple[ScheduledWindow, ...] = ()
     """Unfinished, in slot order."""
 
-    def fill(self, num_responses: int) -> list[Window]:
+    def fill(self, num_responses: int) -> list[ScheduledWindow]:
         """Return this step's windows: those carried, then new ones up to ``num_responses`` ever begun."""
         num_new = min(self.num_slots - len(self.carried), num_responses - self.next_response)
         first = self.next_response
         limit = min(self.window_tokens, self.max_response_tokens)
-        fresh = [Window(response, 0, limit, self.step) for response in range(first, first + num_new)]
+        fresh = [ScheduledWindow(response, 0, limit, self.step) for response in range(first, first + num_new)]
         self.next_response += num_new
         return [*self.carried, *fresh]
 
-    def finish(self, produced: Iterable[tuple[Window, int, bool]]) -> list[WindowResult]:
+    def finish(self, produced: Iterable[tuple[ScheduledWindow, int, bool]]) -> list[WindowResult]:
         """Take (window, its end, whether it ended by a stop token) of a step, and carry what is unfinished.
 
         Raises:
@@ -77,7 +77,7 @@ class SuccessiveBatching:
         """
         results = [self._result(window, end, is_eos) for window, end, is_eos in produced]
         self.carried = tuple(
-            Window(
+            ScheduledWindow(
                 result.window.response,
                 result.end,
                 min(result.end + self.window_tokens, self.max_response_tokens),
@@ -89,7 +89,7 @@ class SuccessiveBatching:
         self.step += 1
         return results
 
-    def _result(self, window: Window, end: int, is_eos: bool) -> WindowResult:
+    def _result(self, window: ScheduledWindow, end: int, is_eos: bool) -> WindowResult:
         if not window.start < end <= window.limit or (end < window.limit and not is_eos):
             raise ValueError(
                 f"the window {window.start}..{window.limit} of response {window.response} ended at {end} with is_eos {is_eos}; "

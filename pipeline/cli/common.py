@@ -32,7 +32,7 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
-    from pipeline.ledger.contract import ReplayBuffer
+    from pipeline.ledger.contract import Ledger
     from pipeline.runtime.registry.contract import Registry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -96,7 +96,7 @@ class Attached:
 
     run_dir: Path
     settings: Glance
-    replay: ReplayBuffer
+    replay: Ledger
     registry: Registry
 
     @cached_property
@@ -151,11 +151,11 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
 @asynccontextmanager
 async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator[Attached]:
     from pipeline.ledger.redis.client import connect
-    from pipeline.ledger.redis.ledger import RedisReplay
+    from pipeline.ledger.redis.ledger import RedisLedger
     from pipeline.runtime.registry.redis import RedisRegistry
 
     client = connect(url, patience_s=_ANSWER_S)
-    replay = RedisReplay(client, settings.run.name)
+    replay = RedisLedger(client, settings.run.name)
     registry = RedisRegistry(client, settings.run.name)
     try:
         yield Attached(run_dir, settings, replay, registry)

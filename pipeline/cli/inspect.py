@@ -40,14 +40,14 @@ def status(run: Path | None, as_json: bool) -> None:
             from rich.console import Console
 
             from pipeline.observability.history import HISTORY_NAME, HistoryTail
-            from pipeline.observability.progress import Progress
+            from pipeline.observability.progress import RunProgress
             from pipeline.observability.tables import durability_line, fleet_table, groups_line, tokens_line
 
             console = Console()
             alive = f"supervisor {pid}" if pid is not None else "no supervisor"
             detail = f", {printable_line(state.detail)}" if state.detail else ""
             console.print(f"{at.run_dir}: {state.state}{detail} ({alive})", highlight=False, markup=False)
-            progress = Progress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
+            progress = RunProgress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
             console.print(progress.in_words(time.time()), highlight=False, markup=False)
             if workers:
                 console.print(fleet_table(workers))
@@ -92,14 +92,14 @@ def audit(run: Path | None, as_json: bool) -> int:
 
     Also says how many tokens are generated again because a generator died.
     """
-    from pipeline.observability.regenerated_tokens import in_words, read_rework, rework_rows
+    from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
     from pipeline.runtime.registry.memory import SILENT_AFTER_S
 
     async def look() -> int:
         async with look_at(run) as at:
             found = await at.replay.audit()
             beats, now = await at.registry.heartbeats(), time.time()
-            rework = read_rework(
+            rework = read_regenerated(
                 at.run_dir,
                 found.tokens_stored,
                 {str(beat.who) for beat in beats if now - beat.at_s < SILENT_AFTER_S},
@@ -113,7 +113,7 @@ def audit(run: Path | None, as_json: bool) -> int:
                         "balances": found.balances,
                         "difference": differences,
                         **parts,
-                        "rework": rework_rows(rework),
+                        "rework": regenerated_rows(rework),
                         "num_unflushed": found.num_unflushed,
                     }
                 )

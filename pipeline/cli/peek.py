@@ -102,9 +102,9 @@ def show(message: dict[str, Any], console: Console) -> None:
 async def _stored(at: Attached, limit: int) -> list[StoredChunk]:
     """Return what there is, what was written last first."""
     from pipeline.ledger.redis.admin import RedisAdmin
-    from pipeline.ledger.redis.ledger import RedisReplay
+    from pipeline.ledger.redis.ledger import RedisLedger
 
-    assert isinstance(at.replay, RedisReplay)
+    assert isinstance(at.replay, RedisLedger)
     return sorted(await RedisAdmin(at.replay).stored(max_trajectories=limit), key=lambda one: one.age_s)
 
 

@@ -100,9 +100,9 @@ def _trajectory(text: str) -> TrajectoryId:
 
 def _admin(at: Attached) -> RedisAdmin:
     from pipeline.ledger.redis.admin import RedisAdmin
-    from pipeline.ledger.redis.ledger import RedisReplay
+    from pipeline.ledger.redis.ledger import RedisLedger
 
-    assert isinstance(at.replay, RedisReplay)
+    assert isinstance(at.replay, RedisLedger)
     return RedisAdmin(at.replay)
 
 

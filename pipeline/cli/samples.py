@@ -17,7 +17,7 @@ from pipeline.cli.common import echo_json, find_run, json_option, run_argument
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
-    from pipeline.observability.samples import Sample
+    from pipeline.observability.samples import ResponseSample
 
 _MARGIN = 11
 
@@ -56,7 +56,7 @@ def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> N
         click.echo(("\n" if number else "") + "\n".join(render(sample)))
 
 
-def render(sample: Sample) -> list[str]:
+def render(sample: ResponseSample) -> list[str]:
     """Return one sample as lines; texts of others are made safe for a terminal, and indented."""
     colour = "green" if sample.accuracy == 1.0 else "red"
     head = f"update {sample.update} (made version {sample.policy_version})  {printable_line(sample.trajectory)}  "

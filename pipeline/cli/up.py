@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.observability.live_view import View
     from pipeline.observability.report import Summary
-    from pipeline.supervisor.supervisor import Outcome
+    from pipeline.supervisor.supervisor import RunOutcome
 
 _EPILOG = """\b
 Examples:
@@ -105,7 +105,7 @@ def up(
 
 def carry_out(
     config: RunConfig, prepare: Callable[[], Path], *, is_live: bool, begin: Callable[[Path], None] | None = None
-) -> Outcome:
+) -> RunOutcome:
     """Check a resolved configuration, then run it to its end.
 
     Args:
@@ -154,7 +154,7 @@ def _at(config: RunConfig, run_dir: Path) -> RunConfig:
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir.parent})})
 
 
-def _tell(run_dir: Path, outcome: Outcome, *, as_json: bool) -> int:
+def _tell(run_dir: Path, outcome: RunOutcome, *, as_json: bool) -> int:
     from pipeline.observability.report import summarize
 
     summary = summarize(run_dir)

@@ -99,14 +99,14 @@ async def snapshot_of(at: Attached) -> Snapshot:
     """Return what is seen of an attached run now."""
     from pipeline.config.catalogue import declare
     from pipeline.ledger.redis.admin import RedisAdmin
-    from pipeline.ledger.redis.ledger import RedisReplay
+    from pipeline.ledger.redis.ledger import RedisLedger
     from pipeline.observability.status import worker_rows
     from pipeline.observability.why.exits import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
     from pipeline.supervisor.fleet_plan import worker_name
     from pipeline.supervisor.run_folder import supervisor_pid
 
-    assert isinstance(at.replay, RedisReplay)
+    assert isinstance(at.replay, RedisLedger)
     settings, value, algorithm = at.settings.supervisor, at.settings.value, at.settings.algorithm
     fleet = await at.registry.fleet()
     state = await at.registry.run_status()

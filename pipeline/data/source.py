@@ -34,7 +34,7 @@ from protocol.trajectory import Prompt
 _HOLE = "{prompt}"
 
 
-class _Stored(msgspec.Struct, frozen=True, array_like=True):
+class _PromptRecord(msgspec.Struct, frozen=True, array_like=True):
     """A prompt at rest."""
 
     prompt_id: str
@@ -47,7 +47,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
+_decode = msgspec.msgpack.Decoder(_PromptRecord).decode
 
 
 class PromptSource:
@@ -205,7 +205,7 @@ class _Reader:
             raise DataError(f"no usable prompt in {', '.join(map(str, paths))}:\n" + "\n".join(report.lines()))
         return stored, report
 
-    def _prompt(self, line: PromptLine | Unusable, default_id: str, where: str) -> _Stored | Unusable:
+    def _prompt(self, line: PromptLine | Unusable, default_id: str, where: str) -> _PromptRecord | Unusable:
         if isinstance(line, Unusable):
             return line
         verifier = line.verifier or self._verifier
@@ -235,7 +235,7 @@ class _Reader:
             detail = f"{len(tokens)} tokens; data.max_prompt_tokens is {self._max_prompt_tokens}"
             return Unusable(SkipReason.OVERLONG, detail)
         packed = np.asarray(tokens, dtype="<i4").tobytes()
-        return _Stored(line.id or default_id, packed, text, line.answer, verifier, extra)
+        return _PromptRecord(line.id or default_id, packed, text, line.answer, verifier, extra)
 
 
 def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:

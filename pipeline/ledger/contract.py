@@ -91,10 +91,10 @@ __all__ = [
     "LatePolicy",
     "Lease",
     "LeaseGrant",
+    "Ledger",
     "LedgerSpec",
     "QueueStat",
     "Refusal",
-    "ReplayBuffer",
     "Restart",
     "ScoredChunk",
     "Totals",
@@ -103,7 +103,7 @@ __all__ = [
 ]
 
 
-class ReplayBuffer(Protocol):
+class Ledger(Protocol):
     """The durable ledger. Every method is one atomic transition.
 
     All methods raise LedgerUnavailable when no server answers, and those that take an incarnation

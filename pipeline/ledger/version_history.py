@@ -27,7 +27,7 @@ from pipeline.ledger.types import Restart
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class VersionHistory:
     """The restarts of a run, in ascending order of version."""
 
     restarts: tuple[Restart, ...] = ()
@@ -51,9 +51,9 @@ class Lineage:
         known, places = np.unique(versions, return_inverse=True)
         return np.array([self.updates(int(version)) for version in known], np.int64)[places].reshape(versions.shape)
 
-    def after(self, restart: Restart) -> Lineage:
+    def after(self, restart: Restart) -> VersionHistory:
         """Return the lineage with one more restart. Versions that it names again were never
         published: those go.
         """
         kept = (known for known in self.restarts if known.policy_version < restart.policy_version)
-        return Lineage((*kept, restart))
+        return VersionHistory((*kept, restart))

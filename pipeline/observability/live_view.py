@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
-from pipeline.observability.progress import Progress, course, sparkline
+from pipeline.observability.progress import RunProgress, course, sparkline
 from pipeline.observability.status import bottleneck, in_minutes, worker_rows
 from pipeline.observability.tables import fleet_table, groups_line, tokens_line
 from pipeline.runtime.registry.contract import RunState
@@ -77,8 +77,8 @@ class View(abc.ABC):
     def show(self, snapshot: RunSnapshot) -> None:
         """Show the newest picture."""
 
-    def _progress(self) -> Progress:
-        return Progress.of(self._tail.read(), self._config.run.num_updates)
+    def _progress(self) -> RunProgress:
+        return RunProgress.of(self._tail.read(), self._config.run.num_updates)
 
     def _elapsed(self) -> str:
         return in_minutes(time.monotonic() - self._started_s)
@@ -187,7 +187,7 @@ class LiveView(View):
     def _lines_too_many(self, panel: Panel) -> int:
         return max(0, len(self._console.render_lines(panel)) - self._console.height)
 
-    def _panel(self, progress: Progress, snapshot: RunSnapshot, fleet: Sequence[RenderableType]) -> Panel:
+    def _panel(self, progress: RunProgress, snapshot: RunSnapshot, fleet: Sequence[RenderableType]) -> Panel:
         notices = [
             Text(printable_line(line), style="yellow", overflow="ellipsis", no_wrap=True)
             for line in self._notices.lines
@@ -207,7 +207,7 @@ class LiveView(View):
         return Text.assemble(" headrace ", (self._config.run.name, "bold"), " ")
 
 
-def _bar(progress: Progress) -> Table:
+def _bar(progress: RunProgress) -> Table:
     row = Table.grid(padding=(0, 2, 0, 0), expand=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True)
@@ -216,7 +216,7 @@ def _bar(progress: Progress) -> Table:
     return row
 
 
-def _facts(progress: Progress, snapshot: RunSnapshot) -> Table:
+def _facts(progress: RunProgress, snapshot: RunSnapshot) -> Table:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()

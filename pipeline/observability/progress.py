@@ -22,7 +22,7 @@ _KL = {"reference_kl": "to the reference", "behavior_kl": "sampling to learner"}
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """How far a run is."""
 
     num_updates: int

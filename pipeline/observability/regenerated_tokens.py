@@ -24,7 +24,7 @@ FOLDER: Final = "tallies"
 _NUMBERS = struct.Struct("<QQQ")
 
 
-class Tally:
+class SampledTokenCounts:
     """The numbers of one living generator."""
 
     def __init__(self, run_dir: Path, who: Incarnation) -> None:
@@ -44,7 +44,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Rework:
+class RegeneratedTokens:
     """What became of the tokens of one incarnation of a generator."""
 
     who: str
@@ -78,7 +78,9 @@ class Rework:
         return self.num_held * self.window_tokens
 
 
-def read_rework(run_dir: Path, stored: Mapping[str, int], live: Collection[str], *, window_tokens: int) -> list[Rework]:
+def read_regenerated(
+    run_dir: Path, stored: Mapping[str, int], live: Collection[str], *, window_tokens: int
+) -> list[RegeneratedTokens]:
     """Return one row for every incarnation that ever sampled, by name.
 
     Args:
@@ -87,7 +89,7 @@ def read_rework(run_dir: Path, stored: Mapping[str, int], live: Collection[str],
         live: Incarnations that are alive.
         window_tokens: The run's longest window.
     """
-    rows: list[Rework] = []
+    rows: list[RegeneratedTokens] = []
     for path in sorted((run_dir / FOLDER).glob("*.*")):
         worker, _, epoch = path.name.rpartition(".")
         content = path.read_bytes()
@@ -96,11 +98,11 @@ def read_rework(run_dir: Path, stored: Mapping[str, int], live: Collection[str],
             continue
         sampled, refused, held = _NUMBERS.unpack(content)
         who = f"{worker}#{epoch}"
-        rows.append(Rework(who, who in live, sampled, stored.get(who, 0), refused, held, window_tokens))
+        rows.append(RegeneratedTokens(who, who in live, sampled, stored.get(who, 0), refused, held, window_tokens))
     return rows
 
 
-def in_words(rows: Collection[Rework]) -> str:
+def in_words(rows: Collection[RegeneratedTokens]) -> str:
     """Return the sum in a sentence."""
     dead = [row for row in rows if not row.is_live and row.num_unwritten]
     unwritten, limit = sum(row.num_unwritten for row in dead), sum(row.limit for row in dead)
@@ -114,7 +116,7 @@ def in_words(rows: Collection[Rework]) -> str:
     return text
 
 
-def rework_rows(rows: Collection[Rework]) -> list[dict[str, object]]:
+def regenerated_rows(rows: Collection[RegeneratedTokens]) -> list[dict[str, object]]:
     """Return the rows with what follows from them, for JSON."""
     derived = ("num_unwritten", "num_again", "limit")
     return [asdict(row) | {name: getattr(row, name) for name in derived} for row in rows]

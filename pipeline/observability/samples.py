@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ResponseSample:
     """One response that an update was made of."""
 
     update: int
@@ -107,7 +107,7 @@ class Samples:
             most = self._settings.max_chars
             self._try(self._append, [_sample(chunks, update, policy_version, most) for chunks in found])
 
-    def _append(self, samples: list[Sample]) -> None:
+    def _append(self, samples: list[ResponseSample]) -> None:
         if len(self._updates) + 1 >= 2 * self._settings.keep_updates:
             kept = kept_updates(self._updates, self._settings.keep_updates)
             self._write([sample for sample in read_samples(self._path) if sample.update in kept])
@@ -116,11 +116,11 @@ class Samples:
             file.write(_lines(samples))
         self._updates.append(samples[0].update)
 
-    def _write(self, samples: list[Sample]) -> None:
+    def _write(self, samples: list[ResponseSample]) -> None:
         write_private(self._path, _lines(samples))
         self._updates = sorted({sample.update for sample in samples})
 
-    def _try(self, write: Any, samples: list[Sample]) -> None:
+    def _try(self, write: Any, samples: list[ResponseSample]) -> None:
         try:
             write(samples)
             self._has_failed = False
@@ -130,19 +130,21 @@ class Samples:
             self._has_failed = True
 
 
-def read_samples(path: Path) -> Iterator[Sample]:
+def read_samples(path: Path) -> Iterator[ResponseSample]:
     """Yield every whole sample, oldest first; nothing when there is no file. Lines that are
     damaged, or cut short by a crash, and fields that a later version of Headrace wrote, are passed
     over."""
     if not path.exists():
         return
-    known = {f.name for f in fields(Sample)}
+    known = {f.name for f in fields(ResponseSample)}
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 values: dict[str, Any] = json.loads(line)
                 first, last = values.pop("versions")
-                yield Sample(**{k: v for k, v in values.items() if k in known}, versions=(int(first), int(last)))
+                yield ResponseSample(
+                    **{k: v for k, v in values.items() if k in known}, versions=(int(first), int(last))
+                )
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
 
@@ -161,7 +163,7 @@ def kept_updates(updates: Sequence[int], number: int) -> set[int]:
     return {updates[0], *(update for update in updates if update % stride == 0), *updates[-half:]}
 
 
-def spread(samples: Sequence[Sample], num_updates: int) -> list[Sample]:
+def spread(samples: Sequence[ResponseSample], num_updates: int) -> list[ResponseSample]:
     """Return the samples of at most ``num_updates`` updates, the first and the last among them,
     evenly between.
     """
@@ -211,9 +213,9 @@ def _score(chunks: tuple[ScoredChunk, ...]) -> RewardScore:
     return score
 
 
-def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, most: int) -> Sample:
+def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, most: int) -> ResponseSample:
     last, score = chunks[-1].chunk, _score(chunks)
-    return Sample(
+    return ResponseSample(
         update=update,
         policy_version=policy_version,
         trajectory=str(last.trajectory),
@@ -239,5 +241,5 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:head]}\n[... {len(text) - most:,} characters ...]\n{text[len(text) - (most - head) :]}"
 
 
-def _lines(samples: Iterable[Sample]) -> bytes:
+def _lines(samples: Iterable[ResponseSample]) -> bytes:
     return "".join(json.dumps(asdict(sample)) + "\n" for sample in samples).encode("ascii")

@@ -24,7 +24,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
-from pipeline.ledger.server.promises import judge_terms, read_terms
+from pipeline.ledger.server.promises import judge_terms, read_promises
 from pipeline.ledger.url import hide_password
 from pipeline.preflight.engines import check_engines
 from pipeline.preflight.ledger_size import check_ledger_size
@@ -196,7 +196,7 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     try:
         # however many answers that takes
         async with asyncio.timeout(2 * _ANSWER_S):
-            terms = await read_terms(client, "ledger.url" if config.ledger.url else "REDIS_URL")
+            terms = await read_promises(client, "ledger.url" if config.ledger.url else "REDIS_URL")
     except TimeoutError as error:
         raise LedgerUnavailable(
             f"the ledger server {hide_password(url)} answers too slowly: expected its terms within {2 * _ANSWER_S:g} s"

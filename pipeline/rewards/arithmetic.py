@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 
 _NUMBER = re.compile(
     r"(?:(?<![0-9)\]}])(?P<sign>[-+−]))?"
@@ -57,16 +57,16 @@ def exact_number(text: str) -> Number | None:
     return None if match is None else _canonical(match)
 
 
-def verify(responses: Sequence[Response]) -> list[Outcome]:
+def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
     """Compare the last number of each response with its answer."""
     return [_verify_one(response) for response in responses]
 
 
-def _verify_one(response: Response) -> Outcome:
+def _verify_one(response: Response) -> VerifierOutcome:
     expected = exact_number(response.answer)
     if expected is None:
         return VerifierFailure(
-            kind=FailureKind.BAD_ANSWER,
+            kind=VerifierFailureKind.BAD_ANSWER,
             error=f"the answer {response.answer[:80]!r} is not a number; the arithmetic verifier compares numbers only",
         )
     return Verdict(accuracy=float(last_number(response.response_text) == expected))

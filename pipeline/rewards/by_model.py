@@ -13,20 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 
 
-def above_zero(responses: Sequence[Response], /) -> list[Outcome]:
+def above_zero(responses: Sequence[Response], /) -> list[VerifierOutcome]:
     """Call a response right when its score is above the centre."""
     return _by_score(responses, lambda score: float(score > 0.0))
 
 
-def sigmoid(responses: Sequence[Response], /) -> list[Outcome]:
+def sigmoid(responses: Sequence[Response], /) -> list[VerifierOutcome]:
     """Take the logistic function of the centred score for accuracy."""
     return _by_score(responses, lambda score: 0.5 * (1.0 + math.tanh(0.5 * score)))
 
 
-def _by_score(responses: Sequence[Response], accuracy: Callable[[float], float]) -> list[Outcome]:
+def _by_score(responses: Sequence[Response], accuracy: Callable[[float], float]) -> list[VerifierOutcome]:
     return [
         _NO_MODEL if response.model_score is None else Verdict(accuracy=accuracy(response.model_score))
         for response in responses
@@ -34,7 +34,7 @@ def _by_score(responses: Sequence[Response], accuracy: Callable[[float], float])
 
 
 _NO_MODEL = VerifierFailure(
-    kind=FailureKind.BAD_ANSWER,
+    kind=VerifierFailureKind.BAD_ANSWER,
     error="this verifier goes by a reward model, and none has read the response; set reward.model.path in the run's "
     "configuration (`headrace score` reads none)",
 )

@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.rewards.verifier import Outcome, Response, Verdict
+from pipeline.rewards.verifier import Response, Verdict, VerifierOutcome
 
 INVALID = "[INVALID]"
 """What is read of a response that states no answer."""
@@ -151,6 +151,6 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def verify(responses: Sequence[Response]) -> list[Outcome]:
+def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
     """Judge each response by ``score``."""
     return [Verdict(accuracy=float(score(r.response_text, r.answer).acc)) for r in responses]

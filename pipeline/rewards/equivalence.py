@@ -22,7 +22,14 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.rewards.final_answer import LEADING_NUMBER, TAIL_CHARS, commitment, flaw, goes_on, in_words, unit_flaw
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure, not_judged
+from pipeline.rewards.verifier import (
+    Response,
+    Verdict,
+    VerifierFailure,
+    VerifierFailureKind,
+    VerifierOutcome,
+    not_judged,
+)
 
 _WARM_UP = (
     ("\\frac{1}{2}", "0.5"),
@@ -50,16 +57,16 @@ def warm_up() -> None:
         _are_equal(answer, value)
 
 
-def verify(responses: Sequence[Response]) -> list[Outcome]:
+def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
     """Compare the committed final answer of each response with its answer."""
     return [_judge(_bare(response.answer), response.response_text) for response in responses]
 
 
-def verify_loosely(responses: Sequence[Response]) -> list[Outcome]:
+def verify_loosely(responses: Sequence[Response]) -> list[VerifierOutcome]:
     """Compare the last expression of each response, wherever it stands, with its answer."""
     from math_verify import parse
 
-    outcomes: list[Outcome] = []
+    outcomes: list[VerifierOutcome] = []
     for response in responses:
         answer = _bare(response.answer)
         if not _parsed(answer):
@@ -70,7 +77,7 @@ def verify_loosely(responses: Sequence[Response]) -> list[Outcome]:
     return outcomes
 
 
-def _judge(answer: str, text: str) -> Outcome:
+def _judge(answer: str, text: str) -> VerifierOutcome:
     if not answer or (number_of(answer) is None and not _parsed(answer)):
         return _unreadable(answer)
     found = commitment(text)
@@ -170,6 +177,6 @@ def _parsed(answer: str) -> tuple[Any, ...]:
 
 def _unreadable(answer: str) -> VerifierFailure:
     return VerifierFailure(
-        kind=FailureKind.BAD_ANSWER,
+        kind=VerifierFailureKind.BAD_ANSWER,
         error=f"the answer {answer[:80]!r} is not an expression that math-verify can read; mend the data",
     )

@@ -26,7 +26,15 @@ from pipeline.process.descendants import session_sizes
 from pipeline.rewards.process import SandboxProcess
 from pipeline.rewards.registry import VerifierSpec, load, resolve, resolve_named
 from pipeline.rewards.signature import Judge
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure, checked, not_judged
+from pipeline.rewards.verifier import (
+    Response,
+    Verdict,
+    VerifierFailure,
+    VerifierFailureKind,
+    VerifierOutcome,
+    checked,
+    not_judged,
+)
 from protocol.errors import ConfigError
 
 MEMORY_BYTES = 2 << 30
@@ -112,28 +120,28 @@ class VerifierPool:
             finally:
                 self._idle.put_nowait(process)
             if failure is not None:
-                is_missing = failure.kind is FailureKind.UNKNOWN_VERIFIER
+                is_missing = failure.kind is VerifierFailureKind.UNKNOWN_VERIFIER
                 raise ConfigError(
                     failure.error if is_missing else f"verifier {spec.name!r} cannot be loaded: {failure.error}"
                 )
 
     async def score(
         self, responses: Sequence[Response], *, on_judged: Callable[[int], None] | None = None
-    ) -> list[Outcome]:
+    ) -> list[VerifierOutcome]:
         """Judge every response by the verifier that it names; outcomes come in the same order.
 
         ``on_judged`` is called with the number of responses that have just got their outcome.
 
         Nothing that a verifier does raises here: it becomes the VerifierFailure of its response.
         """
-        outcomes: list[Outcome | None] = [None] * len(responses)
+        outcomes: list[VerifierOutcome | None] = [None] * len(responses)
         batches: dict[VerifierSpec, list[int]] = {}
         jobs: Jobs = {}
         for index, response in enumerate(responses):
             try:
                 spec = resolve_named(response.verifier, self._configured)
             except ConfigError as error:
-                outcomes[index] = VerifierFailure(kind=FailureKind.UNKNOWN_VERIFIER, error=str(error))
+                outcomes[index] = VerifierFailure(kind=VerifierFailureKind.UNKNOWN_VERIFIER, error=str(error))
                 continue
             if spec.sandboxed:
                 jobs.setdefault(spec, deque()).append(index)
@@ -190,7 +198,7 @@ class VerifierPool:
         self,
         jobs: Jobs,
         responses: Sequence[Response],
-        outcomes: list[Outcome | None],
+        outcomes: list[VerifierOutcome | None],
         told: Callable[[int], None],
     ) -> None:
         """Take jobs from those that the tasks of one batch share, until there are none."""
@@ -217,7 +225,7 @@ class VerifierPool:
         spec: VerifierSpec,
         indices: list[int],
         responses: Sequence[Response],
-        outcomes: list[Outcome | None],
+        outcomes: list[VerifierOutcome | None],
         told: Callable[[int], None],
     ) -> None:
         """Judge by one call; by one each, where that of several fails or is late. Each call is told as a piece of work."""
@@ -251,5 +259,5 @@ def _nothing(_: int) -> None:
     """Tell a number to nothing."""
 
 
-def _has_died(outcome: Outcome) -> bool:
-    return isinstance(outcome, VerifierFailure) and outcome.kind is FailureKind.DIED
+def _has_died(outcome: VerifierOutcome) -> bool:
+    return isinstance(outcome, VerifierFailure) and outcome.kind is VerifierFailureKind.DIED

@@ -22,7 +22,14 @@ from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import SANDBOX_MARK, end_marked
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked, not_judged
+from pipeline.rewards.verifier import (
+    Response,
+    VerifierFailure,
+    VerifierFailureKind,
+    VerifierOutcome,
+    checked,
+    not_judged,
+)
 from protocol import headrace
 
 STARTUP_TIMEOUT_S = 60.0
@@ -70,7 +77,7 @@ class SandboxProcess:
         """How many responses a loaded verifier takes a call; 1 for one that is not loaded."""
         return self._loaded.get(spec.path, 1)
 
-    async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[Outcome]:
+    async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[VerifierOutcome]:
         """Judge responses; late ones are wrong. When the child dies, every one of them gets the failure."""
         reply = await self.load(spec)
         if reply is None:
@@ -116,7 +123,7 @@ class SandboxProcess:
                 )
                 return Reply(outcomes=(late,) * len(responses))
             return VerifierFailure(
-                kind=FailureKind.NOT_LOADED,
+                kind=VerifierFailureKind.NOT_LOADED,
                 error=f"verifier {spec.name!r} had not started and imported after {timeout_s:g} s; its process was killed",
             )
         except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -182,4 +189,4 @@ def _kill_group(process: asyncio.subprocess.Process) -> None:
 
 
 def _died(spec: VerifierSpec, how: str) -> VerifierFailure:
-    return VerifierFailure(kind=FailureKind.DIED, error=f"the process of verifier {spec.name!r} {how}")
+    return VerifierFailure(kind=VerifierFailureKind.DIED, error=f"the process of verifier {spec.name!r} {how}")

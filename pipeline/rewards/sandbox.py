@@ -24,7 +24,7 @@ import msgspec
 
 from pipeline.rewards.registry import load
 from pipeline.rewards.signature import Judge
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, VerifierFailure, checked
+from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailureKind, VerifierOutcome, checked
 from protocol.errors import ConfigError
 
 MAX_REPLY_BYTES = 1 << 20
@@ -52,7 +52,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One outcome for each response; one failure when loading failed; none when loading went well."""
 
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[VerifierOutcome, ...] = ()
     max_batch: int = 1
     """How many responses the verifier takes a call; told when it is loaded."""
     is_last: bool = False
@@ -91,15 +91,15 @@ def _serve(call: Call, verifiers: dict[str, Judge]) -> Reply:
             return Reply(max_batch=verifiers[call.path].max_batch)
         return Reply(outcomes=tuple(checked(verifiers[call.path](call.responses), len(call.responses))))
     except ConfigError as error:
-        return _failed(FailureKind.UNKNOWN_VERIFIER, str(error), call)
+        return _failed(VerifierFailureKind.UNKNOWN_VERIFIER, str(error), call)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  anything a user's function may raise becomes a reported failure
         is_last = isinstance(error, MemoryError | SystemExit | RecursionError)
-        return _failed(FailureKind.RAISED, _describe(error), call, is_last=is_last)
+        return _failed(VerifierFailureKind.RAISED, _describe(error), call, is_last=is_last)
 
 
-def _failed(kind: FailureKind, error: str, call: Call, *, is_last: bool = False) -> Reply:
+def _failed(kind: VerifierFailureKind, error: str, call: Call, *, is_last: bool = False) -> Reply:
     failure = VerifierFailure(kind=kind, error=error)
     return Reply(outcomes=(failure,) * max(1, len(call.responses)), is_last=is_last)
 
@@ -118,7 +118,7 @@ def _encode(reply: Reply) -> bytes:
         problem = f"the verifier's reply has {len(body)} bytes; at most {MAX_REPLY_BYTES} are taken"
     except UnicodeEncodeError as error:
         problem = f"the verifier returned text that is not valid Unicode: {error}"
-    failure = VerifierFailure(kind=FailureKind.BAD_VERDICT, error=problem)
+    failure = VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=problem)
     return encode(Reply(outcomes=(failure,) * len(reply.outcomes), is_last=reply.is_last))
 
 

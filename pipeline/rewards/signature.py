@@ -25,7 +25,7 @@ from enum import StrEnum
 from numbers import Real
 from typing import Any
 
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from protocol.errors import ConfigError
 
 MAX_BATCH = 1024
@@ -189,7 +189,7 @@ def _as_list(returned: object) -> object:
     return to_list() if callable(to_list) else list(returned) if isinstance(returned, tuple) else returned
 
 
-def _verl_outcome(returned: object) -> Outcome | object:
+def _verl_outcome(returned: object) -> VerifierOutcome | object:
     """Read a number, or a dict of ``score`` and perhaps ``acc``: accuracy is ``acc`` where there is one."""
     if isinstance(returned, Verdict | VerifierFailure):
         return returned
@@ -197,7 +197,7 @@ def _verl_outcome(returned: object) -> Outcome | object:
     if isinstance(found, Real) and 0.0 <= float(found) <= 1.0:
         return Verdict(accuracy=float(found))
     return VerifierFailure(
-        kind=FailureKind.BAD_VERDICT,
+        kind=VerifierFailureKind.BAD_VERDICT,
         error=f"a verifier with verl's signature returned {returned!r:.200}; return a score in [0, 1], or a dict with `score` "
         "and an `acc` in [0, 1], which counts as accuracy",
     )

@@ -59,7 +59,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """False for an answer that could not be judged within its limits, which counts as wrong."""
 
 
-class FailureKind(StrEnum):
+class VerifierFailureKind(StrEnum):
     """Why a response has no verdict."""
 
     RAISED = "raised"
@@ -79,12 +79,12 @@ class FailureKind(StrEnum):
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     """The verifier failed on a response. It is retried elsewhere, then a dead letter; never scored as wrong."""
 
-    kind: FailureKind
+    kind: VerifierFailureKind
     error: str
     """What happened, with the verifier's traceback where there is one."""
 
 
-Outcome = Verdict | VerifierFailure
+VerifierOutcome = Verdict | VerifierFailure
 
 
 def not_judged(reason: str) -> Verdict:
@@ -95,12 +95,12 @@ def not_judged(reason: str) -> Verdict:
 class Verifier(Protocol):
     """Judges responses."""
 
-    def __call__(self, responses: Sequence[Response], /) -> Sequence[Outcome | float]:
+    def __call__(self, responses: Sequence[Response], /) -> Sequence[VerifierOutcome | float]:
         """Return one outcome for each response, in order; a number is the accuracy of a verdict without parts."""
         ...
 
 
-def checked(returned: object, num_responses: int) -> list[Outcome]:
+def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
     """Turn what a verifier returned into outcomes; whatever is not one becomes a failure that says so.
 
     Args:
@@ -116,7 +116,7 @@ def checked(returned: object, num_responses: int) -> list[Outcome]:
     return [_checked_one(item) for item in returned]
 
 
-def _checked_one(item: object) -> Outcome:
+def _checked_one(item: object) -> VerifierOutcome:
     if isinstance(item, VerifierFailure):
         return item
     if isinstance(item, Real):  # numpy numbers too
@@ -148,4 +148,4 @@ _MAX_REASON_CHARS = 200
 
 
 def _bad(message: str) -> VerifierFailure:
-    return VerifierFailure(kind=FailureKind.BAD_VERDICT, error=message)
+    return VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=message)

@@ -18,11 +18,11 @@ from typing import Any, Protocol, TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ReplayBuffer
+from pipeline.ledger.contract import Ledger
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.notifications import News
+from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import (
     MAX_NAMED_LINKS,
     OTHER_LINKS,
@@ -31,7 +31,7 @@ from pipeline.runtime.registry.contract import (
     WaitingFor,
     link_name,
 )
-from pipeline.runtime.worker_state import Pulse
+from pipeline.runtime.worker_state import WorkerState
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation
 
@@ -90,7 +90,7 @@ class ActorContext:
         config: RunConfig,
         run_dir: Path,
         who: Incarnation,
-        replay: ReplayBuffer,
+        replay: Ledger,
         registry: Registry,
         transport: Transport,
         log: FilteringBoundLogger,
@@ -103,13 +103,13 @@ class ActorContext:
         self.who = who
         self.replay = replay
         self.registry = registry
-        self.news = News(registry, clock)
+        self.news = Notifications(registry, clock)
         self.transport = transport
         self.log = log
         self.clock = clock
         self.tasks = tasks
         self.draining = asyncio.Event()
-        self.pulse = Pulse(who, clock)
+        self.pulse = WorkerState(who, clock)
         self.finished: tuple[ExitCode, str] | None = None
         self.delivered = 0
         self._log_context = {} if log_context is None else log_context

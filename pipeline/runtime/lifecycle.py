@@ -19,7 +19,7 @@ from enum import StrEnum
 from pipeline.process.exit_codes import ExitCode
 
 
-class Phase(StrEnum):
+class LifecyclePhase(StrEnum):
     """Where a worker is in its life."""
 
     STARTING = "starting"
@@ -36,7 +36,7 @@ class Lifecycle:
     """Without anything done."""
     drain_ceiling_s: float = math.inf
     """In all."""
-    phase: Phase = Phase.STARTING
+    phase: LifecyclePhase = LifecyclePhase.STARTING
     deadline_s: float | None = None
     """On the caller's monotonic clock; set while draining."""
     ceiling_s: float = math.inf
@@ -49,22 +49,24 @@ class Lifecycle:
 
     def ready(self) -> Lifecycle:
         """Set-up is complete."""
-        return replace(self, phase=Phase.RUNNING) if self.phase is Phase.STARTING else self
+        return replace(self, phase=LifecyclePhase.RUNNING) if self.phase is LifecyclePhase.STARTING else self
 
     def stop(self, now_s: float, reason: str, *, code: ExitCode = ExitCode.OK) -> Lifecycle:
         """Begin to drain; the first reason and the first code that is not OK stay."""
-        if self.phase is Phase.STOPPED:
+        if self.phase is LifecyclePhase.STOPPED:
             return self
         code = code if self.code is ExitCode.OK else self.code
-        if self.phase is Phase.DRAINING:
+        if self.phase is LifecyclePhase.DRAINING:
             return replace(self, code=code)
         ceiling_s = now_s + self.drain_ceiling_s
         deadline_s = min(now_s + self.drain_timeout_s, ceiling_s)
-        return replace(self, phase=Phase.DRAINING, deadline_s=deadline_s, ceiling_s=ceiling_s, reason=reason, code=code)
+        return replace(
+            self, phase=LifecyclePhase.DRAINING, deadline_s=deadline_s, ceiling_s=ceiling_s, reason=reason, code=code
+        )
 
     def moved(self, at_s: float, patience_s: float) -> Lifecycle:
         """Something was done at ``at_s``: what comes next may take ``patience_s``."""
-        if self.phase is not Phase.DRAINING or self.deadline_s is None:
+        if self.phase is not LifecyclePhase.DRAINING or self.deadline_s is None:
             return self
         return replace(self, deadline_s=min(max(self.deadline_s, at_s + patience_s), self.ceiling_s))
 
@@ -75,17 +77,17 @@ class Lifecycle:
 
     def ended(self) -> Lifecycle:
         """Nothing runs any more."""
-        return replace(self, phase=Phase.STOPPED)
+        return replace(self, phase=LifecyclePhase.STOPPED)
 
     @property
     def is_draining(self) -> bool:
         """Whether the main loop should come to its end."""
-        return self.phase is Phase.DRAINING
+        return self.phase is LifecyclePhase.DRAINING
 
     @property
     def is_immediate(self) -> bool:
         """Whether to end without draining any further."""
-        return self.num_signals >= 2 and self.phase is not Phase.STOPPED
+        return self.num_signals >= 2 and self.phase is not LifecyclePhase.STOPPED
 
     def is_overdue(self, now_s: float) -> bool:
         """Whether the drain has passed its deadline."""

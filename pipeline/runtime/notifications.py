@@ -29,7 +29,7 @@ _LISTEN_S: Final = 2.5
 _AGAIN_S: Final = 1.0
 
 
-class News:
+class Notifications:
     """The bells of one process."""
 
     def __init__(self, registry: Registry, clock: Clock) -> None:

@@ -42,7 +42,7 @@ class _Link:
     """Endpoint and key: a change of either is another mailbox."""
 
 
-class Outbox:
+class RoleSender:
     """Links to every live mailbox of one role. Several tasks of one loop may send at once."""
 
     def __init__(self, ctx: ActorContext, role: Role) -> None:

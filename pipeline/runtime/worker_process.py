@@ -33,7 +33,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.files import keep_private
 from pipeline.ledger.address import read_address, read_ledger_url
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.process.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.process.last_error import LastError, last_error
@@ -263,7 +263,7 @@ class Host:
         self._on_epoch(who.epoch)
         client = connect_worker(self._config, self._run_dir, self._url, self._worker)
         registry = RedisRegistry(client, self._config.run.name)
-        replay = RedisReplay(client, self._config.run.name)
+        replay = RedisLedger(client, self._config.run.name)
         transport = open_transport(self._config, self._run_dir, who)
         ctx = self._context = ActorContext(
             config=self._config,

@@ -35,7 +35,7 @@ class _Wait:
     detail: str
 
 
-class Pulse:
+class WorkerState:
     """The state behind a worker's heartbeats."""
 
     def __init__(self, who: Incarnation, clock: Clock) -> None:

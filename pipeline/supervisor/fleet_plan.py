@@ -49,7 +49,7 @@ _ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 _HOPELESS = frozenset(code for code in ExitCode if code.is_hopeless)
 
 
-class Phase(StrEnum):
+class WorkerPhase(StrEnum):
     """Where one worker is."""
 
     ABSENT = "absent"
@@ -118,7 +118,7 @@ class Worker:
 
     name: str
     role: Role
-    phase: Phase = Phase.ABSENT
+    phase: WorkerPhase = WorkerPhase.ABSENT
     start_at_s: float = 0.0
     """Earliest time of the next start, in backoff."""
     kill_at_s: float = 0.0
@@ -161,25 +161,25 @@ class FleetPlan:
     @property
     def is_down(self) -> bool:
         """Whether no process is left."""
-        return not any(w.phase in (Phase.RUNNING, Phase.DRAINING) for w in self._workers.values())
+        return not any(w.phase in (WorkerPhase.RUNNING, WorkerPhase.DRAINING) for w in self._workers.values())
 
     @property
     def absent(self) -> list[str]:
         """Workers that are wanted but have no process: they are to be started, now or after a
         pause.
         """
-        return [w.name for w in self._workers.values() if w.phase in (Phase.ABSENT, Phase.BACKOFF)]
+        return [w.name for w in self._workers.values() if w.phase in (WorkerPhase.ABSENT, WorkerPhase.BACKOFF)]
 
     def is_draining(self, name: str) -> bool:
         """Whether this worker was asked to end."""
         worker = self._workers.get(name)
-        return worker is not None and worker.phase is Phase.DRAINING
+        return worker is not None and worker.phase is WorkerPhase.DRAINING
 
     def adopt(self, name: str, role: Role) -> None:
         """Take over a process that an earlier supervisor started. It is drained if it
         is surplus.
         """
-        self._workers[name] = Worker(name, role, Phase.RUNNING)
+        self._workers[name] = Worker(name, role, WorkerPhase.RUNNING)
 
     def condemn(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
         """Take note that a worker was found frozen or stuck, whose exit is then none of its own;
@@ -211,14 +211,16 @@ class FleetPlan:
         ``patience_s``.
         """
         worker = self._workers.get(name)
-        if worker is not None and worker.phase is Phase.DRAINING:
+        if worker is not None and worker.phase is WorkerPhase.DRAINING:
             worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)
 
     def recycle(self, now_s: float) -> list[Action]:
         """Drain every worker that runs; those that are still wanted are started again when they
         have gone.
         """
-        return [a for w in list(self._workers.values()) if w.phase is Phase.RUNNING for a in self._retire(w, now_s)]
+        return [
+            a for w in list(self._workers.values()) if w.phase is WorkerPhase.RUNNING for a in self._retire(w, now_s)
+        ]
 
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
         """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained.
@@ -235,7 +237,7 @@ class FleetPlan:
         for worker in list(self._workers.values()):
             if _number(worker.name) >= counts.get(worker.role, 0):
                 actions += self._retire(worker, now_s)
-            elif worker.phase is Phase.ENDED and self.failure is None:
+            elif worker.phase is WorkerPhase.ENDED and self.failure is None:
                 self._failed(worker, -signal.SIGTERM, now_s)
         return actions
 
@@ -251,15 +253,17 @@ class FleetPlan:
         actions: list[Action] = []
         startable: list[Worker] = []
         for worker in self._workers.values():
-            if worker.phase is Phase.DRAINING and now_s >= worker.kill_at_s:
+            if worker.phase is WorkerPhase.DRAINING and now_s >= worker.kill_at_s:
                 worker.kill_at_s = worker.ceiling_s = now_s + self._policy.drain_timeout_s
                 actions.append(Action(Verb.KILL, worker.name, worker.role))
-            if worker.phase is Phase.ABSENT or (worker.phase is Phase.BACKOFF and now_s >= worker.start_at_s):
+            if worker.phase is WorkerPhase.ABSENT or (
+                worker.phase is WorkerPhase.BACKOFF and now_s >= worker.start_at_s
+            ):
                 startable.append(worker)
         if self.is_stopping or self.failure is not None:
             return actions
         for worker in sorted(startable, key=lambda worker: _number(worker.name))[:MAX_STARTS_A_TURN]:
-            worker.phase = Phase.RUNNING
+            worker.phase = WorkerPhase.RUNNING
             actions.append(Action(Verb.START, worker.name, worker.role))
         return actions
 
@@ -284,7 +288,7 @@ class FleetPlan:
             kept: Of one that learns, its newest checkpoint, "" for none.
         """
         worker = self._workers[name]
-        if worker.phase is Phase.DRAINING:
+        if worker.phase is WorkerPhase.DRAINING:
             del self._workers[name]
             return
         if worker.is_condemned:
@@ -292,7 +296,7 @@ class FleetPlan:
         is_repeated = _repeats(worker, error, delivered)
         worker.last_error = None if error is None else (error.identity, delivered)
         if exit_code in _ENDED_WELL:
-            worker.phase = Phase.ENDED
+            worker.phase = WorkerPhase.ENDED
         elif exit_code in _HOPELESS:
             self._fail(worker, exit_code, f"ended in a way that a restart cannot mend{_words(error)}")
         elif is_repeated:
@@ -328,22 +332,22 @@ class FleetPlan:
             self._fail(worker, exit_code, f"is given up: {times}, {intensity.max_failures} are allowed{_words(error)}")
             return
         factor = min(2 ** (len(failures) - 1), _MAX_BACKOFF_FACTOR)
-        worker.phase = Phase.BACKOFF
+        worker.phase = WorkerPhase.BACKOFF
         worker.start_at_s = now_s + factor * self._policy.backoff_s
         worker.num_restarts += 1
 
     def _fail(self, worker: Worker, exit_code: int, reason: str) -> None:
-        worker.phase = Phase.ENDED
+        worker.phase = WorkerPhase.ENDED
         if self.failure is None:
             self.failure = FleetFailure(worker.name, exit_code, reason)
 
     def _retire(self, worker: Worker, now_s: float) -> list[Action]:
-        if worker.phase is Phase.RUNNING:
-            worker.phase = Phase.DRAINING
+        if worker.phase is WorkerPhase.RUNNING:
+            worker.phase = WorkerPhase.DRAINING
             worker.ceiling_s = now_s + self._policy.drain_ceiling_s
             worker.kill_at_s = min(now_s + self._policy.drain_timeout_s, worker.ceiling_s)
             return [Action(Verb.DRAIN, worker.name, worker.role)]
-        if worker.phase is not Phase.DRAINING:
+        if worker.phase is not WorkerPhase.DRAINING:
             del self._workers[worker.name]
         return []
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
@@ -38,13 +38,13 @@ _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
 log = structlog.get_logger(__name__)
 
 
-class Surroundings:
+class Monitor:
     """What the supervisor's loop reads and writes beside processes."""
 
     def __init__(
         self,
         registry: Registry,
-        replay: RedisReplay,
+        replay: RedisLedger,
         server: EmbeddedServer | None,
         metrics: MetricsServer | None,
         watch: Callable[[RunSnapshot], None] | None,

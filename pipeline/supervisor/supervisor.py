@@ -36,7 +36,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_address
 from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, process_runs, read_ledger_url
 from pipeline.observability.report import write_report
@@ -50,11 +50,11 @@ from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signal
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.fleet_plan import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
-from pipeline.supervisor.monitor import Surroundings
+from pipeline.supervisor.monitor import Monitor
 from pipeline.supervisor.processes import Command, Exit, Processes, worker_command
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.takeover import take_over
-from pipeline.supervisor.watchdog import Patience, Watchdog
+from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
@@ -81,7 +81,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     exit_code: int
@@ -131,7 +131,9 @@ class Supervisor:
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
 
-    async def run(self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0) -> Outcome:
+    async def run(
+        self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0
+    ) -> RunOutcome:
         """Start the ledger and the fleet, keep them, and return once the run has ended and every
         process is gone.
 
@@ -146,7 +148,7 @@ class Supervisor:
             server = await asyncio.to_thread(self._open_ledger)
             client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
             registry = RedisRegistry(client, self._config.run.name)
-            replay = RedisReplay(client, self._config.run.name)
+            replay = RedisLedger(client, self._config.run.name)
             try:
                 await replay.open(self._spec)
             except BaseException:  # what an earlier supervisor left running is not touched
@@ -156,7 +158,7 @@ class Supervisor:
                 raise
             deadline_s = self._config.ledger.scoring_deadline_s
             patience_s = self._server_patience_s
-            around = Surroundings(registry, replay, server, metrics, watch, watch_every_s, deadline_s, patience_s)
+            around = Monitor(registry, replay, server, metrics, watch, watch_every_s, deadline_s, patience_s)
             try:
                 await self._begin(registry)
                 status = await self._supervise(around)
@@ -241,7 +243,7 @@ class Supervisor:
         except ConfigError:
             return None
 
-    async def _conclude(self, registry: Registry, replay: RedisReplay, status: RunStatus) -> None:
+    async def _conclude(self, registry: Registry, replay: RedisLedger, status: RunStatus) -> None:
         """Leave the last state and the report behind; a ledger that is away takes neither. A page
         that cannot be written, for want of room or because the program changed on disk while it
         ran, is no reason for a run to end otherwise."""
@@ -263,7 +265,7 @@ class Supervisor:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _supervise(self, around: Surroundings) -> RunStatus:
+    async def _supervise(self, around: Monitor) -> RunStatus:
         status = RunStatus(RunState.RUNNING)
         while True:
             now = time.monotonic()
@@ -284,7 +286,7 @@ class Supervisor:
                 return status
             await asyncio.sleep(_TICK_S)
 
-    async def _look(self, around: Surroundings, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
+    async def _look(self, around: Monitor, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
         """Do what the ledger's word asks for; return the run's status by it."""
         try:
             await around.check()
@@ -426,21 +428,21 @@ class Supervisor:
         folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
         return newest_name(self._run_dir / folders[worker]) if worker in folders else None
 
-    def _outcome(self, status: RunStatus) -> Outcome:
+    def _outcome(self, status: RunStatus) -> RunOutcome:
         failure = self._plan.failure
         if self._num_signals > 1:
-            return Outcome(ExitCode.INTERRUPTED, status)
+            return RunOutcome(ExitCode.INTERRUPTED, status)
         if failure is not None:
-            return Outcome(as_own(failure.exit_code), status, failure, self._processes.last_lines(failure.worker))
+            return RunOutcome(as_own(failure.exit_code), status, failure, self._processes.last_lines(failure.worker))
         if status.state is RunState.FAILED:
-            return Outcome(self._failed_code, status)
+            return RunOutcome(self._failed_code, status)
         if self._is_starved:
-            return Outcome(ExitCode.STARVED, status)
+            return RunOutcome(ExitCode.STARVED, status)
         if self._learner_drain_code != ExitCode.OK:
             code = self._learner_drain_code
             detail = f"{status.detail}; the learner did not drain ({meaning(code)}): what followed its last checkpoint is lost"
-            return Outcome(code, RunStatus(status.state, detail))
-        return Outcome(ExitCode.OK, status)
+            return RunOutcome(code, RunStatus(status.state, detail))
+        return RunOutcome(ExitCode.OK, status)
 
 
 def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
@@ -451,9 +453,9 @@ def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
     return one.model_copy(update=same) == other
 
 
-def _patience(config: RunConfig) -> Patience:
+def _patience(config: RunConfig) -> Timeouts:
     settings = config.supervisor
-    return Patience(
+    return Timeouts(
         stuck_after_s=settings.stuck_after_s,
         start_timeout_s=settings.start_timeout_s,
         silent_after_s=settings.silent_after_s,

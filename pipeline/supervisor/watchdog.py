@@ -45,7 +45,7 @@ else moves.
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long each sign of death may last, in seconds."""
 
     stuck_after_s: float | None
@@ -119,7 +119,7 @@ class _Seen:
 class Watchdog:
     """Watches the processes of one supervisor."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Timeouts) -> None:
         self._patience = patience
         self._seen: dict[str, _Seen] = {}
         self._guests: dict[str, _Seen] = {}

@@ -22,7 +22,7 @@ from typing import BinaryIO, cast
 
 from pipeline.ledger.contract import ClaimedUnit
 from pipeline.update_log.frames import Frame, encode_frame, read_record, scan
-from pipeline.update_log.records import FORMAT, Batch, End, Origin, Outcome, Record, Start, Units, unpack_units
+from pipeline.update_log.records import FORMAT, Batch, End, Origin, Record, Start, Units, UpdateOutcome, unpack_units
 from protocol.errors import DataError
 
 UPDATES_FOLDER = "updates"
@@ -105,7 +105,7 @@ class LoggedUpdate:
     """An update of the log; its units are read when they are needed."""
 
     batch: Batch
-    outcome: Outcome | None
+    outcome: UpdateOutcome | None
     """None when the learner ended before the update was made."""
     path: Path
     frames: tuple[Frame, ...]
@@ -123,7 +123,7 @@ class LoggedUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LogSegment:
     """A segment as it was read."""
 
     path: Path
@@ -134,7 +134,7 @@ class Segment:
     num_torn_bytes: int
 
 
-def read_log(folder: Path) -> list[Segment]:
+def read_log(folder: Path) -> list[LogSegment]:
     """Check every byte of a run's update log and return its segments, oldest first.
 
     A segment without its first record, of a learner that died at once, is left out.
@@ -161,7 +161,7 @@ def read_log(folder: Path) -> list[Segment]:
     return [segment for segment in segments if segment is not None]
 
 
-def _read_segment(path: Path) -> Segment | None:
+def _read_segment(path: Path) -> LogSegment | None:
     scanned = scan(path)
     if not scanned.frames:
         return None
@@ -180,7 +180,7 @@ def _read_segment(path: Path) -> Segment | None:
             units.append(frame)
             continue
         record = read_record(path, frame)
-        if isinstance(record, Outcome):
+        if isinstance(record, UpdateOutcome):
             if batch is None:
                 raise DataError(f"{path}: an outcome without its batch at byte {frame.offset}; restore the file")
             updates.append(LoggedUpdate(batch, record, path, tuple(units)))
@@ -194,7 +194,7 @@ def _read_segment(path: Path) -> Segment | None:
     match = _NAME.fullmatch(path.name)
     assert match is not None, "only files of this name are read"
     is_whole = scanned.frames[-1].kind is End
-    return Segment(path, int(match["epoch"]), start, tuple(updates), is_whole, scanned.num_torn_bytes)
+    return LogSegment(path, int(match["epoch"]), start, tuple(updates), is_whole, scanned.num_torn_bytes)
 
 
 def _segments(folder: Path) -> list[tuple[tuple[int, int], Path]]:

@@ -18,7 +18,7 @@ from enum import Enum
 
 from xxhash import xxh3_128_digest
 
-from pipeline.update_log.folder import LoggedUpdate, Segment
+from pipeline.update_log.folder import LoggedUpdate, LogSegment
 from pipeline.update_log.records import Digests, Origin, Start
 
 Checkpoints = Mapping[tuple[int, int], str]
@@ -39,7 +39,7 @@ class StateId:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class UpdateSpan:
     """Updates that one learner made one after the other. Position i is the state
     after i of them.
     """
@@ -82,7 +82,7 @@ class Source(Enum):
 class Leg:
     """Updates ``begin`` to ``end`` (not included) of a stretch, from a state that can be had."""
 
-    stretch: Stretch
+    stretch: UpdateSpan
     begin: int
     end: int
     source: Source
@@ -111,24 +111,24 @@ def version_of(update: LoggedUpdate) -> int:
     return update.outcome.policy_version if update.outcome else update.batch.policy_version + 1
 
 
-def stretches(segments: Sequence[Segment]) -> list[Stretch]:
+def stretches(segments: Sequence[LogSegment]) -> list[UpdateSpan]:
     """Join the segments that go on where the one before ended."""
-    joined: list[Stretch] = []
+    joined: list[UpdateSpan] = []
     epoch = -1
     for segment in segments:
         start = segment.start
         here = StateId.of(start.num_updates, start.digests)
         is_next = start.origin is Origin.CONTINUED and segment.epoch == epoch
         if joined and is_next and joined[-1].states[-1] == here:
-            joined[-1] = Stretch(joined[-1].start, (*joined[-1].updates, *segment.updates))
+            joined[-1] = UpdateSpan(joined[-1].start, (*joined[-1].updates, *segment.updates))
         else:
-            joined.append(Stretch(start, segment.updates))
+            joined.append(UpdateSpan(start, segment.updates))
         epoch = segment.epoch
     return joined
 
 
 def make_plan(
-    found: Sequence[Stretch], at_hand: Checkpoints, *, after: int | None = None, until: int | None = None
+    found: Sequence[UpdateSpan], at_hand: Checkpoints, *, after: int | None = None, until: int | None = None
 ) -> Plan:
     """Plan the updates that made versions above ``after``, up to ``until``.
 
@@ -139,7 +139,7 @@ def make_plan(
 
 
 class _Planner:
-    def __init__(self, found: Sequence[Stretch], at_hand: Checkpoints, after: int | None, until: int | None) -> None:
+    def __init__(self, found: Sequence[UpdateSpan], at_hand: Checkpoints, after: int | None, until: int | None) -> None:
         self._found = found
         self._states = [stretch.states for stretch in found]
         self._checkpoints = [stretch.checkpoints(at_hand) for stretch in found]

@@ -92,7 +92,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What an update made."""
 
     update: int
@@ -114,7 +114,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """Before this one."""
 
 
-class StoredPrompt(msgspec.Struct, frozen=True, array_like=True):
+class LoggedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """What training reads of a prompt."""
 
     prompt_id: str
@@ -122,7 +122,7 @@ class StoredPrompt(msgspec.Struct, frozen=True, array_like=True):
     """int32, little-endian"""
 
 
-class StoredChunk(msgspec.Struct, frozen=True, array_like=True):
+class LoggedChunk(msgspec.Struct, frozen=True, array_like=True):
     """A chunk and its scores as blobs of ``protocol.codec``."""
 
     blob: bytes
@@ -134,22 +134,22 @@ class StoredChunk(msgspec.Struct, frozen=True, array_like=True):
     scores: dict[Field, bytes]
 
 
-class StoredUnit(msgspec.Struct, frozen=True, array_like=True):
+class LoggedUnit(msgspec.Struct, frozen=True, array_like=True):
     """A claimed unit."""
 
     name: str
-    trajectories: tuple[tuple[StoredChunk, ...], ...]
+    trajectories: tuple[tuple[LoggedChunk, ...], ...]
 
 
 class Units(msgspec.Struct, frozen=True, kw_only=True):
     """Some units of the batch before."""
 
-    prompts: tuple[StoredPrompt, ...]
-    units: tuple[StoredUnit, ...]
+    prompts: tuple[LoggedPrompt, ...]
+    units: tuple[LoggedUnit, ...]
 
 
-Record: TypeAlias = Start | Batch | Units | Outcome | End
-KINDS: Final[tuple[type[Record], ...]] = (Start, Batch, Units, Outcome, End)
+Record: TypeAlias = Start | Batch | Units | UpdateOutcome | End
+KINDS: Final[tuple[type[Record], ...]] = (Start, Batch, Units, UpdateOutcome, End)
 """A record's kind on disk is its place here, from 1."""
 
 _NOTHING = np.empty(0, np.int32)
@@ -184,20 +184,20 @@ class _Packer:
     """Gathers units until they are a record."""
 
     def __init__(self) -> None:
-        self._places: dict[StoredPrompt, int] = {}
-        self.units: list[StoredUnit] = []
+        self._places: dict[LoggedPrompt, int] = {}
+        self.units: list[LoggedUnit] = []
         self.num_bytes = 0
 
     def add(self, unit: ClaimedUnit) -> None:
-        self.units.append(StoredUnit(unit.name, tuple(self._trajectory(chunks) for chunks in unit.trajectories)))
+        self.units.append(LoggedUnit(unit.name, tuple(self._trajectory(chunks) for chunks in unit.trajectories)))
 
     def take(self) -> Units:
         record = Units(prompts=tuple(self._places), units=tuple(self.units))
         self._places, self.units, self.num_bytes = {}, [], 0
         return record
 
-    def _trajectory(self, chunks: Sequence[ScoredChunk]) -> tuple[StoredChunk, ...]:
-        stored: list[StoredChunk] = []
+    def _trajectory(self, chunks: Sequence[ScoredChunk]) -> tuple[LoggedChunk, ...]:
+        stored: list[LoggedChunk] = []
         before = _NOTHING
         for scored in chunks:
             chunk = scored.chunk
@@ -209,19 +209,19 @@ class _Packer:
                 response_text=None,
             )
             scores = {field: to_blob(score) for field, score in scored.scores.items()}
-            stored.append(StoredChunk(to_blob(slim), self._place(chunk.prompt), is_cut, scores))
+            stored.append(LoggedChunk(to_blob(slim), self._place(chunk.prompt), is_cut, scores))
             self.num_bytes += len(stored[-1].blob) + sum(map(len, scores.values()))
             before = np.concatenate([before, chunk.tokens])
         return tuple(stored)
 
     def _place(self, prompt: Prompt) -> int:
-        stored = StoredPrompt(prompt.prompt_id, prompt.tokens.astype("<i4").tobytes())
+        stored = LoggedPrompt(prompt.prompt_id, prompt.tokens.astype("<i4").tobytes())
         if stored not in self._places:
             self.num_bytes += len(stored.tokens)
         return self._places.setdefault(stored, len(self._places))
 
 
-def _unpack_trajectory(unit: str, chunks: Sequence[StoredChunk], prompts: Sequence[Prompt]) -> tuple[ScoredChunk, ...]:
+def _unpack_trajectory(unit: str, chunks: Sequence[LoggedChunk], prompts: Sequence[Prompt]) -> tuple[ScoredChunk, ...]:
     found: list[ScoredChunk] = []
     before = _NOTHING
     for stored in chunks:

@@ -21,7 +21,7 @@ from pipeline.process import work
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import encode
 from pipeline.weights.digest import Digest, digest_buffer
-from pipeline.weights.segments import Segment, SegmentWriter
+from pipeline.weights.shared_files import SharedFile, SharedFileWriter
 from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.endpoints import run_tag
 from protocol.errors import UnknownMessage
@@ -71,7 +71,7 @@ class StoredWeights:
     """One version on this host."""
 
     policy_version: int
-    segment: Segment
+    segment: SharedFile
     digest: str
 
     @property
@@ -100,7 +100,7 @@ class WeightsStore:
         self._folder = folder
         self._keep = keep
         self._max_part_bytes = max_part_bytes
-        self._writer = SegmentWriter(folder)
+        self._writer = SharedFileWriter(folder)
         self._held: dict[int, StoredWeights] = {}
         self._deltas: dict[tuple[int, int], bytes | None] = {}
 

@@ -26,7 +26,7 @@ import structlog
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import apply
 from pipeline.weights.digest import Digest
-from pipeline.weights.segments import Segment, SegmentWriter
+from pipeline.weights.shared_files import SharedFile, SharedFileWriter
 from pipeline.weights.store import MAX_DELTA_SHARE, fetched_folder, file_name
 from pipeline.weights.tensorfile import read_contents
 from protocol.channel import Requester
@@ -51,7 +51,7 @@ class Base:
 
 
 @dataclass(slots=True)
-class Received:
+class FetchCounts:
     """What came over the wire for one version."""
 
     num_bytes: int = 0
@@ -78,18 +78,18 @@ class FetchFolder:
         for folder in parent.iterdir():
             if folder != self._folder:
                 _remove_if_dead(folder)
-        self._writer = SegmentWriter(self._folder)
+        self._writer = SharedFileWriter(self._folder)
         self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # a frozen incarnation before this one has it: as good
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._held: Segment | None = None
+        self._held: SharedFile | None = None
 
-    def take(self, num_bytes: int) -> Segment:
+    def take(self, num_bytes: int) -> SharedFile:
         """Return a file to fill. Raises OSError when there is no room."""
         return self._writer.take(num_bytes)
 
-    def keep(self, segment: Segment, policy_version: int) -> Path:
+    def keep(self, segment: SharedFile, policy_version: int) -> Path:
         """Name a file that is filled and verified, and retire the one before it; one of the same
         version is replaced.
         """
@@ -102,7 +102,7 @@ class FetchFolder:
             self._writer.retire(before)
         return segment.path
 
-    def discard(self, segment: Segment) -> None:
+    def discard(self, segment: SharedFile) -> None:
         """Give up a file whose bytes are wrong."""
         self._writer.discard(segment)
 
@@ -140,7 +140,7 @@ class WireFetch:
         self._requester = requester
         self._max_part_bytes = max_part_bytes
         self._timeout_s = timeout_s
-        self.received = Received()
+        self.received = FetchCounts()
 
     async def fetch(self, folder: FetchFolder, base: Base | None) -> Path:
         """Return the file of the wanted version, verified.
@@ -160,7 +160,7 @@ class WireFetch:
             folder.discard(segment)
             raise
 
-    async def _fill(self, segment: Segment, base: Base | None) -> None:
+    async def _fill(self, segment: SharedFile, base: Base | None) -> None:
         first = await self._ask(0, -1 if base is None else base.policy_version)
         if base is not None and first.base == base.policy_version:
             if await self._build(segment, base, first):
@@ -169,7 +169,7 @@ class WireFetch:
             first = await self._ask(0, -1)
         await self._copy(segment, first)
 
-    async def _build(self, segment: Segment, base: Base, part: WeightsPart) -> bool:
+    async def _build(self, segment: SharedFile, base: Base, part: WeightsPart) -> bool:
         """Build the version from a delta, of which ``part`` is the first; return whether the digest
         matches.
         """
@@ -204,7 +204,7 @@ class WireFetch:
         )
         return False
 
-    async def _copy(self, segment: Segment, part: WeightsPart) -> None:
+    async def _copy(self, segment: SharedFile, part: WeightsPart) -> None:
         """Take the whole version, of which ``part`` is the first. Raises WeightsDamaged when the
         digest does not match.
         """

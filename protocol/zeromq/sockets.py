@@ -72,7 +72,7 @@ class SocketLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     """One message as it came."""
 
     frames: list[Buffer]
@@ -186,7 +186,7 @@ class AsyncSocket:
                 return False
             await self._signal(asyncio.get_running_loop(), remaining)
 
-    async def take(self, *, timeout_s: float) -> Received | None:
+    async def take(self, *, timeout_s: float) -> ReceivedMessage | None:
         """Wait for a message and read it; None after ``timeout_s``. Raises ChannelClosed.
 
         There is no await between reading and returning: a cancelled call has read nothing.
@@ -203,7 +203,7 @@ class AsyncSocket:
             return self._read_rest(first)
         return None
 
-    def _read_rest(self, first: zmq.Frame) -> Received:
+    def _read_rest(self, first: zmq.Frame) -> ReceivedMessage:
         frames: list[Buffer] = [first.bytes]
         part = first
         while part.more:
@@ -212,7 +212,7 @@ class AsyncSocket:
             if len(frames) <= NUM_FRAMES + 1:
                 frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
         self._waiters.wake()
-        return Received(frames, lambda: _address(first))
+        return ReceivedMessage(frames, lambda: _address(first))
 
     def put(self, frames: Sequence[Buffer]) -> bool:
         """Send one message without blocking; False when there is no room for it.

@@ -39,7 +39,7 @@ FAR_GENERATOR = """
 import sys
 import workers.generator.weight_receiver
 from workers.__main__ import work
-workers.generator.weight_receiver.WeightsTaker._map = lambda self, announcement: None  # as on a host that has no such file
+workers.generator.weight_receiver.WeightReceiver._map = lambda self, announcement: None  # as on a host that has no such file
 sys.exit(work(sys.argv[1:]))
 """
 

@@ -18,7 +18,7 @@ from tests.vllm.test_parity import probed
 from tests.workers.engines.generation_contract import continued, drain, request
 from tests.workers.engines.model_contract import check_logprobs, forward, mixed_forward
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
-from workers.engines.generation.seam import Window
+from workers.engines.generation.seam import SampledWindow
 from workers.engines.generation.vllm.arguments import engine_arguments
 from workers.engines.generation.vllm.background import BackgroundCore
 from workers.engines.generation.vllm.engine import VllmEngine
@@ -54,10 +54,10 @@ def engine_on(core: BackgroundCore, *, kv_policy: str = "keep", pause: str = "ke
     return VllmEngine(core, state, num_slots=8, vocabulary=VOCABULARY, positions=POSITIONS, **settings)  # type: ignore[arg-type]
 
 
-def begin(engine: VllmEngine) -> list[Window]:
+def begin(engine: VllmEngine) -> list[SampledWindow]:
     """Advance until a token is sampled, however long that takes; return what is over by then."""
     before = engine.stats().num_decode_steps
-    windows: list[Window] = []
+    windows: list[SampledWindow] = []
     while engine.stats().num_decode_steps == before:
         windows += engine.advance(1)
     return windows

@@ -23,7 +23,7 @@ from workers.engines.generation.vllm import worker
 from workers.engines.generation.vllm.engine import VllmEngine
 from workers.engines.model.adapter import publish_adapter, publish_base, publish_merged
 from workers.engines.model.loading import model_state
-from workers.engines.model.weights_file import Probe, PublishedWeights, read_weights, write_weights
+from workers.engines.model.weights_file import ParityProbe, PublishedWeights, read_weights, write_weights
 from workers.engines.training.parity_probe import probe_tokens
 
 
@@ -32,7 +32,7 @@ def probed(model: PreTrainedModel, path: Path) -> PublishedWeights:
     tokens = probe_tokens(VOCABULARY, POSITIONS)
     with torch.no_grad():
         logprobs = plain_logprobs(model, tokens, tokens.size - 1, 1.0).numpy()
-    write_weights(path, published(model).items(), dtype="float32", probe=Probe(tokens, logprobs))
+    write_weights(path, published(model).items(), dtype="float32", probe=ParityProbe(tokens, logprobs))
     return read_weights(path)
 
 

@@ -27,7 +27,7 @@ from pipeline.config.learning import AlgorithmSection, EvaluationSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import LedgerSpec
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.observability.history import Row, UpdateRow, read_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
@@ -177,7 +177,7 @@ class World:
     def __post_init__(self) -> None:
         self.registry = MemoryRegistry(RealClock())
         self.epochs = {GENERATOR.worker: 1, SCORER.worker: 1}
-        self.replay = MemoryReplay(lambda worker: self.epochs.get(worker, 0))
+        self.replay = MemoryLedger(lambda worker: self.epochs.get(worker, 0))
         self.spec: LedgerSpec = make_spec(
             group_size=GROUP_SIZE, units_per_update=BATCH, eta=self.eta, lease_s=1e6, scoring_deadline_s=1e6
         )

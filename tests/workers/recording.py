@@ -16,10 +16,10 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
-from pipeline.rewards.verifier import Outcome, Response
+from pipeline.rewards.verifier import Response, VerifierOutcome
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment
-from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.seam import StepResult
 from workers.engines.value.seam import ValueSample, ValueStepResult
@@ -36,7 +36,7 @@ class RecordingGeneration:
         responses: Callable[[TrajectoryId], list[int]],
         *,
         num_slots: int = 8,
-        on_window: Callable[[Window], None] = lambda _: None,
+        on_window: Callable[[SampledWindow], None] = lambda _: None,
     ) -> None:
         self.num_slots = num_slots
         self.policy_version = 0
@@ -54,7 +54,7 @@ class RecordingGeneration:
         self.requests.append(request)
         self._live.append(request)
 
-    def advance(self, max_steps: int) -> list[Window]:
+    def advance(self, max_steps: int) -> list[SampledWindow]:
         del max_steps
         windows = [self._window(request) for request in self._live]
         self._live.clear()
@@ -64,7 +64,7 @@ class RecordingGeneration:
             self._on_window(window)
         return windows
 
-    def _window(self, request: WindowRequest) -> Window:
+    def _window(self, request: WindowRequest) -> SampledWindow:
         response = self._responses(request.trajectory)[: request.max_response_tokens]
         start = request.response_tokens.size
         tokens = np.array(response[start : start + request.window_tokens], np.int32)
@@ -72,7 +72,7 @@ class RecordingGeneration:
         reason = FinishReason.STOP if tokens[-1] == STOP else FinishReason.WINDOW
         if reason is FinishReason.WINDOW and end == request.max_response_tokens:
             reason = FinishReason.LENGTH
-        return Window(
+        return SampledWindow(
             request.trajectory,
             tokens,
             sampled_logprobs(start, end),
@@ -80,7 +80,7 @@ class RecordingGeneration:
             reason,
         )
 
-    def cut(self) -> list[Window]:
+    def cut(self) -> list[SampledWindow]:
         self._live.clear()
         return []
 
@@ -113,7 +113,7 @@ def sampled_logprobs(start: int, end: int) -> np.ndarray:
 class RecordingPool:
     """Judges by ``judge``, and remembers every response that it is shown."""
 
-    def __init__(self, judge: Callable[[Response], Outcome]) -> None:
+    def __init__(self, judge: Callable[[Response], VerifierOutcome]) -> None:
         self.responses: list[Response] = []
         self.config: Any = None
         self.configured: Container[str] = ()
@@ -127,7 +127,7 @@ class RecordingPool:
     async def start(self) -> None:
         pass
 
-    async def score(self, responses: Sequence[Response]) -> list[Outcome]:
+    async def score(self, responses: Sequence[Response]) -> list[VerifierOutcome]:
         self.responses += responses
         return [self._judge(response) for response in responses]
 

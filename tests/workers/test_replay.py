@@ -27,7 +27,7 @@ from tests.workers.engines.tiny import tiny_model
 from workers.engines.build import build_training_backend, digest_tensors
 from workers.engines.model import fingerprint
 from workers.learner.policy_update import PolicyUpdate
-from workers.learner.update_recorder import SEGMENT_KEY, Recorder
+from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.replay import Replay, Report, Request, main
 
 
@@ -73,7 +73,7 @@ class Learning:
         if checkpoint:
             self.backend.load(checkpoint.path)
         self.updates = PolicyUpdate(config, self.backend)
-        self.recorder = Recorder(tell_as or config, config.run_dir, who, self.backend)
+        self.recorder = UpdateRecorder(tell_as or config, config.run_dir, who, self.backend)
         self.recorder.begin(checkpoint.path if checkpoint else None, state.get("policy_version", 0))
         self.num_updates = state.get("num_updates", 0)
         _LIVES.append(self)

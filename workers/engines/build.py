@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.weights.tensorfile import Publication
     from workers.engines.generation.seam import GenerationEngine
     from workers.engines.model.adapter import Adapter
-    from workers.engines.model.weights_file import Probe
+    from workers.engines.model.weights_file import ParityProbe
     from workers.engines.scoring.reward_model import TorchRewardModel
     from workers.engines.scoring.seam import ScoringEngine
     from workers.engines.training.seam import TrainingBackend
@@ -60,9 +60,9 @@ def build_generation_engine(config: RunConfig) -> GenerationEngine:
     engine = build_engine(config, config.model.path)
     pace = config.emulation
     if config.generation.engine != "emulated" and (pace.decode_base_s or pace.decode_slot_s):
-        from workers.engines.emulated.throttled import PacedEngine
+        from workers.engines.emulated.throttled import ThrottledEngine
 
-        return PacedEngine(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
+        return ThrottledEngine(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
     return engine
 
 
@@ -125,7 +125,7 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
 
 
 def publish_weights(
-    config: RunConfig, tensors: Iterable[tuple[str, Any]], *, probe: Probe | None = None
+    config: RunConfig, tensors: Iterable[tuple[str, Any]], *, probe: ParityProbe | None = None
 ) -> Publication:
     """Lay out what the run's training backend yields; see :func:`workers.engines.model.weights_file.publish_tensors`."""
     if config.learner.backend == "emulated":
@@ -144,7 +144,7 @@ def publish_base(config: RunConfig, adapter: Adapter) -> Publication:
     return adapters.publish_base(adapter, dtype=config.weights.dtype)
 
 
-def publish_adapter(adapter: Adapter, base_digest: str, *, probe: Probe | None = None) -> Publication:
+def publish_adapter(adapter: Adapter, base_digest: str, *, probe: ParityProbe | None = None) -> Publication:
     """Lay out an adapter; see :func:`workers.engines.model.adapter.publish_adapter`."""
     from workers.engines.model import adapter as adapters
 
@@ -170,7 +170,7 @@ def view_weights(config: RunConfig, data: np.ndarray, path: Path) -> Mapping[str
     return weights_file.view_weights(data, path=path, is_lasting=True)
 
 
-def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe | None:
+def take_probe(config: RunConfig, backend: TrainingBackend) -> ParityProbe | None:
     """Return what the learner computes now, for an engine that must show that it computes the same; see
     :func:`workers.engines.training.parity_probe.take_probe`. None for engines that run the learner's own model code, or
     none."""

@@ -114,7 +114,7 @@ def try_model(config: PretrainedConfig, what: str) -> None:
         model = kind.from_config(config, dtype=torch.bfloat16).eval()
         if what == "slots" and is_dense(model):
             return  # our own forward computes all of it
-        with _Counted(model) as counted:
+        with _MixerCount(model) as counted:
             (_try_slots if what == "slots" else _try_packed)(model)
     if counted.mixers:
         raise EngineError(
@@ -143,7 +143,7 @@ def _try_slots(model: Any) -> None:
     forward.decode(np.zeros(len(_LENGTHS), np.int64), np.array(_LENGTHS) - 1)
 
 
-class _Counted:
+class _MixerCount:
     """Counts what mixes tokens while a pass is made."""
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -23,11 +23,11 @@ from pipeline.ledger.contract import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import ride_out
-from pipeline.runtime.role_sender import Outbox
+from pipeline.runtime.role_sender import RoleSender
 from protocol.codec import Encoded, encode_once
 from protocol.ids import ChunkId, Role
 from protocol.trajectory import FinishReason, TrajectoryChunk
-from workers.engines.generation.seam import Window
+from workers.engines.generation.seam import SampledWindow
 from workers.generator.held_trajectories import Held, HeldTrajectories
 
 _NUM_WRITERS = 16
@@ -45,7 +45,7 @@ class ChunkWriter:
         ctx: ActorContext,
         held: HeldTrajectories,
         tokenizer: TextTokenizer,
-        outboxes: Sequence[Outbox],
+        outboxes: Sequence[RoleSender],
         *,
         max_waiting: int,
     ) -> None:
@@ -53,7 +53,7 @@ class ChunkWriter:
         self._held = held
         self._tokenizer = tokenizer
         self._outboxes = outboxes
-        self._windows: asyncio.Queue[Window] = asyncio.Queue(maxsize=max_waiting)
+        self._windows: asyncio.Queue[SampledWindow] = asyncio.Queue(maxsize=max_waiting)
         self._store_trouble = ""
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class ChunkWriter:
         """Whether a role's mailboxes are all out of reach from here."""
         return any(outbox.is_cut_off for outbox in self._outboxes)
 
-    async def pass_on(self, window: Window) -> None:
+    async def pass_on(self, window: SampledWindow) -> None:
         """Queue a window that the engine returned; wait while the queue is full."""
         while self._windows.full():
             self.report_wait()
@@ -85,7 +85,7 @@ class ChunkWriter:
         else:
             self._ctx.waiting_for(WaitingFor.ROOM, "its chunks to be written")
 
-    async def write(self, window: Window) -> None:
+    async def write(self, window: SampledWindow) -> None:
         """Write a window that is SAMPLED to the ledger and send it; then extend its trajectory or
         leave it.
         """
@@ -129,7 +129,7 @@ class ChunkWriter:
             self._windows.task_done()
             self._ctx.progress()
 
-    def _chunk(self, held: Held, window: Window) -> TrajectoryChunk:
+    def _chunk(self, held: Held, window: SampledWindow) -> TrajectoryChunk:
         text = None
         if window.finish_reason.is_final:
             text = self._tokenizer.decode(np.concatenate([held.response_tokens, window.tokens]).tolist())

@@ -29,23 +29,23 @@ from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.ledger.contract import Lease, Refusal
-from pipeline.observability.regenerated_tokens import Tally
+from pipeline.observability.regenerated_tokens import SampledTokenCounts
 from pipeline.preflight.model_folder import loading
 from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.role_sender import Outbox
+from pipeline.runtime.role_sender import RoleSender
 from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected
 from protocol.ids import Role
 from workers.engines.build import build_generation_engine
-from workers.engines.generation.seam import GenerationEngine, Window
+from workers.engines.generation.seam import GenerationEngine, SampledWindow
 from workers.generator.backoff import Backoff
 from workers.generator.chunk_writer import ChunkWriter
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
 from workers.generator.neighbours import Neighbours
-from workers.generator.weight_receiver import WeightsTaker
+from workers.generator.weight_receiver import WeightReceiver
 
 _IDLE_S = 0.02
 _LONGEST_REFUSAL_S = 0.1
@@ -77,8 +77,8 @@ class Generator(Actor):
         self._engine: GenerationEngine
         self._held: HeldTrajectories
         self._writer: ChunkWriter
-        self._taker: WeightsTaker
-        self._tally: Tally
+        self._taker: WeightReceiver
+        self._tally: SampledTokenCounts
 
     async def setup(self) -> None:
         """Read prompts, join the ledger, build the engine and take the first weights."""
@@ -94,21 +94,21 @@ class Generator(Actor):
             roles.append(Role.REFERENCE)
         if declaration(config).has_critic:
             roles.append(Role.VALUE)
-        outboxes = [Outbox(ctx, role) for role in roles]
+        outboxes = [RoleSender(ctx, role) for role in roles]
         self._assemble(source, tokenizer, engine, outboxes)
         for outbox in outboxes:
             ctx.spawn(f"outbox-{outbox.role}", outbox.discover())
         await self._taker.take_first()
 
     def _assemble(
-        self, source: PromptSource, tokenizer: TextTokenizer, engine: GenerationEngine, outboxes: Sequence[Outbox]
+        self, source: PromptSource, tokenizer: TextTokenizer, engine: GenerationEngine, outboxes: Sequence[RoleSender]
     ) -> None:
         """Put the parts together."""
         self._source, self._engine = source, engine
         self._held = HeldTrajectories(engine.num_slots)
         self._writer = ChunkWriter(self.ctx, self._held, tokenizer, outboxes, max_waiting=2 * engine.num_slots)
-        self._tally = Tally(self.ctx.run_dir, self.ctx.who)
-        self._taker = WeightsTaker(self.ctx, engine)
+        self._tally = SampledTokenCounts(self.ctx.run_dir, self.ctx.who)
+        self._taker = WeightReceiver(self.ctx, engine)
 
     async def run(self) -> None:
         """Decode until the drain, while writers carry what is finished."""
@@ -176,11 +176,11 @@ class Generator(Actor):
             self.ctx.counters[TURNS] = self.ctx.counters.get(TURNS, 0) + 1
             self.ctx.progress()
 
-    def _sample(self) -> list[Window]:
+    def _sample(self) -> list[SampledWindow]:
         """Decode for a turn. Each step is recorded, so the tokens of a killed generator are known
         to the step.
         """
-        windows: list[Window] = []
+        windows: list[SampledWindow] = []
         stats = self._engine.stats()
         for _ in range(self.ctx.config.generation.steps_per_turn):
             before = stats.num_decode_steps

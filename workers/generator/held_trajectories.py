@@ -28,7 +28,7 @@ from pipeline.ledger.contract import Lease
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Prompt
-from workers.engines.generation.seam import SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import SampledWindow, SamplingParams, WindowRequest
 
 
 class Stage(StrEnum):
@@ -151,7 +151,7 @@ class HeldTrajectories:
             raise RuntimeError(_impossible(trajectory, held, "LEASED", "submit what is resumable"))
         return self._move(held, Stage.SAMPLING)
 
-    def sampled(self, window: Window) -> None:
+    def sampled(self, window: SampledWindow) -> None:
         """Take note that the engine returned a window; SAMPLING becomes SAMPLED. Raises EngineError
         when it was not given.
         """

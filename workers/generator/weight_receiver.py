@@ -40,7 +40,7 @@ from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import LinkReport, Topic, WaitingFor, WeightsAnnouncement
 from pipeline.runtime.role_sender import SAID_AFTER_S, unreached_words
 from pipeline.weights.digest import digest_buffer
-from pipeline.weights.segments import MappedFile, SegmentReader, UnnamedFile
+from pipeline.weights.shared_files import MappedFile, SharedFileReader, UnnamedFile
 from pipeline.weights.store import fetched_folder, write_publication
 from pipeline.weights.wire import Base, FetchFolder, WireFetch
 from protocol.channel import Requester
@@ -69,7 +69,7 @@ class _Version:
     """Of what was ``merged``, once the engine has them: alive if it uses them where they lie."""
 
 
-class WeightsTaker:
+class WeightReceiver:
     """Brings published versions to one engine."""
 
     def __init__(self, ctx: ActorContext, engine: GenerationEngine) -> None:
@@ -77,7 +77,7 @@ class WeightsTaker:
         self._engine = engine
         self._settings = ctx.config.weights
         self._announced = ctx.news.bell(Topic.WEIGHTS)
-        self._reader = SegmentReader()
+        self._reader = SharedFileReader()
         self._folders: dict[str, FetchFolder] = {}
         self._base: tuple[str, MappedFile] | None = None
         self._turn = asyncio.Lock()

@@ -33,7 +33,7 @@ from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
-from pipeline.ledger.version_history import Lineage
+from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
 from pipeline.observability.samples import Samples
 from pipeline.preflight.model_folder import loading
@@ -51,8 +51,8 @@ from workers.learner.evaluations import Evaluations
 from workers.learner.forecast import Forecast
 from workers.learner.hopeless import HopelessData
 from workers.learner.policy_update import PolicyUpdate
-from workers.learner.update_recorder import SEGMENT_KEY, Recorder
-from workers.learner.weight_publisher import Publisher
+from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
+from workers.learner.weight_publisher import WeightPublisher
 
 _POLL_S = 0.02
 _FIRST_CHECKPOINT_S = 30.0
@@ -87,18 +87,18 @@ class Learner(Actor):
             self.ctx.starting(f"loading checkpoint {checkpoint.path.name}")
             await self.ctx.compute(self._backend.load, checkpoint.path)
         self._updates = PolicyUpdate(config, self._backend)
-        self._recorder = Recorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
+        self._recorder = UpdateRecorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
         loaded = checkpoint.path if checkpoint else None
         await self.ctx.compute(self._recorder.begin, loaded, int(state.get("policy_version", 0)))
         self._num_updates = int(state.get("num_updates", 0))
         self._applied: dict[str, tuple[str, ...]] = {}  # claims that no checkpoint holds yet, with their units
         self._writer = CheckpointWriter(self.ctx, self._folder)
         returned = await self.ctx.replay.recover(self.ctx.who, tuple(state.get("claims", ())))
-        self._publisher = Publisher(self.ctx)
+        self._publisher = WeightPublisher(self.ctx)
         await self._publisher.start()
         self._version = await self._publisher.next_version(int(state.get("policy_version", 0)))
         given_up = await self.ctx.replay.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
-        self._lineage = Lineage(await self.ctx.replay.restarts())
+        self._lineage = VersionHistory(await self.ctx.replay.restarts())
         history, resumed = self.ctx.run_dir / HISTORY_NAME, int(state.get("policy_version", 0))
         self._history = History.resume(history, last_version=resumed)
         self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
@@ -363,7 +363,7 @@ class Learner(Actor):
 
 
 def _row(
-    update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult], lineage: Lineage
+    update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult], lineage: VersionHistory
 ) -> UpdateRow:
     """Summarise an update; ``version`` is the one that it published, so the learner was at ``version - 1``."""
     trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]

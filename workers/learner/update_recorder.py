@@ -20,7 +20,7 @@ from pipeline.config.load import to_toml
 from pipeline.ledger.contract import Claim, ClaimedUnit
 from pipeline.training.checkpoints import list_checkpoints
 from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
-from pipeline.update_log.records import Batch, Origin, Outcome, Start, pack_units
+from pipeline.update_log.records import Batch, Origin, Start, UpdateOutcome, pack_units
 from protocol.ids import Incarnation
 from workers.engines.build import describe_environment, digest_tensors, random_state
 from workers.engines.training.seam import TrainingBackend
@@ -35,7 +35,7 @@ SEGMENT_KEY = "update_log_segment"
 _log = structlog.get_logger(__name__)
 
 
-class Recorder:
+class UpdateRecorder:
     """Writes the update log of one learner. Blocking; driven from its compute thread."""
 
     def __init__(self, config: RunConfig, run_dir: Path, who: Incarnation, backend: TrainingBackend) -> None:
@@ -136,7 +136,7 @@ class Recorder:
         assert self._writer is not None, "a batch comes before its outcome"
         results = stepped.results
         self._writer.append(
-            Outcome(
+            UpdateOutcome(
                 update=update,
                 policy_version=policy_version,
                 refused=tuple(refused.unit for refused in prepared.refused),

@@ -43,7 +43,7 @@ _SILENT_AFTER_S = 5.0
 """A generator without a heartbeat for this long is the supervisor's business, not ours."""
 
 
-class Publisher:
+class WeightPublisher:
     """The learner's side of the weights."""
 
     def __init__(self, ctx: ActorContext) -> None:

@@ -19,7 +19,7 @@ from pipeline.rewards.verifier import Response, VerifierFailure
 from protocol.errors import DataError
 from protocol.ids import TrajectoryId
 from workers.engines.build import build_engine
-from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
 from workers.engines.model.weights_file import read_weights
 
 _STEPS_A_TURN = 16
@@ -58,7 +58,7 @@ class Examiner:
         ]
         return asyncio.run(self._mark(responses))
 
-    def _answer(self) -> list[Window]:
+    def _answer(self) -> list[SampledWindow]:
         limit = self._config.generation.max_response_tokens
         lane = f"x{self._num_loads}"
         for index, prompt in enumerate(self._prompts):
@@ -73,7 +73,7 @@ class Examiner:
                     seed=0,
                 )
             )
-        found: dict[int, Window] = {}
+        found: dict[int, SampledWindow] = {}
         while len(found) < len(self._prompts):
             for window in self._engine.advance(_STEPS_A_TURN):
                 found[window.trajectory.group] = window

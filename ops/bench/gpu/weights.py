@@ -26,7 +26,7 @@ from ops.bench.gpu.settings import run_config
 from pipeline.algorithms.batching import TrainingSample
 from protocol.ids import TrajectoryId
 from workers.engines.build import build_generation_engine, build_training_backend
-from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
 from workers.engines.model.weights_file import read_weights, write_weights
 
 SWAPS = 5
@@ -98,10 +98,10 @@ def copy_rate(form: Form) -> float:
     return max(rates)
 
 
-def _sample(form: Form, engine: GenerationEngine) -> list[Window]:
+def _sample(form: Form, engine: GenerationEngine) -> list[SampledWindow]:
     for number in range(form.num_slots):
         engine.submit(_request(form, 2, number))
-    windows: list[Window] = []
+    windows: list[SampledWindow] = []
     while engine.stats().num_live:
         windows += engine.advance(8)
     return windows
@@ -124,7 +124,7 @@ def _prompt(form: Form, group: int, number: int) -> np.ndarray:
     return rng.integers(3, form.sampled.vocabulary, form.prompt_tokens).astype(np.int32)
 
 
-def _training_sample(form: Form, window: Window) -> TrainingSample:
+def _training_sample(form: Form, window: SampledWindow) -> TrainingSample:
     name, num = window.trajectory, window.tokens.size
     return TrainingSample(
         name=str(name),

@@ -22,7 +22,7 @@ from ops.bench.ledger.payload import Payload, reference_of, reward_of
 from ops.bench.ledger.race import Gate, Part
 from pipeline.ledger.contract import Claim, Lease, LedgerSpec, Refusal, Unit
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.channel import Mailbox
 from protocol.codec import encode_once
 from protocol.errors import DataError
@@ -100,7 +100,7 @@ class _Generator:
         self._version = 0
 
     async def run(self, gate: Gate) -> None:
-        self._replay = RedisReplay(connect(self._job.url), RUN)
+        self._replay = RedisLedger(connect(self._job.url), RUN)
         await self._replay.open(self._job.spec)
         transport = make_transport(self._who)
         self._links = [transport.sender(self._job.endpoint(field)) for field in self._job.fields]
@@ -169,7 +169,7 @@ def score(gate: Gate, job: Job, field: Field) -> None:
 
 async def _score(gate: Gate, job: Job, field: Field) -> None:
     who = Incarnation(Role.REWARD if field is Field.REWARD else Role.REFERENCE, f"{field}-0", 1)
-    replay, transport = RedisReplay(connect(job.url), RUN), make_transport(who)
+    replay, transport = RedisLedger(connect(job.url), RUN), make_transport(who)
     mailbox = transport.mailbox(job.endpoint(field))
     left = job.num_chunks
     gate.begin()
@@ -191,7 +191,7 @@ def learn(gate: Gate, job: Job) -> None:
 
 async def _learn(gate: Gate, job: Job) -> None:
     who = Incarnation(Role.LEARNER, "learner-0", 1)
-    replay = RedisReplay(connect(job.url), RUN)
+    replay = RedisLedger(connect(job.url), RUN)
     await replay.open(job.spec)
     gate.begin()
     async with asyncio.timeout(_PATIENCE_S):

@@ -17,9 +17,9 @@ from ops.bench.verdicts.corruptions import CORRUPTIONS, Corruption
 from ops.bench.verdicts.forms import FORMS, Form
 from ops.bench.verdicts.solutions import Solution, read_gsm8k, solutions
 from pipeline.rewards import equivalence
-from pipeline.rewards.verifier import Outcome, Response, Verdict
+from pipeline.rewards.verifier import Response, Verdict, VerifierOutcome
 
-Verify = Callable[[Sequence[Response]], list[Outcome]]
+Verify = Callable[[Sequence[Response]], list[VerifierOutcome]]
 LEAST_GOLD = 0.999
 
 

@@ -17,7 +17,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.load import read_resolved
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import read_ledger_url
 from pipeline.runtime.clock import RealClock
@@ -47,7 +47,7 @@ async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[A
                 config=config,
                 run_dir=run_dir,
                 who=who,
-                replay=MemoryReplay(lambda _: who.epoch),
+                replay=MemoryLedger(lambda _: who.epoch),
                 registry=registry,
                 transport=transport,
                 log=cast("FilteringBoundLogger", structlog.get_logger()),

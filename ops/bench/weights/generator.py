@@ -34,7 +34,7 @@ from pipeline.runtime.context import ActorContext
 from protocol.ids import Role, TrajectoryId
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.seam import SamplingParams, WindowRequest
-from workers.generator.weight_receiver import WeightsTaker
+from workers.generator.weight_receiver import WeightReceiver
 
 NUM_SLOTS = 8
 _RECENT = 24
@@ -75,7 +75,7 @@ async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
     engine = LocalEngine(make_model(num_bytes), num_slots=NUM_SLOTS)
     decoding = Decoding(engine)
     async with actor(run_dir, Role.GENERATOR, "generator-0") as (ctx, teardown):
-        taker = WeightsTaker(ctx, engine)
+        taker = WeightReceiver(ctx, engine)
         teardown.callback(taker.close)
         while engine.policy_version < 0 and not over.is_set():
             await taker.look()

@@ -32,7 +32,7 @@ from pipeline.supervisor import leftovers
 from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.model.adapter import Adapter
-from workers.learner.weight_publisher import Publisher
+from workers.learner.weight_publisher import WeightPublisher
 
 _LIMIT_S = 600.0
 """For the generator to serve a version."""
@@ -148,7 +148,7 @@ async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tup
             sys.executable, "-m", "ops.bench.weights.generator", str(run_dir), str(num_bytes),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        publisher = Publisher(ctx)
+        publisher = WeightPublisher(ctx)
         teardown.callback(publisher.close)
         await publisher.start()
         scratch = weights_folder(run_dir, shared_memory=True).parent

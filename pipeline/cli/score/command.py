@@ -81,7 +81,7 @@ def score(
     path = tuple(folder.absolute() for folder in folders)
     config = RewardSection(timeout_s=timeout_s, processes=processes or this_machine().num_cores, path=path)
     total = count_rows(file)
-    progress = Progress(total, lambda line: click.echo(line, err=True))
+    progress = ScoringProgress(total, lambda line: click.echo(line, err=True))
     click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)
     report = score_file(file, verifier, config=config, by=by, out=out, on_judged=progress)
     if as_json:
@@ -93,7 +93,7 @@ def score(
     return ExitCode.OK if report.all_judged else ExitCode.NOT_ALL_JUDGED
 
 
-class Progress:
+class ScoringProgress:
     """Says every few seconds how far the file is, in a line of its own: for terminals, pipes and
     logs alike.
     """

@@ -111,7 +111,7 @@ class _Group:
     num_failed: int = 0
 
 
-class Tally:
+class ScoreTally:
     """Counts while a file is read. ``by`` names a column of ``Response.extra``."""
 
     def __init__(self, path: str, verifier: str | None, by: str | None) -> None:

@@ -18,14 +18,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from pipeline.cli.score.distribution import ScoreReport, Tally
+from pipeline.cli.score.distribution import ScoreReport, ScoreTally
 from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import resolve
 from pipeline.rewards.shaping import shape
-from pipeline.rewards.verifier import Outcome, Response, VerifierFailure
+from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import FinishReason, RewardScore
 
@@ -71,7 +71,7 @@ def score_file(
         raise ConfigError("reward.overlong is soft: say max_response_tokens, the limit that the punishment leads up to")
     if verifier is not None:
         resolve(verifier)
-    tally = Tally(str(path), verifier, by)
+    tally = ScoreTally(str(path), verifier, by)
     rows = read_rows(path)
     if out is not None and out.exists() and out.samefile(path):
         raise ConfigError(f"{out}: the verdicts would replace the responses; name another file")
@@ -93,7 +93,7 @@ class _Job:
         verifier: str | None,
         config: RewardSection,
         limit: int,
-        tally: Tally,
+        tally: ScoreTally,
         out: BinaryIO | None,
         on_judged: Callable[[int], None],
     ) -> None:
@@ -118,7 +118,7 @@ class _Job:
                     else:
                         self._judged(row.line, found, next(outcomes))
 
-    def _judged(self, line: int, response: Response, outcome: Outcome) -> None:
+    def _judged(self, line: int, response: Response, outcome: VerifierOutcome) -> None:
         if isinstance(outcome, VerifierFailure):
             self._tally.failure(line, response, outcome)
             told: dict[str, Any] = {"failure": outcome.kind, "error": outcome.error}

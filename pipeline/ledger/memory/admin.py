@@ -1,6 +1,6 @@
 """A person's side of the in-memory ledger.
 
-*Consumes* a ``MemoryReplay``. *Produces* what ``pipeline.ledger.admin`` promises. *Waits for*
+*Consumes* a ``MemoryLedger``. *Produces* what ``pipeline.ledger.admin`` promises. *Waits for*
 nothing. The counterpart of ``scripts/waits.lua``, ``stored.lua``, ``requeue.lua`` and
 ``retry.lua``.
 """
@@ -22,7 +22,7 @@ from pipeline.ledger.admin import (
     Wish,
 )
 from pipeline.ledger.contract import DeadLetter, LatePolicy
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.memory.records import UnitName
 from pipeline.ledger.memory.state import LedgerState
 from protocol.ids import ChunkId, TrajectoryId
@@ -34,7 +34,7 @@ class MemoryAdmin:
     worker never registered.
     """
 
-    def __init__(self, replay: MemoryReplay, epoch_of: Callable[[str], int]) -> None:
+    def __init__(self, replay: MemoryLedger, epoch_of: Callable[[str], int]) -> None:
         self._replay = replay
         self._epoch_of = epoch_of
 

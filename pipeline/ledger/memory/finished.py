@@ -12,7 +12,7 @@ from collections import Counter
 
 from pipeline.ledger.contract import Balance, DropReason, FinishedClaim, FinishedTrajectory
 from pipeline.ledger.memory.records import CHUNK_OVERHEAD_BYTES, FinishedRecord
-from pipeline.ledger.memory.sorted_set import OrderedSet
+from pipeline.ledger.memory.sorted_set import SortedSet
 from protocol.codec import from_blob
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore
@@ -26,7 +26,7 @@ class FinishedLane:
         """Claimed, waiting, and those that still lack something; the latter belong to trajectories
         in the ledger.
         """
-        self.waiting: OrderedSet[TrajectoryId] = OrderedSet()
+        self.waiting: SortedSet[TrajectoryId] = SortedSet()
         self.claims: dict[str, list[TrajectoryId]] = {}
         self.num_bytes = 0
         self._admitted = 0

@@ -59,8 +59,8 @@ from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, fiel
 _MAX_DEAD_LETTERS = 1000
 
 
-class MemoryReplay:
-    """The replay contract (``pipeline.ledger.contract.ReplayBuffer``) in this process.
+class MemoryLedger:
+    """The replay contract (``pipeline.ledger.contract.Ledger``) in this process.
 
     ``epoch_of`` returns the newest epoch of a worker, 0 when it never registered: the registry's
     knowledge.

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class OrderedSet(Generic[T]):
+class SortedSet(Generic[T]):
     """Names, each at most once, smallest first."""
 
     __slots__ = ("_items",)

@@ -21,9 +21,9 @@ from pipeline.ledger.memory.records import (
     UnitName,
     UnitRecord,
 )
-from pipeline.ledger.memory.sorted_set import OrderedSet
+from pipeline.ledger.memory.sorted_set import SortedSet
 from pipeline.ledger.staleness import credit_limit, unit_weight
-from pipeline.ledger.version_history import Lineage
+from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
@@ -38,7 +38,7 @@ class LedgerState:
         self.spec = spec
         self.weight = unit_weight(spec)
         self.version = 0
-        self.lineage = Lineage()
+        self.lineage = VersionHistory()
         self.milestones: dict[int, Counter[str]] = {}
         """What was trained by the time that so many updates were settled."""
         self.used = 0
@@ -51,14 +51,14 @@ class LedgerState:
         self.groups: dict[int, GroupRecord] = {}
         self.trajectories: dict[TrajectoryId, TrajectoryRecord] = {}
         self.chunks: dict[ChunkId, ChunkRecord] = {}
-        self.open: OrderedSet[TrajectoryId] = OrderedSet()
-        self.parked: OrderedSet[TrajectoryId] = OrderedSet()
-        self.again: OrderedSet[int] = OrderedSet()
+        self.open: SortedSet[TrajectoryId] = SortedSet()
+        self.parked: SortedSet[TrajectoryId] = SortedSet()
+        self.again: SortedSet[int] = SortedSet()
         self.num_again = 0
-        self.evaluation_open: OrderedSet[tuple[int, TrajectoryId]] = OrderedSet()
-        self.running: OrderedSet[UnitName] = OrderedSet()
+        self.evaluation_open: SortedSet[tuple[int, TrajectoryId]] = SortedSet()
+        self.running: SortedSet[UnitName] = SortedSet()
         self.running_age: dict[UnitName, int] = {}
-        self.ready: OrderedSet[UnitName] = OrderedSet()
+        self.ready: SortedSet[UnitName] = SortedSet()
         self.holders: dict[str, float] = {}
         self.held: dict[str, set[TrajectoryId]] = {}
         self.due: dict[Field, dict[ChunkId, float]] = {field: {} for field in Field}

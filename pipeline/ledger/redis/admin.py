@@ -1,6 +1,6 @@
 """A person's side of the ledger in Redis.
 
-*Consumes* a ``RedisReplay``. *Produces* what ``pipeline.ledger.admin`` promises, one script each.
+*Consumes* a ``RedisLedger``. *Produces* what ``pipeline.ledger.admin`` promises, one script each.
 *Waits for* the server.
 """
 
@@ -21,14 +21,14 @@ from pipeline.ledger.admin import (
     Wish,
 )
 from pipeline.ledger.contract import LatePolicy, Unit
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.trajectory import Field
 
 
 class RedisAdmin:
     """``pipeline.ledger.admin.LedgerAdmin`` on a server."""
 
-    def __init__(self, replay: RedisReplay) -> None:
+    def __init__(self, replay: RedisLedger) -> None:
         self._replay = replay
 
     async def waits(self, *, max_units: int = 64) -> Waits:

@@ -127,7 +127,7 @@ _OURS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Uni
 _SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
 
 
-class Patience(NamedTuple):
+class CallTimeouts(NamedTuple):
     """How long calls over a client bear a server that does not serve them, in seconds."""
 
     timeout_s: float
@@ -144,7 +144,7 @@ class Patience(NamedTuple):
     """
 
 
-def patience_of(client: redis.asyncio.Redis) -> Patience:
+def call_timeouts(client: redis.asyncio.Redis) -> CallTimeouts:
     """Return how patient calls over a client of ``connect`` are."""
     return cast("Any", client.connection_pool).patience
 
@@ -199,5 +199,5 @@ def connect(
             pool.connection_class = _OURS[pool.connection_class]
     except ValueError as error:
         raise ConfigError(f"ledger URL {hide_password(url)!r} cannot be read: {error}") from error
-    pool.patience = Patience(timeout_s, patience_s, max(patience_s, disk_patience_s or 0.0), disk_trouble)
+    pool.patience = CallTimeouts(timeout_s, patience_s, max(patience_s, disk_patience_s or 0.0), disk_trouble)
     return redis.asyncio.Redis.from_pool(pool)

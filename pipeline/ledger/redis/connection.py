@@ -15,7 +15,7 @@ there, and each of those commands is asked again: writes are keyed, and calls th
 back are numbered, so that the server knows a repeat. So is a command to which the server says that
 it cannot serve now, or that its disk takes no writes. A full disk is also borne of a server that is
 away, since it cannot start there. A refused password ends a call at once. This is the one layer
-that repeats. Each call has one deadline (``pipeline.ledger.redis.client.Patience``), which covers
+that repeats. Each call has one deadline (``pipeline.ledger.redis.client.CallTimeouts``), which covers
 waiting, connecting and repeating, and which no server can stretch by trickling bytes. A cancelled
 caller leaves an answer behind that no call reads.
 """
@@ -31,7 +31,7 @@ import hiredis
 import redis.asyncio
 from redis import exceptions
 
-from pipeline.ledger.redis.client import OwnConnection, patience_of
+from pipeline.ledger.redis.client import OwnConnection, call_timeouts
 from pipeline.ledger.redis.errors import NOT_NOW, is_disk_failure, is_refusal
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ _LONGEST_PAUSE_S = 0.5
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
 
 
-class Link:
+class PipelinedConnection:
     """Asks the server of ``client`` with its patience, over one connection at a time."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -62,7 +62,7 @@ class Link:
         if not issubclass(self._pool.connection_class, OwnConnection):
             kind = self._pool.connection_class.__name__
             raise TypeError(f"a {kind} cannot be taken over; make the client with pipeline.ledger.redis.client.connect")
-        self._patience = patience_of(client)
+        self._patience = call_timeouts(client)
         self._num_troubled = 0
         self.on_trouble: Callable[[str], None] = lambda _: None
         """Called with why calls are asked again, for people; with "" when the last of those has

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from pipeline.ledger.redis.connection import Link
+from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.ledger.redis.scripts import load
 from protocol.errors import LedgerUnavailable
@@ -22,7 +22,7 @@ _MAX_STEPS = 30
 _CANNOT = ("unknown command", "appendonly is disabled")
 
 
-async def wait_durable(link: Link, counters: str, who: Incarnation) -> bool:
+async def wait_durable(link: PipelinedConnection, counters: str, who: Incarnation) -> bool:
     """Return once all writes so far are flushed; False when this server cannot say.
 
     Raises:

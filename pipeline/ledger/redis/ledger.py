@@ -44,7 +44,7 @@ from pipeline.ledger.contract import (
     WriteStatus,
 )
 from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.connection import Command, Link
+from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
 from pipeline.ledger.redis.finished import finished_from
@@ -72,8 +72,8 @@ _request_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 
 
-class RedisReplay:
-    """The replay contract (``pipeline.ledger.contract.ReplayBuffer``) on a Redis >= 6.2 or Valkey
+class RedisLedger:
+    """The replay contract (``pipeline.ledger.contract.Ledger``) on a Redis >= 6.2 or Valkey
     server.
 
     ``now`` returns seconds; without it the scripts read the server's clock, so that workers' clocks
@@ -85,8 +85,8 @@ class RedisReplay:
         self._run = run
         self._now = now
         self._counters = keys.counters(run)
-        self._link = Link(client)
-        self._durable = Link(client)
+        self._link = PipelinedConnection(client)
+        self._durable = PipelinedConnection(client)
         """Of its own: the server answers there when its file is flushed, and what others ask need
         not wait for that.
         """

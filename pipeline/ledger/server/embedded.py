@@ -46,7 +46,7 @@ from pipeline.ledger.server.binary import ServerBinary, find_server
 from pipeline.ledger.server.lock import holders, is_locked, take_lock
 from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
 from pipeline.ledger.server.settings import LOG_NAME, OWN_FOLDER, dying_with_us, settings_of, socket_path
-from pipeline.ledger.server.watch import ServerWatch, Verdict
+from pipeline.ledger.server.watch import ServerAction, ServerWatch
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify, this_host
 from protocol.endpoints import ensure_private_folder
@@ -188,12 +188,12 @@ class EmbeddedServer:
         """
         sight = self.look()
         verdict = watch.see(sight, now_s)
-        if verdict is Verdict.LEAVE:
+        if verdict is ServerAction.LEAVE:
             return sight
         log.error(
             "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
         )
-        if verdict is Verdict.REPLACE:
+        if verdict is ServerAction.REPLACE:
             self.stop()
         self.start()
         return self.look()
@@ -250,7 +250,7 @@ class EmbeddedServer:
                         f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server came of it; try "
                         f"again when they have ended (`fuser {self._folder / 'server.lock'}` names them)"
                     )
-                if watch.see(sight, time.monotonic()) is Verdict.REPLACE:
+                if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
                     log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
                     self._end(signal.SIGKILL, timeout_s)
                     watch.begin_again(time.monotonic())
@@ -342,7 +342,7 @@ class EmbeddedServer:
                 raise LedgerUnavailable(
                     f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
                 )
-            if watch.see(sight, time.monotonic()) is Verdict.REPLACE:
+            if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
                 self._end(signal.SIGKILL, timeout_s)
                 raise LedgerUnavailable(
                     f"the ledger server gave no answer within {timeout_s:g} s ({sight.words}). {self._tail()}"

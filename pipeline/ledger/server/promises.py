@@ -24,7 +24,7 @@ _KEEPS = "noeviction"
 
 
 @dataclass(frozen=True, slots=True)
-class ServerTerms:
+class ServerPromises:
     """What a server says of itself; None where it does not say. Example: ``ServerTerms((7, 0, 15),
     0, "noeviction", True, "everysec")``."""
 
@@ -38,7 +38,7 @@ class ServerTerms:
     """``appendfsync``: always, everysec, no."""
 
 
-async def read_terms(client: redis.asyncio.Redis, doing: str) -> ServerTerms:
+async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromises:
     """Ask a server what it promises. ``doing`` names its setting in errors.
 
     Raises:
@@ -52,7 +52,7 @@ async def read_terms(client: redis.asyncio.Redis, doing: str) -> ServerTerms:
             await _permitted(ask.info(section)) for section in ("server", "memory", "persistence")
         ]
         config = {**await _permitted(ask.config_get("maxmemory*")), **await _permitted(ask.config_get("append*"))}
-    return ServerTerms(
+    return ServerPromises(
         version=_version(server.get("redis_version")),
         max_memory_bytes=_integer(memory.get("maxmemory", config.get("maxmemory"))),
         eviction_policy=memory.get("maxmemory_policy", config.get("maxmemory-policy")),
@@ -61,7 +61,7 @@ async def read_terms(client: redis.asyncio.Redis, doing: str) -> ServerTerms:
     )
 
 
-def judge_terms(terms: ServerTerms, place: str) -> tuple[str, ...]:
+def judge_terms(terms: ServerPromises, place: str) -> tuple[str, ...]:
     """Return what a person should know of a server that will do; ``place`` is its URL without the
     password.
 
@@ -82,7 +82,7 @@ def judge_terms(terms: ServerTerms, place: str) -> tuple[str, ...]:
     return tuple(_warnings(terms, place))
 
 
-def _warnings(terms: ServerTerms, place: str) -> list[str]:
+def _warnings(terms: ServerPromises, place: str) -> list[str]:
     found: list[str] = []
     if terms.has_append_only_file is False:
         found.append(

@@ -18,7 +18,7 @@ NUM_LOOKS = 3
 """That must agree on a death."""
 
 
-class Verdict(StrEnum):
+class ServerAction(StrEnum):
     """What to do about a server."""
 
     LEAVE = "leave"
@@ -38,18 +38,18 @@ class ServerWatch:
         self._heard_s: float | None = None
         """When it last showed life; None before the first look."""
 
-    def see(self, sight: Sight, now_s: float) -> Verdict:
+    def see(self, sight: Sight, now_s: float) -> ServerAction:
         """Take in one look; return what to do."""
         is_moving = sight.state is ServerState.LOADING and sight.loaded_bytes != self._loaded_bytes
         self._loaded_bytes = sight.loaded_bytes if sight.state is ServerState.LOADING else -1
         if sight.state is ServerState.GONE:
             self._num_gone += 1
-            return Verdict.START if self._num_gone >= NUM_LOOKS else Verdict.LEAVE
+            return ServerAction.START if self._num_gone >= NUM_LOOKS else ServerAction.LEAVE
         self._num_gone = 0
         if self._heard_s is None or sight.state is ServerState.SERVES or is_moving:
             self._heard_s = now_s
-            return Verdict.LEAVE
-        return Verdict.REPLACE if now_s - self._heard_s >= self._patience_s else Verdict.LEAVE
+            return ServerAction.LEAVE
+        return ServerAction.REPLACE if now_s - self._heard_s >= self._patience_s else ServerAction.LEAVE
 
     def begin_again(self, now_s: float) -> None:
         """Say that it was started just now."""

@@ -25,7 +25,7 @@ from redis.exceptions import NoScriptError
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.connection import Link
+from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from pipeline.runtime.registry.memory import SILENT_AFTER_S, check_grows, check_newest
@@ -50,8 +50,8 @@ class RedisRegistry:
 
     def __init__(self, client: redis.asyncio.Redis, run: str, *, silent_after_s: float = SILENT_AFTER_S) -> None:
         self._client = client
-        self._link = Link(client)
-        self._listening = Link(client)
+        self._link = PipelinedConnection(client)
+        self._listening = PipelinedConnection(client)
         """Of its own: what waits for news there holds up no other call."""
         self._keys = _Keys(run)
         self._silent_after_s = silent_after_s
@@ -186,7 +186,7 @@ def _script(name: str) -> tuple[str, str]:
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text
 
 
-async def _run(link: Link, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+async def _run(link: PipelinedConnection, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
     digest, text = _script(script)
     asked = (len(script_keys), *script_keys, *arguments)
     try:
@@ -205,7 +205,7 @@ class RedisHeartbeatWriter:
         self._keys = [keys_.epochs, keys_.heartbeats, keys_.seen]
         self._runner = asyncio.Runner()
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
-        self._link = Link(self._client)
+        self._link = PipelinedConnection(self._client)
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable, after

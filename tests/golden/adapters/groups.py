@@ -67,7 +67,7 @@ def group_rules(inputs: Case) -> dict[str, Any]:
     ]
     judgement = filters.judge_group(members, eta=inputs["max_staleness"])
     advantages: list[float] = []
-    if judgement.verdict is filters.Verdict.TRAIN:
+    if judgement.verdict is filters.GroupVerdict.TRAIN:
         rewards = np.array([2.0 * member.accuracy - 1.0 for member in members])
         advantages = advantage.group_advantages(rewards, np.zeros(len(members), dtype=int)).tolist()
     return {

@@ -47,7 +47,7 @@ from ops.drill.schedule import ASKED, STANDSTILL, WIRE, FaultKind, plan
 from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.verifier import judge
 from ops.drill.witness import Witness, servers_of
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.rewards.verifier import Response
 from pipeline.runtime.registry.contract import RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
@@ -56,7 +56,7 @@ from protocol.endpoints import ipc_endpoint
 from protocol.errors import DataError
 from protocol.ids import Role, TrajectoryId
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reward
-from workers.engines.emulated.journal import Journal, read_journal
+from workers.engines.emulated.journal import SamplingJournal, read_journal
 
 ROOT = Path(__file__).parents[3]
 
@@ -223,7 +223,7 @@ def test_a_file_that_the_server_has_rewritten_is_refused(tmp_path: Path) -> None
 async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: redis.asyncio.Redis) -> None:
     folder = Path((await redis_client.config_get("dir"))["dir"])
     run = f"read-{os.getpid()}"
-    replay, registry = RedisReplay(redis_client, run), RedisRegistry(redis_client, run)
+    replay, registry = RedisLedger(redis_client, run), RedisRegistry(redis_client, run)
     await replay.open(make_spec(run=run, group_size=1, units_per_update=1))
     generator = await registry.register(Role.GENERATOR, "generator-0")
     learner = await registry.register(Role.LEARNER, "learner")
@@ -263,7 +263,7 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
 
 def test_a_journal_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "j" / "1.journal"
-    journal = Journal(path)
+    journal = SamplingJournal(path)
     journal.note(TrajectoryId("t", 3, 1), 0, 8)
     assert not list(read_journal(path))
     journal.flush()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pipeline.algorithms.filters import (
     DynamicSampling,
     FinishedMember,
+    GroupVerdict,
     RunningSignal,
     SamplingState,
-    Verdict,
     has_signal,
     judge_group,
 )
@@ -29,13 +29,13 @@ def test_a_group_has_signal_when_its_members_differ_in_accuracy(accuracies: list
 
 def test_age_is_judged_before_signal() -> None:
     members = [FinishedMember(0, 5, RIGHT), FinishedMember(3, 3, RIGHT)]
-    assert judge_group(members, eta=4).verdict is Verdict.EVICT_STALE
-    assert judge_group(members, eta=5).verdict is Verdict.EVICT_UNINFORMATIVE
+    assert judge_group(members, eta=4).verdict is GroupVerdict.EVICT_STALE
+    assert judge_group(members, eta=5).verdict is GroupVerdict.EVICT_UNINFORMATIVE
 
 
 def test_age_runs_from_the_oldest_token_to_the_slowest_member() -> None:
     judgement = judge_group([FinishedMember(2, 2, RIGHT), FinishedMember(1, 6, WRONG)], eta=5)
-    assert (judgement.ready_version, judgement.age, judgement.verdict) == (6, 5, Verdict.TRAIN)
+    assert (judgement.ready_version, judgement.age, judgement.verdict) == (6, 5, GroupVerdict.TRAIN)
 
 
 BATCHES = st.lists(st.lists(st.lists(st.sampled_from([RIGHT, WRONG]), min_size=2, max_size=2), max_size=4), max_size=6)

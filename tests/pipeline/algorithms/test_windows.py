@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.windows import SuccessiveBatching, Window, WindowResult
+from pipeline.algorithms.windows import ScheduledWindow, SuccessiveBatching, WindowResult
 from tests.pipeline.algorithms.packed import some
 
 
@@ -45,7 +45,7 @@ def test_unfinished_responses_come_before_new_ones() -> None:
     schedule = SuccessiveBatching(2, 4, 8)
     first = schedule.fill(3)
     schedule.finish([(first[0], 2, True), (first[1], 4, False)])
-    assert schedule.fill(3) == [Window(1, 4, 8, 0), Window(2, 0, 4, 1)]
+    assert schedule.fill(3) == [ScheduledWindow(1, 4, 8, 0), ScheduledWindow(2, 0, 4, 1)]
 
 
 @pytest.mark.parametrize(("end", "is_eos"), [(0, True), (5, True), (3, False)])

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.ledger.address import read_address
 from pipeline.ledger.contract import Audit, Balance
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import process_runs
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import write_config
@@ -82,10 +82,10 @@ def test_audit_balances_with_exit_code_0_and_does_not_with_1(run_dir: Path, monk
     assert found["balances"] is True
     nothing = Balance(0, 0)
 
-    async def broken(_: RedisReplay) -> Audit:
+    async def broken(_: RedisLedger) -> Audit:
         return Audit(Balance(3, 1, {}, {"ready": 1}), nothing, nothing)
 
-    monkeypatch.setattr(RedisReplay, "audit", broken)
+    monkeypatch.setattr(RedisLedger, "audit", broken)
     assert _json("audit", str(run_dir), code=1)["difference"] == {
         "groups": 1,
         "trajectories": 0,

@@ -22,7 +22,7 @@ from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
-from pipeline.runtime.worker_state import Pulse
+from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import DeadlineExceeded
 from protocol.ids import Role
@@ -67,13 +67,13 @@ async def _begin(run_dir: Path) -> None:
     url = read_ledger_url(run_dir)
     registry = RedisRegistry(connect(url), "op")
     await registry.set_run_status(RunStatus(RunState.RUNNING))
-    pulse = Pulse(await registry.register(Role.LEARNER, "learner"), RealClock())
+    pulse = WorkerState(await registry.register(Role.LEARNER, "learner"), RealClock())
     pulse.waiting_for(WaitingFor.DISK, "a checkpoint")
     await registry.aclose()
     await asyncio.to_thread(_beat, url, pulse)
 
 
-def _beat(url: str, pulse: Pulse) -> None:
+def _beat(url: str, pulse: WorkerState) -> None:
     writer = RedisHeartbeatWriter(url, "op")
     assert writer.beat(pulse.heartbeat())
     writer.close()

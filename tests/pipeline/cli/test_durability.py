@@ -14,7 +14,7 @@ from pipeline.cli import headrace
 from pipeline.config.load import write_resolved
 from pipeline.ledger.address import LedgerAddress, write_address
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.ids import Incarnation, Role
 from tests.own_server import own_server
 from tests.pipeline.ledger.builders import make_spec
@@ -22,7 +22,7 @@ from tests.pipeline.op_config import op_config
 
 
 async def two_checkpoints(url: str, run: str) -> None:
-    replay = RedisReplay(connect(url), run)
+    replay = RedisLedger(connect(url), run)
     await replay.open(make_spec(run=run))
     for _ in range(2):
         await replay.make_durable(Incarnation(Role.LEARNER, "learner", 1))

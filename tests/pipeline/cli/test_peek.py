@@ -19,7 +19,7 @@ from pipeline.cli import headrace
 from pipeline.cli import peek as cli
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
@@ -29,9 +29,9 @@ FIRST, SECOND = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
 
 
 @asynccontextmanager
-async def _ledger(url: str) -> AsyncIterator[tuple[redis.asyncio.Redis, RedisReplay]]:
+async def _ledger(url: str) -> AsyncIterator[tuple[redis.asyncio.Redis, RedisLedger]]:
     client = connect(url)
-    replay = RedisReplay(client, "test")
+    replay = RedisLedger(client, "test")
     try:
         yield client, replay
     finally:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.observability.samples import SAMPLES_NAME, Sample
+from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def run_dir(tmp_path: Path) -> Path:
     with (tmp_path / SAMPLES_NAME).open("w") as file:
         for update in range(1, 10):
             for reward in (-1.0, 1.0):
-                sample = Sample(
+                sample = ResponseSample(
                     update=update,
                     policy_version=update + 2,
                     trajectory=f"t.{update}.0",

@@ -22,7 +22,7 @@ from pipeline.cli.peek import as_text, show
 from pipeline.ledger.contract import DeadLetter, QueueStat
 from pipeline.observability.live_view import LiveView, Notices
 from pipeline.observability.run_snapshot import RunSnapshot
-from pipeline.observability.samples import SAMPLES_NAME, Sample
+from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 from pipeline.observability.status import bottleneck, queue_rows, worker_rows
 from pipeline.observability.tables import fleet_table, queue_table
 from pipeline.observability.why.explain import explain
@@ -106,7 +106,7 @@ def of_peek(_: Path, __: pytest.MonkeyPatch) -> str:
 
 
 def of_samples(folder: Path, _: pytest.MonkeyPatch) -> str:
-    sample = Sample(
+    sample = ResponseSample(
         update=1,
         policy_version=1,
         trajectory=HOSTILE,

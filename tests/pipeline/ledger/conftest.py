@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import redis.asyncio
 
-from pipeline.ledger.contract import LedgerSpec, ReplayBuffer
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.contract import Ledger, LedgerSpec
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 
 
 @dataclass
@@ -22,14 +22,14 @@ class Bench:
     client: redis.asyncio.Redis
     now: float = 1000.0
     epochs: dict[str, int] = field(default_factory=dict)
-    replay: ReplayBuffer = None
+    replay: Ledger = None
 
-    async def open(self, spec: LedgerSpec) -> ReplayBuffer:
+    async def open(self, spec: LedgerSpec) -> Ledger:
         if self.replay is None:
             if self.kind == "memory":
-                self.replay = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
+                self.replay = MemoryLedger(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
             else:
-                self.replay = RedisReplay(self.client, spec.run, now=lambda: self.now)
+                self.replay = RedisLedger(self.client, spec.run, now=lambda: self.now)
         await self.replay.open(spec)
         return self.replay
 

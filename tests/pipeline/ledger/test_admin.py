@@ -7,7 +7,7 @@ import pytest
 from pipeline.ledger.admin import Place, Wish
 from pipeline.ledger.contract import Claim, DropReason, EvaluationRequest, LatePolicy, Refusal, Unit, WriteStatus
 from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis.admin import RedisAdmin
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
@@ -30,7 +30,7 @@ async def opened(bench, spec) -> tuple:
     replay = await bench.open(spec)
     for who in (GENERATOR, OTHER_GENERATOR):
         await bench.set_epoch(who.worker, who.epoch)
-    if isinstance(replay, MemoryReplay):
+    if isinstance(replay, MemoryLedger):
         return replay, MemoryAdmin(replay, lambda worker: bench.epochs.get(worker, 0))
     return replay, RedisAdmin(replay)
 

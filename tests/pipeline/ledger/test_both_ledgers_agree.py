@@ -42,11 +42,11 @@ from pipeline.ledger.contract import (
     WriteStatus,
 )
 from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.errors import LedgerError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Segment
@@ -80,7 +80,7 @@ already.
 """
 
 
-class LossyRedis(RedisReplay):
+class LossyRedis(RedisLedger):
     """Loses replies now and then, so that the request is sent again, and remembers requests whose
     copies may still arrive.
     """
@@ -161,7 +161,7 @@ class BothLedgers(RuleBasedStateMachine):
         self.epochs: dict[str, int] = dict.fromkeys(WORKERS, 1)
         self.client = connect(url)
         self.run(self.client.flushall())
-        self.memory = MemoryReplay(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
+        self.memory = MemoryLedger(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
         self.dice = random.Random(0)
         self.redis = LossyRedis(self.client, "test", now=lambda: self.now, dice=self.dice)
         self.run(self.client.hset(keys.epochs("test"), mapping={**self.epochs}))

@@ -16,15 +16,15 @@ import structlog
 from structlog.testing import capture_logs
 
 from pipeline.ledger.address import LedgerAddress, write_address
-from pipeline.ledger.redis.client import connect, patience_of
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.client import call_timeouts, connect
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.registry.contract import Fleet, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.worker_process import connect_worker
-from pipeline.runtime.worker_state import Pulse
+from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerDiskFailed, LedgerRefused, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from tests.mute import Manner, mute_server
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(60)
 ALL = pytest.mark.parametrize("manner", [Manner.MUTE, Manner.GREETS, Manner.TRICKLES])
 ASKED_S = 0.5
 WHO = Incarnation(Role.LEARNER, "learner", 1)
-Call = Callable[[RedisReplay, RedisRegistry], Awaitable[object]]
+Call = Callable[[RedisLedger, RedisRegistry], Awaitable[object]]
 CALLS: dict[str, Call] = {
     "open": lambda replay, _: replay.open(make_spec()),
     "claim": lambda replay, _: replay.claim(WHO, policy_version=0),
@@ -69,7 +69,7 @@ def within(limit_s: float):
 async def test_no_call_of_ledger_or_registry_outlasts_what_was_asked(manner: Manner) -> None:
     with mute_server(manner) as server:
         client = connect(server.url, timeout_s=0.2, patience_s=ASKED_S)
-        replay, registry = RedisReplay(client, "test"), RedisRegistry(client, "test")
+        replay, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
         for name, call in CALLS.items():
             with within(ASKED_S + 1.0), pytest.raises(LedgerUnavailable, match="does not answer"):
                 await call(replay, registry)
@@ -81,7 +81,7 @@ async def test_no_call_of_ledger_or_registry_outlasts_what_was_asked(manner: Man
 
 async def test_calls_at_the_same_time_end_at_the_same_time() -> None:
     with mute_server(Manner.MUTE) as server:
-        replay = RedisReplay(connect(server.url, timeout_s=0.1, patience_s=ASKED_S), "r")
+        replay = RedisLedger(connect(server.url, timeout_s=0.1, patience_s=ASKED_S), "r")
 
         async def fails() -> None:
             with pytest.raises(LedgerUnavailable):
@@ -97,7 +97,7 @@ async def test_calls_at_the_same_time_end_at_the_same_time() -> None:
 
 @ALL
 def test_a_heartbeat_ends_by_its_deadline(manner: Manner) -> None:
-    pulse = Pulse(WHO, RealClock())
+    pulse = WorkerState(WHO, RealClock())
     with mute_server(manner) as server:
         writer = RedisHeartbeatWriter(server.url, "r", timeout_s=0.3)
         for _ in range(2):
@@ -111,7 +111,7 @@ async def test_a_server_that_finds_its_voice_within_the_deadline_serves_the_call
     """The connection that got no answer is given up, and the call is asked again on another."""
     path = redis_server.removeprefix("unix://")
     with mute_server(Manner.MUTE) as server:
-        replay = RedisReplay(connect(server.url.replace(":secret@", ""), timeout_s=0.2, patience_s=10.0), "deadlines")
+        replay = RedisLedger(connect(server.url.replace(":secret@", ""), timeout_s=0.2, patience_s=10.0), "deadlines")
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(replay.dead_letters())
             await asyncio.sleep(0.3)
@@ -127,7 +127,7 @@ async def test_a_server_that_is_away_is_borne_as_a_full_disk_for_as_long_as_its_
     room = [""]
     url = f"unix://{tmp_path / 'nothing'}"
     client = connect(url, patience_s=0.3, disk_patience_s=1.5, disk_trouble=lambda: room[0])
-    replay, told = RedisReplay(client, "r"), []
+    replay, told = RedisLedger(client, "r"), []
     replay.on_trouble(told.append)
     took: list[float] = []
     for room[0] in ("", "no room in the folder"):
@@ -148,7 +148,7 @@ def test_a_worker_sees_the_disk_of_its_runs_own_server(tmp_path: Path, monkeypat
     monkeypatch.setattr("pipeline.ledger.server.disk.shutil.disk_usage", lambda _: full)
     for is_embedded in (True, False):
         write_address(tmp_path, LedgerAddress(url=url, is_embedded=is_embedded))
-        patience = patience_of(connect_worker(config, tmp_path, url, "learner"))
+        patience = call_timeouts(connect_worker(config, tmp_path, url, "learner"))
         assert (str(tmp_path / "ledger") in patience.disk_trouble()) is is_embedded
         assert patience.disk_s == config.ledger.disk_timeout_s
 
@@ -159,7 +159,7 @@ async def test_a_refused_password_ends_every_call_at_once_with_what_to_do(
 ) -> None:
     url = f"unix://{':' if given == 'wrong@' else ''}{given}{locked_server.socket}"
     client = connect(url, patience_s=40.0, disk_patience_s=40.0)
-    replay, registry = RedisReplay(client, "test"), RedisRegistry(client, "test")
+    replay, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
     for call in CALLS.values():
         with (
             within(5.0),
@@ -171,7 +171,7 @@ async def test_a_refused_password_ends_every_call_at_once_with_what_to_do(
 
 
 def test_a_heartbeat_with_a_refused_password_is_one_that_was_lost(locked_server: EmbeddedServer) -> None:
-    beat = Pulse(WHO, RealClock()).heartbeat
+    beat = WorkerState(WHO, RealClock()).heartbeat
     url = f"unix://:wrong@{locked_server.socket}"
     with capture_logs() as logged:
         writer = RedisHeartbeatWriter(url, "r", timeout_s=5.0)
@@ -188,8 +188,8 @@ def test_a_heartbeat_with_a_refused_password_is_one_that_was_lost(locked_server:
 
 async def test_a_full_disk_is_borne_longer_than_a_server_that_is_away_and_said_to_be_one() -> None:
     with mute_server(Manner.DISK_FULL) as server:
-        replay = RedisReplay(connect(server.url, patience_s=0.2, disk_patience_s=1.0), "r")
-        pulse = Pulse(WHO, RealClock())
+        replay = RedisLedger(connect(server.url, patience_s=0.2, disk_patience_s=1.0), "r")
+        pulse = WorkerState(WHO, RealClock())
         replay.on_trouble(pulse.ledger_trouble)
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:

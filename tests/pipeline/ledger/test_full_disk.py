@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import ServerState
 from pipeline.ledger.server.watch import ServerWatch
@@ -44,7 +44,7 @@ async def test_a_server_without_room_names_its_folder_until_there_is_room_again(
     server = EmbeddedServer(small_disk, max_memory_mb=64)
     server.start()
     client = connect(server.url)
-    replay, registry = RedisReplay(client, "full"), RedisRegistry(client, "full")
+    replay, registry = RedisLedger(client, "full"), RedisRegistry(client, "full")
     ballast = small_disk / "ledger" / "ballast"
 
     async def until(folder: str | None) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pipeline.ledger.contract import Claim, ClaimRefused, Refusal, Restart, Unit, WriteStatus
-from pipeline.ledger.version_history import Lineage
+from pipeline.ledger.version_history import VersionHistory
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import Incarnation
 from protocol.trajectory import Segment
@@ -18,7 +18,7 @@ UNITS = (Unit.GROUP, Unit.TRAJECTORY, Unit.CHUNK)
 
 
 def test_a_version_stands_for_the_updates_of_the_line_that_it_is_on():
-    lineage = Lineage().after(Restart(0, 0)).after(Restart(6, 3)).after(Restart(9, 4))
+    lineage = VersionHistory().after(Restart(0, 0)).after(Restart(6, 3)).after(Restart(9, 4))
     assert [lineage.updates(version) for version in range(11)] == [0, 1, 2, 3, 4, 5, 3, 4, 5, 4, 5]
     # the one before died before it had published
     again = lineage.after(Restart(9, 5))

@@ -12,7 +12,7 @@ import redis.exceptions
 from pipeline.ledger.contract import Claim, EvaluationRequest, Refusal, Unit, WriteStatus
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field
@@ -50,7 +50,7 @@ async def full(redis_client):
 
 async def test_a_full_server_refuses_new_work_whole_and_lets_through_what_makes_room(redis_client, full):
     fill, empty = full
-    replay = RedisReplay(redis_client, "test")
+    replay = RedisLedger(redis_client, "test")
     await replay.open(make_spec(fields=frozenset({Field.REWARD, Field.REFERENCE})))
     leases = (await replay.lease(GENERATOR, max_trajectories=5)).leases
     chunks = [make_chunk(lease.trajectory) for lease in leases]
@@ -104,7 +104,7 @@ async def losing_the_reply(replay, name, call):
 
 
 async def test_a_lease_or_claim_whose_reply_was_lost_is_given_again_not_anew(redis_client):
-    replay = RedisReplay(redis_client, "test")
+    replay = RedisLedger(redis_client, "test")
     await replay.open(make_spec())
     lost = await losing_the_reply(replay, "lease", replay.lease(GENERATOR, max_trajectories=4))
     again = (await replay.lease(GENERATOR, max_trajectories=4)).leases
@@ -120,7 +120,7 @@ async def test_a_lease_or_claim_whose_reply_was_lost_is_given_again_not_anew(red
 
 async def test_a_value_batch_whose_reply_was_lost_is_given_again_also_by_a_full_server(redis_client, full):
     fill, _ = full
-    replay = RedisReplay(redis_client, "test")
+    replay = RedisLedger(redis_client, "test")
     await replay.open(make_spec(Unit.TRAJECTORY, fields=frozenset({Field.REWARD, Field.VALUE}), value_training=True))
     for lease in (await replay.lease(GENERATOR, max_trajectories=3)).leases:
         chunk = make_chunk(lease.trajectory)
@@ -137,7 +137,7 @@ async def test_a_value_batch_whose_reply_was_lost_is_given_again_also_by_a_full_
 
 
 async def test_without_a_clock_of_its_own_the_ledger_uses_the_servers(redis_client):
-    replay = RedisReplay(redis_client, "test")
+    replay = RedisLedger(redis_client, "test")
     await replay.open(make_spec(lease_s=0.05))
     await replay.lease(GENERATOR, max_trajectories=2)
     seconds, micros = await redis_client.time()
@@ -151,7 +151,7 @@ async def test_without_a_clock_of_its_own_the_ledger_uses_the_servers(redis_clie
 async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_server, redis_client):
     spec = make_spec(units_per_update=8, eta=3)
     client = connect(redis_server)
-    replays = [RedisReplay(client, "test") for _ in range(4)]
+    replays = [RedisLedger(client, "test") for _ in range(4)]
     await replays[0].open(spec)
     async with asyncio.TaskGroup() as group:
         who = [Incarnation(Role.GENERATOR, f"generator-{number}", 1) for number in range(4)]
@@ -180,7 +180,7 @@ async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_serve
 
 
 async def test_every_ledger_key_has_the_runs_hash_tag(redis_client):
-    replay = RedisReplay(redis_client, "test")
+    replay = RedisLedger(redis_client, "test")
     await replay.open(make_spec())
     for lease in (await replay.lease(GENERATOR, max_trajectories=5)).leases:
         chunk = make_chunk(lease.trajectory)
@@ -194,7 +194,7 @@ async def test_every_ledger_key_has_the_runs_hash_tag(redis_client):
 
 
 async def test_a_reader_that_never_opened_the_ledger_fetches_and_is_told_when_there_is_none(redis_client):
-    writer, reader = RedisReplay(redis_client, "test"), RedisReplay(redis_client, "test")
+    writer, reader = RedisLedger(redis_client, "test"), RedisLedger(redis_client, "test")
     with pytest.raises(LedgerError, match="not opened"):
         await reader.totals()
     await writer.open(make_spec(units_per_update=2))
@@ -207,14 +207,14 @@ async def test_a_reader_that_never_opened_the_ledger_fetches_and_is_told_when_th
 
 
 async def test_a_ledger_that_an_earlier_release_made_is_refused_by_name(redis_client):
-    await RedisReplay(redis_client, "test").open(make_spec())
+    await RedisLedger(redis_client, "test").open(make_spec())
     await redis_client.delete(keys.settings("test"))
     with pytest.raises(LedgerError, match="an earlier release made this ledger"):
-        await RedisReplay(redis_client, "test").open(make_spec())
+        await RedisLedger(redis_client, "test").open(make_spec())
 
 
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(redis_client):
-    replay = RedisReplay(redis_client, "test")
+    replay = RedisLedger(redis_client, "test")
     await replay.open(make_spec())
     await replay.totals()
     await redis_client.script_flush()
@@ -224,7 +224,7 @@ async def test_scripts_are_sent_again_to_a_server_that_forgot_them(redis_client)
 async def test_no_server_is_unavailable_and_a_bad_url_a_setting(tmp_path):
     client = connect(f"unix://{tmp_path}/nobody", patience_s=0.2)
     with pytest.raises(LedgerUnavailable, match="is it running"):
-        await RedisReplay(client, "test").totals()
+        await RedisLedger(client, "test").totals()
     await client.aclose()
     with pytest.raises(ConfigError, match=r"\*\*\*@host") as refused:
         connect("http://user:secret@host")
@@ -233,7 +233,7 @@ async def test_no_server_is_unavailable_and_a_bad_url_a_setting(tmp_path):
 
 async def test_more_callers_than_connections_wait_their_turn(redis_server, redis_client):
     client = connect(redis_server, max_connections=2)
-    replay = RedisReplay(client, "test")
+    replay = RedisLedger(client, "test")
     await replay.open(make_spec())
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(replay.totals()) for _ in range(50)]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.ledger.contract import Claim, ClaimWait, LatePolicy, Unit
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.staleness import (
     ReadyUnit,
     check_spec,
@@ -108,7 +108,7 @@ async def _story(unit: Unit, eta: int, seed: int, late: LatePolicy, signal: bool
     """
     dice = random.Random(seed)
     now = 0.0
-    replay = MemoryReplay(lambda worker: 0, lambda: now)
+    replay = MemoryLedger(lambda worker: 0, lambda: now)
     spec = make_spec(unit, eta=eta, late=late, signal_filter=signal and unit is Unit.GROUP, lease_s=1e9)
     await replay.open(spec)
     version, worst, held, pending = 0, 0, {}, []

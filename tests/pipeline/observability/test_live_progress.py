@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pipeline.observability.history import HISTORY_NAME, History, UpdateRow
 from pipeline.observability.live_view import LiveView, PlainView, _bar
-from pipeline.observability.progress import Progress
+from pipeline.observability.progress import RunProgress
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from tests.pipeline.observability.rows import evaluation_row, update_row
@@ -20,7 +20,7 @@ from tests.pipeline.op_config import op_config
 
 
 def test_a_run_that_wants_no_update_says_what_it_is_for_and_can_be_drawn() -> None:
-    progress = Progress.of([], 0)
+    progress = RunProgress.of([], 0)
     assert progress.in_words(0.0) == "no update, only the critic"
     out = io.StringIO()
     Console(file=out, width=80).print(_bar(progress))
@@ -28,7 +28,7 @@ def test_a_run_that_wants_no_update_says_what_it_is_for_and_can_be_drawn() -> No
 
 
 def test_a_run_says_how_many_updates_it_has_of_those_wanted() -> None:
-    assert Progress.of([], 7).in_words(0.0) == "update 0 of 7"
+    assert RunProgress.of([], 7).in_words(0.0) == "update 0 of 7"
 
 
 def _updates(number: int, *, every_s: float = 4.0, **fields: float) -> list[UpdateRow]:
@@ -39,7 +39,7 @@ def _updates(number: int, *, every_s: float = 4.0, **fields: float) -> list[Upda
 
 def test_the_line_tells_reward_accuracy_loss_kl_tokens_a_second_and_what_is_left() -> None:
     rows = [replace(row, metrics={"reference_kl": 0.031, "behavior_kl": 0.5}) for row in _updates(5)]
-    assert Progress.of([evaluation_row(0, 0, 0.25), *rows], 35).in_words(1020.0 + 10.0) == (
+    assert RunProgress.of([evaluation_row(0, 0, 0.25), *rows], 35).in_words(1020.0 + 10.0) == (
         "update 5 of 35, reward +0.25, loss 0.0123, KL 0.031 to the reference, batch accuracy 50 %, held-out 25.0 %, "
         "150 trained tokens/s, 4.0 s an update, about 1:50 left"
     )
@@ -47,24 +47,24 @@ def test_the_line_tells_reward_accuracy_loss_kl_tokens_a_second_and_what_is_left
 
 def test_without_a_reference_the_kl_is_that_of_sampling_and_learner_and_without_either_there_is_none() -> None:
     row = update_row(1)
-    assert "KL 0.5 sampling to learner" in Progress.of([replace(row, metrics={"behavior_kl": 0.5})], 2).in_words(0.0)
-    assert "KL" not in Progress.of([replace(row, metrics={})], 2).in_words(0.0)
+    assert "KL 0.5 sampling to learner" in RunProgress.of([replace(row, metrics={"behavior_kl": 0.5})], 2).in_words(0.0)
+    assert "KL" not in RunProgress.of([replace(row, metrics={})], 2).in_words(0.0)
 
 
 def test_a_resume_after_a_night_changes_neither_pace_nor_what_is_left() -> None:
     before, after = _updates(10), [replace(row, update=row.update + 10, at_s=row.at_s + 36_000) for row in _updates(10)]
-    assert Progress.of([*before, *after], 30).pace(37_040.0)[1:] == ["4.0 s an update", "about 0:40 left"]
+    assert RunProgress.of([*before, *after], 30).pace(37_040.0)[1:] == ["4.0 s an update", "about 0:40 left"]
 
 
 def test_an_end_that_is_overdue_is_now_and_a_finished_run_has_none() -> None:
-    assert Progress.of(_updates(5), 6).pace(9000.0)[-1] == "about 0:00 left"
-    assert not any("left" in words for words in Progress.of(_updates(5), 5).pace(1020.0))
+    assert RunProgress.of(_updates(5), 6).pace(9000.0)[-1] == "about 0:00 left"
+    assert not any("left" in words for words in RunProgress.of(_updates(5), 5).pace(1020.0))
 
 
 def test_updates_and_versions_are_told_apart_when_they_differ() -> None:
-    assert Progress.of(_updates(5), 9).of_updates == "update 5 of 9"
+    assert RunProgress.of(_updates(5), 9).of_updates == "update 5 of 9"
     resumed = replace(_updates(5)[-1], policy_version=8)
-    assert Progress.of([resumed], 9).of_updates == "update 5 of 9 (policy version 8)"
+    assert RunProgress.of([resumed], 9).of_updates == "update 5 of 9 (policy version 8)"
 
 
 @pytest.mark.parametrize("width", [80, 120])

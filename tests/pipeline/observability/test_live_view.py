@@ -13,7 +13,7 @@ from rich.console import Console
 from pipeline.ledger.contract import Audit, Balance, Totals
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.live_view import LiveView, Notices, PlainView
-from pipeline.observability.progress import Progress, sparkline
+from pipeline.observability.progress import RunProgress, sparkline
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.observability.status import QueueRow, worker_rows
 from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, work_done
@@ -148,7 +148,7 @@ def test_without_a_terminal_there_is_a_line_at_every_change_of_state(
 
 
 def test_progress_reads_the_history() -> None:
-    progress = Progress.of([evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.5)], 10)
+    progress = RunProgress.of([evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.5)], 10)
     assert progress.in_words(0.0) == "update 1 of 10, reward +0.00, loss 0.1, batch accuracy 50 %, held-out 25.0 %"
     assert sparkline([0.0, 0.5, 1.0, 2.0, -1.0]) == "▁▅██▁"
 

@@ -15,7 +15,7 @@ from pipeline.ledger.contract import Audit, Balance
 from pipeline.observability.charts import draw_updates
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
 from pipeline.observability.report import summarize, write_report
-from pipeline.observability.samples import SAMPLES_NAME, Sample
+from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 from tests.pipeline.observability.rows import evaluation_row, update_row, value_row
 
 AUDIT = Audit(
@@ -167,13 +167,13 @@ def test_a_figure_that_no_row_has_makes_no_chart() -> None:
     assert ">Loss<" in drawn
 
 
-def _sample(update: int, response: str, **fields: object) -> Sample:
+def _sample(update: int, response: str, **fields: object) -> ResponseSample:
     given = {"prompt": "2+2=", "answer": "4", "verifier": "arithmetic", "accuracy": 1.0, "reward": 1.0} | fields
     place = {"update": update, "policy_version": update, "trajectory": f"t.{update}.0", "versions": (0, 0)}
-    return Sample(**(place | given), response=response, num_tokens=3, finish_reason="stop")  # pyright: ignore
+    return ResponseSample(**(place | given), response=response, num_tokens=3, finish_reason="stop")  # pyright: ignore
 
 
-def _write_samples(folder: Path, *samples: Sample) -> None:
+def _write_samples(folder: Path, *samples: ResponseSample) -> None:
     (folder / SAMPLES_NAME).write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.rewards.arithmetic import _NUMBER, _canonical, exact_number, last_number, verify
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 
 
-def judged(text: str, answer: str) -> Outcome:
+def judged(text: str, answer: str) -> VerifierOutcome:
     (outcome,) = verify([Response(response_text=text, answer=answer, verifier="arithmetic")])
     return outcome
 
@@ -53,7 +53,7 @@ def test_anything_else_is_wrong(text: str, answer: str) -> None:
 def test_an_answer_that_is_not_a_number_is_a_failure_of_the_data(answer: str) -> None:
     outcome = judged("1", answer)
     assert isinstance(outcome, VerifierFailure)
-    assert outcome.kind is FailureKind.BAD_ANSWER
+    assert outcome.kind is VerifierFailureKind.BAD_ANSWER
 
 
 decimals = st.from_regex(r"[-+]?([0-9]{1,12}(\.[0-9]{1,8})?|\.[0-9]{1,8})", fullmatch=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.rewards.by_model import above_zero, sigmoid
 from pipeline.rewards.pool import VerifierPool
-from pipeline.rewards.verifier import FailureKind, Response, Verdict, VerifierFailure, checked
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, checked
 
 
 def response(score: float | None, verifier: str = "reward_model") -> Response:
@@ -46,7 +46,7 @@ async def test_without_a_reward_model_a_response_is_not_judged_and_not_wrong() -
         outcomes = await pool.score([response(None), response(1.0, "reward_model_sigmoid"), response(-1.0)])
     failure, chance, wrong = outcomes
     assert isinstance(failure, VerifierFailure)
-    assert failure.kind is FailureKind.BAD_ANSWER
+    assert failure.kind is VerifierFailureKind.BAD_ANSWER
     assert "set reward.model.path" in failure.error
     assert isinstance(chance, Verdict)
     assert wrong == Verdict(accuracy=0.0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.rewards.equivalence import number_of, verify, verify_loosely
 from pipeline.rewards.final_answer import TAIL_CHARS, commitment
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 
 
 def judged(text: str, answer: str) -> Verdict:
@@ -160,11 +160,11 @@ def test_the_loose_verifier_takes_any_last_expression() -> None:
 
 @pytest.mark.parametrize("judge", [verify, verify_loosely])
 def test_an_answer_without_an_expression_is_a_failure_of_the_data(
-    judge: Callable[[Sequence[Response]], list[Outcome]],
+    judge: Callable[[Sequence[Response]], list[VerifierOutcome]],
 ) -> None:
     (outcome,) = judge([Response(response_text="4", answer="$$", verifier="math")])
     assert isinstance(outcome, VerifierFailure)
-    assert outcome.kind is FailureKind.BAD_ANSWER
+    assert outcome.kind is VerifierFailureKind.BAD_ANSWER
 
 
 def test_a_comparison_that_exhausts_its_limits_is_an_answer_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:

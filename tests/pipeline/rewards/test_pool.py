@@ -16,7 +16,7 @@ from pipeline.process.work import Meter, listening
 from pipeline.rewards import registry
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import VerifierSpec
-from pipeline.rewards.verifier import FailureKind, Outcome, Response, Verdict, VerifierFailure
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from protocol.errors import ConfigError
 
 USER = "tests.pipeline.rewards.user_verifiers"
@@ -42,7 +42,9 @@ class _Everything:
 EVERYTHING = _Everything()
 
 
-async def judge(*responses: Response, limits: Limits | None = None, memory_bytes: int = 1 << 30) -> list[Outcome]:
+async def judge(
+    *responses: Response, limits: Limits | None = None, memory_bytes: int = 1 << 30
+) -> list[VerifierOutcome]:
     async with VerifierPool(limits or Limits(), configured=EVERYTHING, memory_bytes=memory_bytes) as pool:
         return await pool.score(responses)
 
@@ -51,11 +53,11 @@ def late(timeout_s: float, verifier: str) -> str:
     return f"not judged within {timeout_s:g} s; the process of verifier {verifier!r} was killed"
 
 
-def is_right(outcome: Outcome) -> bool:
+def is_right(outcome: VerifierOutcome) -> bool:
     return isinstance(outcome, Verdict) and outcome.judged and outcome.accuracy == 1.0
 
 
-def failure(outcome: Outcome) -> VerifierFailure:
+def failure(outcome: VerifierOutcome) -> VerifierFailure:
     assert isinstance(outcome, VerifierFailure), outcome
     return outcome
 
@@ -123,7 +125,7 @@ async def test_an_answer_on_which_a_verifier_hangs_or_never_lets_go_of_the_inter
 
 async def test_a_raising_verifier_gives_its_traceback_and_never_a_score() -> None:
     (outcome,) = await judge(response("5", "5", by=f"{USER}:raises"))
-    assert failure(outcome).kind is FailureKind.RAISED
+    assert failure(outcome).kind is VerifierFailureKind.RAISED
     assert "no rule for 5" in failure(outcome).error
     assert "user_verifiers.py" in failure(outcome).error
 
@@ -137,7 +139,7 @@ async def test_a_verifier_that_corrupts_the_protocol_fails_and_its_process_is_re
     corrupt, after = await judge(
         response("", by=f"{USER}:scribbles_on_every_descriptor"), response("1", "1", by=f"{USER}:equals")
     )
-    assert failure(corrupt).kind is FailureKind.DIED
+    assert failure(corrupt).kind is VerifierFailureKind.DIED
     assert after == Verdict(accuracy=1.0)
 
 
@@ -149,9 +151,9 @@ async def test_huge_replies_and_huge_messages_are_cut() -> None:
     much, message = await judge(
         response("", by=f"{USER}:returns_too_much"), response("", by=f"{USER}:raises_with_a_huge_message")
     )
-    assert failure(much).kind is FailureKind.BAD_VERDICT
+    assert failure(much).kind is VerifierFailureKind.BAD_VERDICT
     assert "bytes" in failure(much).error
-    assert failure(message).kind is FailureKind.RAISED
+    assert failure(message).kind is VerifierFailureKind.RAISED
     assert len(failure(message).error) <= 8_000
 
 
@@ -159,15 +161,15 @@ async def test_a_verifier_that_exits_or_dies_is_replaced_for_the_next_response()
     exits, dies, after = await judge(
         response("", by=f"{USER}:exits"), response("", by=f"{USER}:dies"), response("1", "1", by=f"{USER}:equals")
     )
-    assert failure(exits).kind is FailureKind.RAISED
-    assert failure(dies).kind is FailureKind.DIED
+    assert failure(exits).kind is VerifierFailureKind.RAISED
+    assert failure(dies).kind is VerifierFailureKind.DIED
     assert "exited with code 7" in failure(dies).error
     assert after == Verdict(accuracy=1.0)
 
 
 async def test_a_verifier_cannot_take_more_memory_than_its_limit() -> None:
     grown, after = await judge(response("", by=f"{USER}:grows"), response("1", "1", by=f"{USER}:equals"))
-    assert failure(grown).kind in (FailureKind.RAISED, FailureKind.DIED)
+    assert failure(grown).kind in (VerifierFailureKind.RAISED, VerifierFailureKind.DIED)
     assert "MemoryError" in failure(grown).error
     assert after == Verdict(accuracy=1.0)
 
@@ -188,7 +190,7 @@ async def test_a_verifier_cannot_take_more_memory_than_its_limit() -> None:
 )
 async def test_what_is_not_an_outcome_is_a_failure_that_says_so(what: str, says: str) -> None:
     (outcome,) = await judge(response(what, by=f"{USER}:returns"))
-    assert failure(outcome).kind is FailureKind.BAD_VERDICT
+    assert failure(outcome).kind is VerifierFailureKind.BAD_VERDICT
     assert says in failure(outcome).error
 
 
@@ -207,7 +209,7 @@ async def test_a_verifier_that_does_not_exist_fails_its_own_responses_only() -> 
     unknown, missing, fine = await judge(
         response("1", by="aritmetic"), response("1", by=f"{USER}:equal"), response("1", by="arithmetic")
     )
-    assert failure(unknown).kind is failure(missing).kind is FailureKind.UNKNOWN_VERIFIER
+    assert failure(unknown).kind is failure(missing).kind is VerifierFailureKind.UNKNOWN_VERIFIER
     assert "did you mean arithmetic" in failure(unknown).error
     assert "did you mean 'equals'" in failure(missing).error
     assert fine == Verdict(accuracy=1.0)
@@ -273,7 +275,7 @@ async def test_code_that_only_a_response_names_is_never_imported(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     async with VerifierPool(Limits(), configured=frozenset({"planted:other"})) as pool:
         outcomes = await pool.score([response("1", by="planted:score"), response("is 1", by="arithmetic")])
-    assert failure(outcomes[0]).kind is FailureKind.UNKNOWN_VERIFIER
+    assert failure(outcomes[0]).kind is VerifierFailureKind.UNKNOWN_VERIFIER
     assert "reward.verifiers" in failure(outcomes[0]).error
     assert not isinstance(outcomes[1], VerifierFailure)
     assert not (tmp_path / "ran").exists()
@@ -300,7 +302,7 @@ async def test_what_a_verifier_started_dies_with_it_even_in_a_session_of_its_own
         if how == "hang":
             assert isinstance(outcome, Verdict) and not outcome.judged
         else:
-            assert failure(outcome).kind is FailureKind.DIED
+            assert failure(outcome).kind is VerifierFailureKind.DIED
         assert len(told(tell)) == 3
         await until_gone(told(tell))
 
@@ -324,7 +326,7 @@ async def test_a_verifier_with_too_many_processes_fails_and_all_of_them_are_kill
                 response("", "3", by=f"{USER}:leaves_processes", tell=str(tmp_path / "few")),
             ]
         )
-        assert failure(many).kind is FailureKind.DIED
+        assert failure(many).kind is VerifierFailureKind.DIED
         assert "had 6 processes, at most 4 are allowed at once" in failure(many).error, "one left its session"
         assert few == Verdict(accuracy=1.0)
         await until_gone(told(tell))
@@ -377,7 +379,7 @@ async def test_every_verdict_of_a_batch_is_told_as_it_comes() -> None:
     assert (report.steps, report.share) == (3, pytest.approx(1.0))
 
 
-def together(outcome: Outcome) -> float:
+def together(outcome: VerifierOutcome) -> float:
     assert isinstance(outcome, Verdict)
     return outcome.parts["together"]
 
@@ -402,7 +404,7 @@ async def test_one_response_of_a_batch_spoils_no_other(how: str) -> None:
     if how == "hang":
         assert isinstance(culprit, Verdict) and not culprit.judged
     else:
-        assert failure(culprit).kind is (FailureKind.RAISED if how == "raise" else FailureKind.DIED)
+        assert failure(culprit).kind is (VerifierFailureKind.RAISED if how == "raise" else VerifierFailureKind.DIED)
 
 
 async def test_a_reward_function_of_trl_runs_in_the_sandbox_and_an_unknown_signature_is_refused_at_the_start() -> None:
@@ -430,11 +432,11 @@ async def test_an_answer_that_ends_a_sound_verifiers_process_twice_is_not_judged
     assert "exited with code 7" in twice.reason
     assert is_right(forgiven)
     assert is_right(fine)
-    assert failure(users).kind is FailureKind.DIED
+    assert failure(users).kind is VerifierFailureKind.DIED
 
 
 def test_the_time_limit_does_not_count_what_a_module_imports() -> None:
-    async def slow_module() -> list[Outcome]:
+    async def slow_module() -> list[VerifierOutcome]:
         return await judge(
             response("1", "1", by="tests.pipeline.rewards.slow_import:judge"), limits=Limits(timeout_s=0.5)
         )
@@ -447,7 +449,7 @@ async def test_a_module_that_is_not_imported_in_time_is_a_failure_and_no_wrong_a
 ) -> None:
     monkeypatch.setattr("pipeline.rewards.process.STARTUP_TIMEOUT_S", 0.3)
     (outcome,) = await judge(response("1", "1", by="tests.pipeline.rewards.slow_import:judge"))
-    assert failure(outcome).kind is FailureKind.NOT_LOADED
+    assert failure(outcome).kind is VerifierFailureKind.NOT_LOADED
 
 
 async def test_every_call_is_told_as_a_piece_of_work_also_when_a_batch_is_judged_again_one_by_one() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.rewards.signature import Judge, Style
-from pipeline.rewards.verifier import Outcome, Response, Verdict, VerifierFailure, checked
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierOutcome, checked
 from protocol.errors import ConfigError
 
 RESPONSES = [
@@ -21,7 +21,7 @@ RESPONSES = [
 ]
 
 
-def judged(function: Callable[..., Any], responses: Sequence[Response] = RESPONSES) -> list[Outcome]:
+def judged(function: Callable[..., Any], responses: Sequence[Response] = RESPONSES) -> list[VerifierOutcome]:
     judge = Judge(function, "m:f")
     try:
         return checked(judge(responses), len(responses))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.rewards.verifier import Outcome, Response, Verdict
+from pipeline.rewards.verifier import Response, Verdict, VerifierOutcome
 
 not_a_function = 3
 
@@ -22,7 +22,7 @@ def equals(responses: Sequence[Response]) -> list[bool]:
     return [r.response_text == r.answer for r in responses]
 
 
-def with_parts(responses: Sequence[Response]) -> list[Outcome]:
+def with_parts(responses: Sequence[Response]) -> list[VerifierOutcome]:
     return [Verdict(accuracy=0.5, parts={"format": float(r.extra["bonus"])}) for r in responses]
 
 
@@ -61,7 +61,7 @@ def returns_numpy(responses: Sequence[Response]) -> list[Verdict]:
     return [Verdict(accuracy=np.float32(0.5), parts={"bonus": np.float64(0.25)})]  # pyright: ignore[reportArgumentType]
 
 
-def returns_too_much(responses: Sequence[Response]) -> list[Outcome]:
+def returns_too_much(responses: Sequence[Response]) -> list[VerifierOutcome]:
     return [Verdict(accuracy=1.0, parts={"p" * 3_000_000: 0.0})]
 
 
@@ -129,7 +129,7 @@ def finds_no_password(responses: Sequence[Response]) -> list[float]:
     return [float("REDIS_URL" not in os.environ and not any(responses[0].answer in v for v in os.environ.values()))]
 
 
-async def counts_its_batch(responses: Sequence[Response]) -> list[Outcome]:
+async def counts_its_batch(responses: Sequence[Response]) -> list[VerifierOutcome]:
     """Say how many responses came together; raise, hang or die where one says so."""
     for response in responses:
         if response.response_text == "raise":

@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.running import LedgerSection, RunSection, SupervisorSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext, Transport
 from pipeline.runtime.registry.contract import Registry
@@ -52,7 +52,7 @@ async def context_of(
         config=config,
         run_dir=run_dir,
         who=who,
-        replay=MemoryReplay(lambda _: who.epoch),
+        replay=MemoryLedger(lambda _: who.epoch),
         registry=registry,
         transport=transport,
         log=cast("FilteringBoundLogger", structlog.get_logger("test")),

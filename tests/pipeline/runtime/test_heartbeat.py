@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.worker_state import Pulse
+from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 
@@ -46,7 +46,7 @@ class Script:
 def thread_of(
     script: Script, *, on_fenced: Callable[[], None], on_deaf: Callable[[], None], grace_s: float = PATIENCE_S
 ):
-    pulse = Pulse(WHO, ManualClock())
+    pulse = WorkerState(WHO, ManualClock())
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
     thread = HeartbeatThread(
         script, pulse.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=log, interval_s=0.001, grace_s=grace_s
@@ -101,7 +101,7 @@ def test_after_stop_nothing_is_written():
 
 def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_second() -> None:
     script = Script([True, True])
-    pulse = Pulse(WHO, ManualClock())
+    pulse = WorkerState(WHO, ManualClock())
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
     thread = HeartbeatThread(
         script, pulse.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_s=PATIENCE_S * 60

@@ -24,7 +24,7 @@ from pipeline.runtime.registry.contract import (
     link_name,
 )
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.role_sender import Outbox
+from pipeline.runtime.role_sender import RoleSender
 from protocol.channel import LinkStats, Mailbox
 from protocol.codec import encode
 from protocol.ids import Incarnation, Role
@@ -75,7 +75,7 @@ async def test_a_receivers_heartbeat_does_not_grow_with_its_senders(tmp_path: Pa
 async def test_a_senders_heartbeat_does_not_grow_with_its_receivers(tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as tasks:
         ctx = await opened(tmp_path, Role.GENERATOR, "generator-0", tasks)
-        outbox = Outbox(ctx, Role.REWARD)
+        outbox = RoleSender(ctx, Role.REWARD)
         alone = size_of(ctx)
         mailboxes: list[Mailbox] = []
         for number in range(64):

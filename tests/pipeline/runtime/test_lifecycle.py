@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.process.exit_codes import DrainTimeout, ExitCode, FailureKind, Interrupted, as_own, exit_code_of, kind_of
-from pipeline.runtime.lifecycle import Lifecycle, Phase
+from pipeline.runtime.lifecycle import Lifecycle, LifecyclePhase
 from protocol.errors import (
     ConfigError,
     DataError,
@@ -60,12 +60,12 @@ def test_the_first_code_that_is_not_ok_stays():
 
 
 def test_a_worker_told_to_stop_while_starting_never_runs():
-    assert Lifecycle(drain_timeout_s=1.0).signal(0.0, "SIGTERM").ready().phase is Phase.DRAINING
+    assert Lifecycle(drain_timeout_s=1.0).signal(0.0, "SIGTERM").ready().phase is LifecyclePhase.DRAINING
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ready", "stop", "signal", "ended"]), st.floats(0, 10)), max_size=20))
 def test_a_life_only_goes_forward(events: list[tuple[str, float]]):
-    order = list(Phase)
+    order = list(LifecyclePhase)
     life, now, deadline = Lifecycle(drain_timeout_s=5.0), 0.0, None
     for event, passed in events:
         now += passed
@@ -86,7 +86,7 @@ def test_a_life_only_goes_forward(events: list[tuple[str, float]]):
             deadline = deadline or life.deadline_s
             assert life.is_overdue(deadline)
             assert life.reason
-        assert life.is_immediate == (life.num_signals >= 2 and life.phase is not Phase.STOPPED)
+        assert life.is_immediate == (life.num_signals >= 2 and life.phase is not LifecyclePhase.STOPPED)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.ledger.redis.client import connect
 from pipeline.runtime.clock import ManualClock, RealClock, settle
-from pipeline.runtime.notifications import News
+from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
@@ -31,7 +31,7 @@ class Away(MemoryRegistry):
 async def test_every_bell_of_a_topic_rings_and_no_other() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
-    news = News(registry, clock)
+    news = Notifications(registry, clock)
     bells = [news.bell(topic) for topic in (Topic.RUN, Topic.RUN, Topic.WEIGHTS)]
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(news.watch())
@@ -50,7 +50,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back() -
     clock = ManualClock()
     registry = Away(clock)
     registry.is_away = True
-    news = News(registry, clock)
+    news = Notifications(registry, clock)
     bell = news.bell(Topic.RUN)
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(news.watch())
@@ -66,7 +66,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back() -
 async def test_a_watch_on_a_server_is_ended_at_once_in_the_middle_of_its_wait(redis_server: str) -> None:
     registry = RedisRegistry(connect(redis_server), "news")
     await registry.register(Role.LEARNER, "learner")
-    news = News(registry, RealClock())
+    news = Notifications(registry, RealClock())
     bell = news.bell(Topic.RUN)
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(news.watch())

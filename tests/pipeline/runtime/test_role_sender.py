@@ -14,7 +14,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext, Transport
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.role_sender import SAID_AFTER_S, UNREACHED_AFTER_S, Outbox
+from pipeline.runtime.role_sender import SAID_AFTER_S, UNREACHED_AFTER_S, RoleSender
 from protocol.channel import Mailbox
 from protocol.ids import Role
 from protocol.messages import WeightsPart
@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, kind: str, config: RunConfig, folder: Path, ctx: ActorContext, transport: Transport) -> None:
         self.kind, self.config, self.folder, self.ctx, self.transport = kind, config, folder, ctx, transport
-        self.outbox = Outbox(ctx, Role.REWARD)
+        self.outbox = RoleSender(ctx, Role.REWARD)
         self.mailboxes: list[Mailbox] = []
 
     async def open_mailbox(self, worker: str, endpoint: str = "") -> Mailbox:
@@ -203,7 +203,7 @@ async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_ano
         for number in range(2):
             who = await ctx.registry.register(Role.REWARD, f"reward-{number}")
             await ctx.registry.set_endpoint(who, f"tcp://10.0.0.{number}:5600")
-        outbox = Outbox(ctx, Role.REWARD)
+        outbox = RoleSender(ctx, Role.REWARD)
         await outbox.refresh()
         near, far = (links[f"tcp://10.0.0.{number}:5600"] for number in range(2))
         far.down_s = SAID_AFTER_S - 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.worker_state import Pulse, resident_bytes
+from pipeline.runtime.worker_state import WorkerState, resident_bytes
 from protocol.ids import Incarnation, Role
 
 WHO = Incarnation(role=Role.REWARD, worker="reward-0", epoch=3)
@@ -12,7 +12,7 @@ WHO = Incarnation(role=Role.REWARD, worker="reward-0", epoch=3)
 
 async def test_progress_stands_still_in_every_heartbeat_of_a_dead_loop():
     clock = ManualClock(start_s=100.0)
-    pulse = Pulse(WHO, clock)
+    pulse = WorkerState(WHO, clock)
     pulse.progress(4)
     first = pulse.heartbeat()
     await clock.advance(7.0)
@@ -22,7 +22,7 @@ async def test_progress_stands_still_in_every_heartbeat_of_a_dead_loop():
 
 
 def test_a_wait_ends_itself_and_no_other():
-    pulse = Pulse(WHO, ManualClock())
+    pulse = WorkerState(WHO, ManualClock())
     assert pulse.heartbeat().waiting_for is WaitingFor.STARTING
     pulse.waiting_for(WaitingFor.INPUT)
     with pulse.waiting(WaitingFor.ROOM, "reward-0 to read"):
@@ -35,7 +35,7 @@ def test_a_wait_ends_itself_and_no_other():
 
 
 def test_every_mark_of_the_loop_is_a_turn_and_only_work_is_progress():
-    pulse = Pulse(WHO, ManualClock())
+    pulse = WorkerState(WHO, ManualClock())
     pulse.waiting_for(WaitingFor.INPUT)
     idle = pulse.heartbeat()
     pulse.waiting_for(WaitingFor.INPUT)
@@ -45,7 +45,7 @@ def test_every_mark_of_the_loop_is_a_turn_and_only_work_is_progress():
 
 
 def test_a_heartbeat_does_not_change_after_it_was_taken():
-    pulse = Pulse(WHO, ManualClock())
+    pulse = WorkerState(WHO, ManualClock())
     pulse.counters["chunks"] = 1
     beat = pulse.heartbeat()
     pulse.counters["chunks"] = 2
@@ -57,7 +57,7 @@ def test_resident_memory_is_believable():
 
 
 def test_work_that_begins_after_idleness_is_told_apart_from_work_that_goes_on() -> None:
-    pulse = Pulse(WHO, ManualClock())
+    pulse = WorkerState(WHO, ManualClock())
     pulse.waiting_for(WaitingFor.INPUT)
     pulse.waiting_for(WaitingFor.COMPUTE)
     assert pulse.heartbeat().begun == 1
@@ -71,7 +71,7 @@ def test_work_that_begins_after_idleness_is_told_apart_from_work_that_goes_on() 
 
 
 def test_pieces_of_work_are_in_the_heartbeat_by_thread() -> None:
-    pulse = Pulse(WHO, ManualClock())
+    pulse = WorkerState(WHO, ManualClock())
     with pulse.work.task("update", 10.0, "tokens"):
         pulse.work.step(0.5)
         pulse.storing.step()

@@ -15,9 +15,9 @@ from pipeline.supervisor.fleet_plan import (
     Action,
     FleetPlan,
     Intensity,
-    Phase,
     RestartPolicy,
     Verb,
+    WorkerPhase,
     worker_name,
 )
 from pipeline.supervisor.takeover import may_adopt
@@ -147,7 +147,7 @@ def test_a_large_wish_is_carried_out_a_few_starts_a_turn_and_every_role_gets_its
     assert len(first) == MAX_STARTS_A_TURN
     for _ in range(50):
         assert len(plan.due(0.2)) == MAX_STARTS_A_TURN
-    assert len({w.name for w in plan.workers if w.phase is Phase.RUNNING}) == 51 * MAX_STARTS_A_TURN
+    assert len({w.name for w in plan.workers if w.phase is WorkerPhase.RUNNING}) == 51 * MAX_STARTS_A_TURN
 
 
 def test_a_newer_wish_replaces_what_was_not_started_of_the_older_at_once() -> None:
@@ -440,7 +440,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_plan_knows_who_is_alive(self) -> None:
-        known = {w.name for w in self.plan.workers if w.phase in (Phase.RUNNING, Phase.DRAINING)}
+        known = {w.name for w in self.plan.workers if w.phase in (WorkerPhase.RUNNING, WorkerPhase.DRAINING)}
         assert known == set(self.alive)
         assert self.plan.is_down == (not self.alive)
 

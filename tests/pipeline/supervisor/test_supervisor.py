@@ -31,7 +31,7 @@ from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, W
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.run_folder import prepare_run_dir, run_lock, server_lock, supervisor_pid
-from pipeline.supervisor.supervisor import Outcome, Supervisor
+from pipeline.supervisor.supervisor import RunOutcome, Supervisor
 from protocol.errors import ConfigError, LedgerMismatch, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.mute import Manner, mute_server
@@ -61,8 +61,8 @@ class Run:
         self.snapshots.append(snapshot)
         self.react(snapshot)
 
-    def until_end(self) -> Outcome:
-        async def bounded() -> Outcome:
+    def until_end(self) -> RunOutcome:
+        async def bounded() -> RunOutcome:
             async with asyncio.timeout(LIMIT_S):
                 return await self.supervisor.run(self._watch, watch_every_s=0.1)
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.supervisor.watchdog import Patience, Watchdog
+from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from protocol.ids import Incarnation, Role
 
-PATIENCE = Patience(
+PATIENCE = Timeouts(
     stuck_after_s=60.0,
     start_timeout_s=100.0,
     silent_after_s=10.0,

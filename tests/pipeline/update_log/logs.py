@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.ledger.contract import ClaimedUnit
 from pipeline.update_log.folder import LogWriter
-from pipeline.update_log.records import Batch, Digests, Origin, Outcome, Start, pack_units
+from pipeline.update_log.records import Batch, Digests, Origin, Start, UpdateOutcome, pack_units
 from tests.pipeline.algorithms.value_units import group_units, responses
 
 
@@ -49,7 +49,7 @@ def append_update(
         writer.append(record)
     if state is not None:
         writer.append(
-            Outcome(
+            UpdateOutcome(
                 update=update, policy_version=made, refused=(), losses=(0.5,), grad_norms=(1.0,), applied=(True,),
                 digests=digests(state or f"v{made}"),
             )

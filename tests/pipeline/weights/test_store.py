@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.supervisor import leftovers
 from pipeline.weights.digest import digest_file
-from pipeline.weights.segments import SegmentReader
+from pipeline.weights.shared_files import SharedFileReader
 from pipeline.weights.store import WeightsStore, weights_folder
 from protocol.errors import ConfigError, UnknownMessage
 from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
@@ -80,7 +80,7 @@ def test_a_file_that_is_published_again_takes_the_place_of_the_damaged_one_and_n
 
 
 def test_a_version_that_a_generator_still_serves_is_not_written_over(store: WeightsStore) -> None:
-    reader = SegmentReader()
+    reader = SharedFileReader()
     mapped = reader.open(store.publish(1, published(numbers(1))).path)
     before = mapped.data.tobytes()
     for version in range(2, 9):

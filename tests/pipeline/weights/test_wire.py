@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.store import StoredWeights, WeightsStore, fetched_folder
-from pipeline.weights.wire import Base, FetchFolder, Received, WireFetch
+from pipeline.weights.wire import Base, FetchCounts, FetchFolder, WireFetch
 from protocol.channel import Requester
 from protocol.errors import WeightsDamaged, WeightsRejected
 from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
@@ -38,7 +38,7 @@ class World:
         self.patterns = numbers(0)
         self.endpoint = ""
         self.requester: Any = None
-        self.received = Received()
+        self.received = FetchCounts()
 
     def publish(self, version: int, patterns: np.ndarray | None = None) -> StoredWeights:
         """The next version: what an optimiser step makes of the last one."""
@@ -113,7 +113,7 @@ async def test_a_whole_version_comes_in_bounded_parts_and_nobody_else_may_read_i
     async with over_tcp(tmp_path) as world:
         stored = world.publish(3)
         assert await world.fetch(world.announced(stored)) == stored.path.read_bytes()
-        assert world.received == Received(num_bytes=stored.num_bytes)
+        assert world.received == FetchCounts(num_bytes=stored.num_bytes)
         folder = fetched_folder(tmp_path, shared_memory=False)
         assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -123,7 +123,7 @@ async def test_the_base_of_adapters_comes_like_a_version_and_a_second_one_takes_
         for seed in (1, 2):
             stored = world.publish(BASE_VERSION, numbers(seed))
             assert await world.fetch(world.announced(stored)) == stored.path.read_bytes()
-            assert world.received == Received(num_bytes=stored.num_bytes)
+            assert world.received == FetchCounts(num_bytes=stored.num_bytes)
         kept = fetched_folder(tmp_path, shared_memory=False) / "generator-0"
         assert [path.name for path in kept.iterdir()] == ["base.safetensors"]
 
@@ -149,7 +149,7 @@ async def test_after_a_gap_the_whole_version_comes(tmp_path: Path) -> None:
         # and the learner forgets the first
         stored = world.publish(3)
         assert await world.fetch(world.announced(stored), base) == stored.path.read_bytes()
-        assert world.received == Received(num_bytes=stored.num_bytes)
+        assert world.received == FetchCounts(num_bytes=stored.num_bytes)
 
 
 async def test_a_base_that_was_damaged_shows_in_the_digest_and_the_whole_version_comes(tmp_path: Path) -> None:

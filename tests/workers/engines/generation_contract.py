@@ -17,7 +17,7 @@ from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 from tests.workers.engines.tiny import VOCABULARY
-from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
 
 EMPTY = np.empty(0, np.int32)
 LIMIT = 40
@@ -49,15 +49,15 @@ def request(
     )
 
 
-def continued(before: WindowRequest, window: Window) -> WindowRequest:
+def continued(before: WindowRequest, window: SampledWindow) -> WindowRequest:
     """Make the request for the next window."""
     tokens = np.concatenate([before.response_tokens, window.tokens])
     return replace(before, response_tokens=tokens)
 
 
-def drain(engine: GenerationEngine, *, steps: int = 8) -> dict[TrajectoryId, Window]:
+def drain(engine: GenerationEngine, *, steps: int = 8) -> dict[TrajectoryId, SampledWindow]:
     """Advance until nothing is live."""
-    windows: dict[TrajectoryId, Window] = {}
+    windows: dict[TrajectoryId, SampledWindow] = {}
     while engine.stats().num_live:
         for window in engine.advance(steps):
             assert window.trajectory not in windows
@@ -78,7 +78,7 @@ class GenerationContract(ABC):
     def weights(self, version: int) -> Mapping[str, Any]:
         """Return weights that the engine takes; those of different versions may differ."""
 
-    def check(self, asked: WindowRequest, window: Window) -> None:
+    def check(self, asked: WindowRequest, window: SampledWindow) -> None:
         """Compare a window with what version 0 should have sampled."""
         assert window.tokens.size == window.behavior_logprobs.size == sum(s.num_tokens for s in window.segments)
 
@@ -135,7 +135,7 @@ class GenerationContract(ABC):
         with pytest.raises(EngineError, match="first weights"):
             bare.advance(1)
 
-    def whole(self, start, numbers: Iterable[int], **options: Any) -> dict[int, Window]:
+    def whole(self, start, numbers: Iterable[int], **options: Any) -> dict[int, SampledWindow]:
         """Sample each trajectory alone, in one window, in an engine of its own."""
         alone = {}
         for number in numbers:

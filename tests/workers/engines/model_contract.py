@@ -26,7 +26,7 @@ from tests.workers.engines.generation_contract import (
     request,
 )
 from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model
-from workers.engines.generation.seam import GenerationEngine, SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
 
 
 def published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -34,7 +34,7 @@ def published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def check_logprobs(model: PreTrainedModel, asked: WindowRequest, window: Window, *, atol: float = 1e-4) -> None:
+def check_logprobs(model: PreTrainedModel, asked: WindowRequest, window: SampledWindow, *, atol: float = 1e-4) -> None:
     """Compare behaviour log-probs with a plain forward, at the request's temperature (1 for greedy)."""
     sequence = np.concatenate([asked.prompt_tokens, asked.response_tokens, window.tokens])
     with torch.no_grad():
@@ -69,7 +69,7 @@ class ModelContract(GenerationContract):
     def weights(self, version: int) -> Mapping[str, Any]:
         return published(tiny_model(seed=1 + version % 2))
 
-    def check(self, asked: WindowRequest, window: Window) -> None:
+    def check(self, asked: WindowRequest, window: SampledWindow) -> None:
         check_logprobs(tiny_model(seed=1).eval(), asked, window)
 
     @pytest.fixture
@@ -232,7 +232,7 @@ class ModelContract(GenerationContract):
             if kv_policy == "recompute":
                 check_logprobs(new, continued(first, window), then)
             else:
-                both = Window(
+                both = SampledWindow(
                     first.trajectory, np.concatenate([window.tokens, then.tokens]), EMPTY, (), then.finish_reason
                 )
                 truth = mixed_forward(old, new, first, both, kept=self.num_kept(46))[6:]
@@ -260,7 +260,7 @@ class ModelContract(GenerationContract):
         check_logprobs(new, request(0), drain(engine)[request(0).trajectory])
 
 
-def forward(model: PreTrainedModel, asked: WindowRequest, window: Window) -> np.ndarray:
+def forward(model: PreTrainedModel, asked: WindowRequest, window: SampledWindow) -> np.ndarray:
     """Return the log-probs of a window by a plain forward."""
     with torch.no_grad():
         sequence = np.concatenate([asked.prompt_tokens, asked.response_tokens, window.tokens])
@@ -268,7 +268,7 @@ def forward(model: PreTrainedModel, asked: WindowRequest, window: Window) -> np.
 
 
 def mixed_forward(
-    old: PreTrainedModel, new: PreTrainedModel, asked: WindowRequest, window: Window, *, kept: int
+    old: PreTrainedModel, new: PreTrainedModel, asked: WindowRequest, window: SampledWindow, *, kept: int
 ) -> np.ndarray:
     """Return log-probs when the first ``kept`` keys and values are the old policy's: transformers' own cache, handed over.
 

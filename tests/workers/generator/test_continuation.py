@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from pipeline.config.learning import ModelSection
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.ledger.memory.ledger import MemoryReplay
-from pipeline.observability.regenerated_tokens import Tally, in_words, read_rework
+from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.observability.regenerated_tokens import SampledTokenCounts, in_words, read_regenerated
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.codec import from_blob
@@ -53,7 +53,7 @@ class Ledger:
         run_dir.mkdir()
         self.run_dir, self._tasks, self.now = run_dir, tasks, 0.0
         self._registry = MemoryRegistry(ManualClock())
-        self.replay = MemoryReplay(lambda _: 1, lambda: self.now)
+        self.replay = MemoryLedger(lambda _: 1, lambda: self.now)
         config = small_config(run_dir)
         generation = config.generation.model_copy(
             update={"window_tokens": WINDOW, "max_response_tokens": 24, "steps_per_turn": 3, "num_slots": 4}
@@ -121,7 +121,7 @@ async def test_a_trajectory_goes_on_identically_whoever_continues_it_and_at_most
             np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-5)
 
         audit = await shared.replay.audit()
-        rows = read_rework(shared.run_dir, audit.tokens_stored, (), window_tokens=WINDOW)
+        rows = read_regenerated(shared.run_dir, audit.tokens_stored, (), window_tokens=WINDOW)
         assert all(row.num_unwritten <= row.limit for row in rows)
         again = sum(row.num_again for row in rows)
         assert again > 0
@@ -131,11 +131,11 @@ async def test_a_trajectory_goes_on_identically_whoever_continues_it_and_at_most
 
 def test_a_living_generators_tokens_are_under_way_and_a_drained_ones_are_all_stored(tmp_path: Path) -> None:
     for epoch, sampled in ((1, 50), (2, 70)):
-        tally = Tally(tmp_path, Incarnation(Role.GENERATOR, "host-b.generator-0", epoch))
+        tally = SampledTokenCounts(tmp_path, Incarnation(Role.GENERATOR, "host-b.generator-0", epoch))
         tally.write(num_sampled=sampled, num_refused=0, num_held=3)
         tally.close()
     stored = {"host-b.generator-0#1": 50, "host-b.generator-0#2": 40}
-    drained, living = read_rework(tmp_path, stored, {"host-b.generator-0#2"}, window_tokens=16)
+    drained, living = read_regenerated(tmp_path, stored, {"host-b.generator-0#2"}, window_tokens=16)
     assert (drained.num_again, living.num_again, living.num_unwritten, living.limit) == (0, 0, 30, 48)
-    [_, killed] = read_rework(tmp_path, stored, (), window_tokens=16)
+    [_, killed] = read_regenerated(tmp_path, stored, (), window_tokens=16)
     assert killed.num_again == 30

@@ -27,7 +27,7 @@ from protocol.trajectory import FinishReason, TrajectoryChunk
 from tests.pipeline.ledger.builders import LEARNER
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.workers.recording import STOP, RecordingGeneration, sampled_logprobs
-from workers.engines.generation.seam import SamplingParams, Window
+from workers.engines.generation.seam import SampledWindow, SamplingParams
 from workers.generator.generator import Generator
 
 MODEL = Path(__file__).resolve().parents[3] / "ops" / "demo" / "tiny_model"
@@ -78,7 +78,7 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
     """Let a generator sample all prompts and an evaluation on an engine that records."""
     config, loop, finals = config_of(tmp_path), asyncio.get_running_loop(), []
 
-    def note(window: Window) -> None:
+    def note(window: SampledWindow) -> None:
         finals.extend([window] if window.finish_reason.is_final else [])
         if len(finals) == len(TRAINING) + len(EVALUATION):
             loop.call_soon_threadsafe(ctx.draining.set)

@@ -15,7 +15,7 @@ from pipeline.ledger.contract import Lease
 from protocol.errors import EngineError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment, TrajectoryChunk
-from workers.engines.generation.seam import Window
+from workers.engines.generation.seam import SampledWindow
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal, Stage
 
 NUM_SLOTS = 3
@@ -42,9 +42,9 @@ def lease_of(trajectory: TrajectoryId, index: int) -> Lease:
     return Lease(trajectory, index, trajectory.group, last)
 
 
-def window_of(trajectory: TrajectoryId, index: int, reason: FinishReason = FinishReason.WINDOW) -> Window:
+def window_of(trajectory: TrajectoryId, index: int, reason: FinishReason = FinishReason.WINDOW) -> SampledWindow:
     """The window ``index`` of a response whose tokens are their own positions."""
-    return Window(trajectory, np.array([index], np.int32), np.zeros(1, np.float32), (Segment(0, 1),), reason)
+    return SampledWindow(trajectory, np.array([index], np.int32), np.zeros(1, np.float32), (Segment(0, 1),), reason)
 
 
 @dataclass
@@ -64,8 +64,8 @@ class Generation(RuleBasedStateMachine):
         self.held = HeldTrajectories(NUM_SLOTS)
         self.model: dict[TrajectoryId, Under] = {}
         self.engine: dict[TrajectoryId, int] = {}
-        self.queue: list[Window] = []
-        self.writing: list[tuple[Held, Window]] = []
+        self.queue: list[SampledWindow] = []
+        self.writing: list[tuple[Held, SampledWindow]] = []
         self.submitted = Counter[ChunkId]()
         self.taken = Counter[ChunkId]()
 

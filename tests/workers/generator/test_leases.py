@@ -14,17 +14,17 @@ import pytest
 from pipeline.ledger.admin import Place, Wish
 from pipeline.ledger.contract import Lease, Unit
 from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.worker_state import Pulse
+from pipeline.runtime.worker_state import WorkerState
 from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
 from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
-from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.generator.chunk_writer import ChunkWriter
 from workers.generator.generator import Generator
 from workers.generator.held_trajectories import HeldTrajectories, Renewal, Stage
@@ -105,7 +105,7 @@ async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_
             small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
         )
         replay, other = ctx.replay, Incarnation(Role.GENERATOR, "generator-1", 1)
-        assert isinstance(replay, MemoryReplay)
+        assert isinstance(replay, MemoryLedger)
         admin = MemoryAdmin(replay, lambda _: 1)
         await replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
         (lease,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
@@ -179,8 +179,8 @@ async def test_a_response_that_ended_frees_its_slot_while_it_is_written_and_one_
         ctx.close()
 
 
-def window(trajectory: TrajectoryId) -> Window:
-    return Window(
+def window(trajectory: TrajectoryId) -> SampledWindow:
+    return SampledWindow(
         trajectory=trajectory,
         tokens=np.array([7, 8], np.int32),
         behavior_logprobs=np.array([-0.1, -0.2], np.float32),
@@ -209,7 +209,7 @@ async def test_a_neighbour_that_reaches_scorers_is_alive_with_weights_and_reache
         ctx = await context_of(*settings, registry, memory_transport(4), clock)
         neighbour = await registry.register(Role.GENERATOR, "generator-1")
         if other != "none":
-            pulse = Pulse(neighbour, clock)
+            pulse = WorkerState(neighbour, clock)
             pulse.policy_version = -1 if other == "serves nothing yet" else 3
             pulse.unreached = {
                 "reaches nobody either": "learner at tcp://h:1 (7 s); reward-0 at tcp://h:2 (7 s)",
@@ -231,7 +231,7 @@ async def test_what_a_generator_holds_that_reaches_no_scorer_goes_on_where_score
         registry = MemoryRegistry(clock)
         settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
         ctx = await context_of(*settings, registry, memory_transport(4), clock)
-        pulse = Pulse(await registry.register(Role.GENERATOR, "generator-1"), clock)
+        pulse = WorkerState(await registry.register(Role.GENERATOR, "generator-1"), clock)
         pulse.policy_version = 3
         registry.beat(pulse.heartbeat())
         await ctx.replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))

@@ -24,8 +24,8 @@ from tests.pipeline.runtime.fakes import context_of, small_config
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR, make_tensor
-from workers.generator.weight_receiver import WeightsTaker
-from workers.learner.weight_publisher import Publisher
+from workers.generator.weight_receiver import WeightReceiver
+from workers.learner.weight_publisher import WeightPublisher
 
 NUM_WEIGHTS = 5000
 
@@ -81,11 +81,11 @@ class World:
     ) -> None:
         self.clock = clock
         self.backend = backend
-        self.publisher = Publisher(learner)
+        self.publisher = WeightPublisher(learner)
         self.ctx = generator
         self.learner = learner
         self.engine = engine
-        self.taker = WeightsTaker(generator, engine)
+        self.taker = WeightReceiver(generator, engine)
 
     async def publish(self, version: int) -> Path:
         self.backend.version = version

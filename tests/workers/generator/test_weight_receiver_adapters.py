@@ -18,7 +18,7 @@ from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.tiny import tiny_model
 from tests.workers.generator.test_weight_receiver import Recorder, World, damage, opened
 from workers.engines.model.adapter import Adapter
-from workers.learner.weight_publisher import Publisher
+from workers.learner.weight_publisher import WeightPublisher
 
 
 class Adapting:
@@ -231,7 +231,9 @@ async def test_a_new_learner_on_the_same_start_model_costs_no_new_base_and_on_an
         await world.publish(1)
         await world.take()
         for version, seed in ((2, 0), (3, 5)):
-            world.publisher._store = Publisher(world.learner)._store  # as a new process would: the folder is emptied
+            world.publisher._store = WeightPublisher(
+                world.learner
+            )._store  # as a new process would: the folder is emptied
             world.backend = Adapting(seed=seed)
             await world.publish(version)
             await world.take()

@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.learning import EvaluationSection
 from pipeline.ledger.contract import EvaluationRequest
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -27,7 +27,7 @@ from workers.learner.evaluations import Evaluations
 @dataclass
 class Bench:
     ctx: ActorContext
-    replay: MemoryReplay
+    replay: MemoryLedger
     clock: ManualClock
     evaluations: Evaluations
 
@@ -43,7 +43,7 @@ class Bench:
 @asynccontextmanager
 async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
     clock = ManualClock()
-    replay = MemoryReplay(lambda _: 1, clock.time)
+    replay = MemoryLedger(lambda _: 1, clock.time)
     await replay.open(make_spec())
     section = EvaluationSection.model_validate({"num_prompts": 4, "timeout_s": 60.0} | settings)
     config = small_config(tmp_path).model_copy(update={"evaluation": section})
@@ -101,7 +101,7 @@ async def test_waiting_ends_at_the_deadline_when_nobody_answers_and_records_noth
 async def test_an_evaluation_that_the_ledger_forgot_is_given_up_at_the_deadline(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
         await bench.evaluations.request(3)
-        bench.ctx.replay = MemoryReplay(lambda _: 1, bench.clock.time)
+        bench.ctx.replay = MemoryLedger(lambda _: 1, bench.clock.time)
         await bench.ctx.replay.open(make_spec())
         await bench.clock.advance(61.0)
         assert await bench.evaluations.wait() == []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.ledger.contract import ClaimRefused, DropReason, Lease, Unit
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from protocol.ids import Incarnation
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, OTHER_GENERATOR, SCORER, make_chunk, make_spec, reward
@@ -23,7 +23,7 @@ class Run:
 
     def __init__(self, max_groups: int = LIMIT) -> None:
         self.now = 0.0
-        self.replay = MemoryReplay(lambda _: 1, lambda: self.now)
+        self.replay = MemoryLedger(lambda _: 1, lambda: self.now)
         self.hopeless = HopelessData(max_groups)
 
     async def open(self, **settings: object) -> Run:

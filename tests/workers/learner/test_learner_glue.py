@@ -17,7 +17,7 @@ from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import ClaimedUnit
-from pipeline.ledger.version_history import Lineage
+from pipeline.ledger.version_history import VersionHistory
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.dying import Reaper, World
@@ -161,9 +161,9 @@ async def test_a_critics_advantages_use_the_discount_and_lambda_of_the_run(tmp_p
 def test_staleness_is_told_of_tokens_that_carry_loss_and_of_all_where_none_does() -> None:
     result = StepResult(True, 0.25, 1.0, 1e-3, {}, 8)
     trained, masked = aged([2, 2, 5, 5], [False, False, True, True]), aged([3, 3, 4], [False] * 3)
-    row = _row(7, 7, [trained, masked], [result], Lineage())
+    row = _row(7, 7, [trained, masked], [result], VersionHistory())
     assert (row.staleness_mean, row.staleness_max) == (pytest.approx((1 + 1 + 3 + 3 + 2) / 5), 3)
-    row = _row(7, 7, [trained], [result], Lineage())
+    row = _row(7, 7, [trained], [result], VersionHistory())
     assert (row.staleness_mean, row.staleness_max) == (1.0, 1)
 
 

@@ -21,7 +21,7 @@ from pipeline.weights import TURNS
 from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
-from workers.learner.weight_publisher import Publisher
+from workers.learner.weight_publisher import WeightPublisher
 
 
 class Backend:
@@ -42,7 +42,7 @@ def _config(folder: Path) -> RunConfig:
 class Bench:
     def __init__(self, ctx: ActorContext, clock: ManualClock, registry: MemoryRegistry) -> None:
         self.ctx, self.clock, self.registry = ctx, clock, registry
-        self.publisher = Publisher(ctx)
+        self.publisher = WeightPublisher(ctx)
 
     async def generator(self, version: int, *, waiting: WaitingFor = WaitingFor.COMPUTE) -> Incarnation:
         """A generator that serves ``version``, seen just now."""

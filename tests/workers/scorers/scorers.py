@@ -12,7 +12,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -26,7 +26,7 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
     """Open the surroundings of worker 0 of ``role``; one failure of a chunk makes a dead letter."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
-    replay = MemoryReplay(lambda _: 1, clock.time)
+    replay = MemoryLedger(lambda _: 1, clock.time)
     await replay.open(make_spec(max_attempts=1))
     who = Incarnation(role, f"{role.value}-0", 1)
     await registry.register(role, who.worker)

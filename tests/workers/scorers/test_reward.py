@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pipeline.config.learning import RewardSection
-from pipeline.ledger.contract import ReplayBuffer
+from pipeline.ledger.contract import Ledger
 from protocol.ids import Role
 from protocol.trajectory import RewardScore, Score, TrajectoryChunk
 from tests.pipeline.ledger.builders import GENERATOR, make_chunk
@@ -24,7 +24,7 @@ from workers.scorers.reward import Reward
 
 @dataclass
 class Bench:
-    replay: ReplayBuffer
+    replay: Ledger
     worker: Reward
 
     async def finished(self, *texts: str, verifier: str = "arithmetic") -> list[TrajectoryChunk]:

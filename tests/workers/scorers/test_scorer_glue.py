@@ -20,7 +20,7 @@ from pipeline.config.learning import AlgorithmSection, RewardModelSection, Rewar
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Claim, ScoredChunk, Unit
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
@@ -91,7 +91,7 @@ def chunks_of(trajectory: TrajectoryId) -> list[TrajectoryChunk]:
 @dataclass
 class Bench:
     ctx: ActorContext
-    replay: MemoryReplay
+    replay: MemoryLedger
     trajectories: list[TrajectoryId]
     chunks: list[TrajectoryChunk]
     """Of all trajectories, in order."""
@@ -113,7 +113,7 @@ async def opened(
 ) -> AsyncIterator[Bench]:
     """A ledger with four responses of several windows in it, and the surroundings of one worker of ``role``."""
     clock = ManualClock()
-    replay = MemoryReplay(lambda _: 1, clock.time)
+    replay = MemoryLedger(lambda _: 1, clock.time)
     fields = frozenset({Field.REWARD, FIELDS[role]})
     await replay.open(make_spec(Unit.TRAJECTORY, fields=fields, value_training=value_training, eta=4))
     grant = await replay.lease(GENERATOR, max_trajectories=4)

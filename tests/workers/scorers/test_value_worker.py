@@ -19,7 +19,7 @@ import workers.scorers.value
 from pipeline.config.learning import AlgorithmSection, ValueSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Unit, WriteStatus
-from pipeline.ledger.memory.ledger import MemoryReplay
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
@@ -90,7 +90,7 @@ class Fleet:
         self.folder = folder
         self.epochs: dict[str, int] = {who.worker: who.epoch for who in (GENERATOR, SCORER, LEARNER)}
         self.clock = ManualClock()
-        self.replay = MemoryReplay(lambda worker: self.epochs.get(worker, 0), self.clock.time)
+        self.replay = MemoryLedger(lambda worker: self.epochs.get(worker, 0), self.clock.time)
         self.registry = MemoryRegistry(self.clock)
         self.hub = MemoryHub(high_water_mark=64)
         self.engine = ScriptedEngine()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.model_folder import read_model_config
 from workers.engines.emulated.generation import EmulatedEngine, EngineCosts
-from workers.engines.emulated.journal import Journal
+from workers.engines.emulated.journal import SamplingJournal
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.scoring import EmulatedScoring
 from workers.engines.emulated.training import EmulatedTraining
@@ -41,7 +41,7 @@ def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
             settings.decode_base_s, settings.decode_slot_s, settings.prefill_token_s, settings.weights_load_s
         ),
         num_weights=num_weights(settings),
-        journal=Journal(settings.journal / f"{os.getpid()}.journal") if settings.journal else None,
+        journal=SamplingJournal(settings.journal / f"{os.getpid()}.journal") if settings.journal else None,
     )
 
 

@@ -22,11 +22,11 @@ import numpy as np
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
-from workers.engines.emulated.journal import Journal
+from workers.engines.emulated.journal import SamplingJournal
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.weights import check_tensors
-from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.engines.generation.windows import check_request, is_live_already, segments
 
 
@@ -75,7 +75,7 @@ class EmulatedEngine:
         positions: int | None = None,
         costs: EngineCosts | None = None,
         num_weights: int = 1,
-        journal: Journal | None = None,
+        journal: SamplingJournal | None = None,
     ) -> None:
         """Make an engine without weights.
 
@@ -140,7 +140,7 @@ class EmulatedEngine:
         self._waiting[request.trajectory] = request
         self._order.append(request.trajectory)
 
-    def advance(self, max_steps: int) -> list[Window]:
+    def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
 
         Raises EngineError before the first weights.
@@ -148,7 +148,7 @@ class EmulatedEngine:
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         started = time.monotonic()
-        finished: list[Window] = []
+        finished: list[SampledWindow] = []
         seconds, left = 0.0, max_steps
         while left > 0:
             seconds += self._admit() * self._costs.prefill_token_s
@@ -171,7 +171,7 @@ class EmulatedEngine:
         self._pace.spend(seconds - (time.monotonic() - started))
         return finished
 
-    def cut(self) -> list[Window]:
+    def cut(self) -> list[SampledWindow]:
         """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
         self._waiting.clear()
         self._order.clear()
@@ -220,7 +220,7 @@ class EmulatedEngine:
                 self._kept.popitem(last=False)
         return self._num_prefill_tokens - before
 
-    def _end(self, slot: _Slot) -> Window:
+    def _end(self, slot: _Slot) -> SampledWindow:
         if slot.end == slot.length and self._tokens.stop is not None:
             reason = FinishReason.STOP
         elif slot.end >= slot.request.max_response_tokens:
@@ -233,16 +233,16 @@ class EmulatedEngine:
             self._keep(slot, window)
         return window
 
-    def _keep(self, slot: _Slot, window: Window) -> None:
+    def _keep(self, slot: _Slot, window: SampledWindow) -> None:
         request = slot.request
         context = np.concatenate([request.prompt_tokens, request.response_tokens, window.tokens])
         self._kept[request.trajectory] = context
         while len(self._kept) > self._num_slots:
             self._kept.popitem(last=False)
 
-    def _window(self, slot: _Slot, reason: FinishReason) -> Window:
+    def _window(self, slot: _Slot, reason: FinishReason) -> SampledWindow:
         request, begin, end = slot.request, slot.start, slot.place
-        return Window(
+        return SampledWindow(
             trajectory=request.trajectory,
             tokens=self._tokens.tokens(request.seed, request.trajectory, begin, end, length=slot.length),
             behavior_logprobs=self._tokens.logprobs(request.seed, request.trajectory, begin, end),

@@ -13,7 +13,7 @@ from pathlib import Path
 from protocol.ids import TrajectoryId
 
 
-class Journal:
+class SamplingJournal:
     """Appends what was sampled."""
 
     def __init__(self, path: Path) -> None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from protocol.ids import TrajectoryId
 from workers.engines.emulated.pace import Pace
-from workers.engines.generation.seam import EngineStats, GenerationEngine, Window, WindowRequest
+from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow, WindowRequest
 
 if TYPE_CHECKING:
     import torch
 
 
-class PacedEngine:
+class ThrottledEngine:
     """Wraps a generation engine; see the module."""
 
     def __init__(self, engine: GenerationEngine, *, decode_base_s: float, decode_slot_s: float) -> None:
@@ -59,7 +59,7 @@ class PacedEngine:
         """Queue a request."""
         self._engine.submit(request)
 
-    def advance(self, max_steps: int) -> list[Window]:
+    def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run up to ``max_steps`` decode steps, and return no sooner than the device would have."""
         started, before = time.perf_counter(), self._engine.stats()
         windows = self._engine.advance(max_steps)
@@ -74,7 +74,7 @@ class PacedEngine:
         """End what the engine runs on."""
         self._engine.close()
 
-    def cut(self) -> list[Window]:
+    def cut(self) -> list[SampledWindow]:
         """End every live request at the present token."""
         return self._engine.cut()
 

@@ -47,7 +47,7 @@ class WindowRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SampledWindow:
     """What an engine sampled for one request."""
 
     trajectory: TrajectoryId
@@ -110,11 +110,11 @@ class GenerationEngine(Protocol):
         the prefill of the next one. Raises EngineError for a context that can never fit."""
         ...
 
-    def advance(self, max_steps: int) -> list[Window]:
+    def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run up to ``max_steps`` decode steps; return what finished, early when anything does and slots are free."""
         ...
 
-    def cut(self) -> list[Window]:
+    def cut(self) -> list[SampledWindow]:
         """End every live request at the present token: windows with what was sampled so far, FinishReason.WINDOW (requests
         that have sampled nothing are forgotten). For draining."""
         ...

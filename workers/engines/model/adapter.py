@@ -24,7 +24,7 @@ import torch
 
 from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.errors import WeightsDamaged, WeightsRejected
-from workers.engines.model.weights_file import Probe, lay_out, probe_metadata, spec_of, view_weights
+from workers.engines.model.weights_file import ParityProbe, lay_out, probe_metadata, spec_of, view_weights
 
 _ADAPTER = "headrace.adapter"
 
@@ -41,7 +41,7 @@ class Adapter:
     """Yields the frozen weights by the model's own names, tied ones once."""
 
 
-class _Stored(msgspec.Struct):
+class _AdapterRecord(msgspec.Struct):
     base: str
     scaling: float
 
@@ -61,14 +61,14 @@ def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
     return lay_out([spec_of(name, tensor, kept(name, tensor)) for name, tensor in named.items()], named.__getitem__)
 
 
-def publish_adapter(adapter: Adapter, base_digest: str, *, probe: Probe | None = None) -> Publication:
+def publish_adapter(adapter: Adapter, base_digest: str, *, probe: ParityProbe | None = None) -> Publication:
     """Lay out an adapter in the type that it is trained in; ``probe`` is of the merged weights."""
     named = {
         f"{layer}.lora_{part}.weight": tensor
         for layer, parts in adapter.layers.items()
         for part, tensor in zip("AB", parts, strict=True)
     }
-    stored = msgspec.json.encode(_Stored(base_digest, adapter.scaling)).decode()
+    stored = msgspec.json.encode(_AdapterRecord(base_digest, adapter.scaling)).decode()
     specs = [spec_of(name, tensor, tensor.dtype) for name, tensor in named.items()]
     return lay_out(specs, named.__getitem__, {_ADAPTER: stored, **probe_metadata(probe)})
 
@@ -87,7 +87,7 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
         WeightsRejected: The adapter is of another base, or does not fit it.
     """
     try:
-        stored = msgspec.json.decode(read_contents(adapter).metadata.get(_ADAPTER, ""), type=_Stored)
+        stored = msgspec.json.decode(read_contents(adapter).metadata.get(_ADAPTER, ""), type=_AdapterRecord)
     except msgspec.DecodeError as error:
         raise WeightsDamaged(f"a version that was announced with a base is no adapter: {error}") from error
     if stored.base != base_digest:

@@ -52,10 +52,10 @@ def count_files() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # a worker's standard error is a log
-    logging.set_tqdm_hook(lambda factory, args, kwargs: _Counted(factory(*args, **kwargs)))
+    logging.set_tqdm_hook(lambda factory, args, kwargs: _CountingBar(factory(*args, **kwargs)))
 
 
-class _Counted:
+class _CountingBar:
     """A progress bar of transformers that counts."""
 
     def __init__(self, bar: Any) -> None:

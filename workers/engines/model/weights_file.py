@@ -37,7 +37,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ParityProbe:
     """What the learner computes with the weights of a file."""
 
     tokens: np.ndarray
@@ -59,7 +59,7 @@ class PublishedWeights(dict[str, torch.Tensor]):
         tensors: Mapping[str, torch.Tensor],
         *,
         path: Path | None = None,
-        probe: Probe | None = None,
+        probe: ParityProbe | None = None,
         is_lasting: bool = False,
     ) -> None:
         """Take tensors and what is known of them.
@@ -78,7 +78,7 @@ class PublishedWeights(dict[str, torch.Tensor]):
 
 
 def publish_tensors(
-    tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: Probe | None = None
+    tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> Publication:
     """Lay out tensors under their Hugging Face names, floating-point ones as ``dtype`` (``float32`` or ``bfloat16``).
 
@@ -103,7 +103,7 @@ def lay_out(
     return publication(ordered, _blocks(ordered, make), metadata)
 
 
-def probe_metadata(probe: Probe | None) -> dict[str, str]:
+def probe_metadata(probe: ParityProbe | None) -> dict[str, str]:
     """Return the metadata that hold a probe, if there is one."""
     if probe is None:
         return {}
@@ -137,7 +137,7 @@ def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool
             stored = msgspec.json.decode(contents.metadata[_PROBE], type=_StoredProbe)
         except msgspec.DecodeError as error:
             raise WeightsDamaged(f"the probe beside the weights cannot be read: {error}") from error
-        probe = Probe(np.array(stored.tokens, np.int32), np.array(stored.logprobs, np.float32))
+        probe = ParityProbe(np.array(stored.tokens, np.int32), np.array(stored.logprobs, np.float32))
     return PublishedWeights(tensors, path=path, probe=probe, is_lasting=is_lasting)
 
 
@@ -155,7 +155,7 @@ def read_weights(path: Path) -> PublishedWeights:
 
 
 def write_weights(
-    path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: Probe | None = None
+    path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> None:
     """Write tensors into a file of their own; see :func:`publish_tensors`."""
     written = publish_tensors(tensors, dtype=dtype, probe=probe)

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import read_model_config
-from workers.engines.model.weights_file import Probe
+from workers.engines.model.weights_file import ParityProbe
 from workers.engines.training.seam import TrainingBackend
 
 PROBE_TOKENS = 48
@@ -25,7 +25,7 @@ def probe_tokens(vocabulary: int, longest: int) -> np.ndarray:
     return rng.integers(0, vocabulary, size=min(PROBE_TOKENS, longest)).astype(np.int32)
 
 
-def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe:
+def take_probe(config: RunConfig, backend: TrainingBackend) -> ParityProbe:
     """Score the probe's sequence with the backend's present weights, at the sampling temperature."""
     folder = read_model_config(config.model.path)
     vocabulary = folder.get("vocab_size") or folder["text_config"]["vocab_size"]
@@ -44,4 +44,4 @@ def take_probe(config: RunConfig, backend: TrainingBackend) -> Probe:
         old_logprobs=None,
     )
     (logprobs,) = backend.response_logprobs([sample])
-    return Probe(tokens, logprobs.astype(np.float32))
+    return ParityProbe(tokens, logprobs.astype(np.float32))

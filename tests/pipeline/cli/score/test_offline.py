@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import main
-from pipeline.cli.score.command import Progress, score
+from pipeline.cli.score.command import ScoringProgress, score
 from pipeline.cli.score.offline import score_file
 from pipeline.config.learning import RewardSection
 from pipeline.rewards.pool import VerifierPool
@@ -186,7 +186,7 @@ def test_the_exit_status_says_whether_every_response_was_judged(
 
 def test_progress_is_told_every_five_seconds_with_rate_and_rest() -> None:
     now, told = [0.0], list[str]()
-    progress = Progress(1_000, told.append, clock=lambda: now[0])
+    progress = ScoringProgress(1_000, told.append, clock=lambda: now[0])
     progress(100)
     assert told == []
     now[0] = 5.0
@@ -195,7 +195,7 @@ def test_progress_is_told_every_five_seconds_with_rate_and_rest() -> None:
     progress(100)
     assert told == ["200 of 1,000 responses (20%), 40/s, 20 s left"]
     told.clear()
-    slow = Progress(10, told.append, clock=lambda: now[0])
+    slow = ScoringProgress(10, told.append, clock=lambda: now[0])
     now[0] = 19.0
     slow(2)
     assert told == ["2 of 10 responses (20%), 0.2/s, 40 s left"]

@@ -18,7 +18,7 @@ import redis.asyncio
 from redis import exceptions
 
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.connection import MAX_UNANSWERED, Link
+from pipeline.ledger.redis.connection import MAX_UNANSWERED, PipelinedConnection
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -27,9 +27,9 @@ FAIL = "return redis.error_reply('FENCED 7')"
 
 
 @pytest.fixture
-async def link(redis_server, redis_client) -> AsyncIterator[Link]:
+async def link(redis_server, redis_client) -> AsyncIterator[PipelinedConnection]:
     client = connect(redis_server)
-    link = Link(client)
+    link = PipelinedConnection(client)
     yield link
     await link.aclose()
     await client.aclose()
@@ -129,7 +129,7 @@ async def test_a_connection_that_the_server_closed_is_made_anew(link, redis_clie
 
 async def test_a_closed_link_fails_what_waits_and_can_be_closed_again(redis_server):
     client = connect(redis_server, patience_s=0.3)
-    link = Link(client)
+    link = PipelinedConnection(client)
     await link.ask("PING")
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(together([link.ask("BLPOP", "nothing", 0)]))
@@ -144,13 +144,13 @@ async def test_a_closed_link_fails_what_waits_and_can_be_closed_again(redis_serv
 async def test_a_client_that_cannot_be_taken_over_is_refused(redis_server):
     client = redis.asyncio.Redis.from_url(redis_server)
     with pytest.raises(TypeError, match=r"with pipeline\.ledger\.redis\.client\.connect"):
-        Link(client)
+        PipelinedConnection(client)
     await client.aclose()
 
 
 async def test_a_server_that_is_away_is_away_for_all_that_ask():
     client = connect("unix:///nonexistent/socket", patience_s=0.1)
-    link = Link(client)
+    link = PipelinedConnection(client)
     answers = await together([link.ask("PING") for _ in range(3)])
     assert all(isinstance(answer, exceptions.ConnectionError) for answer in answers)
     await client.aclose()
@@ -209,12 +209,12 @@ async def puppet() -> AsyncIterator[tuple[Puppet, str]]:
 
 
 @pytest.fixture
-async def asking(puppet) -> AsyncIterator[Callable[..., tuple[Link, Puppet]]]:
+async def asking(puppet) -> AsyncIterator[Callable[..., tuple[PipelinedConnection, Puppet]]]:
     opened = []
 
-    def make(**settings: Any) -> tuple[Link, Puppet]:
+    def make(**settings: Any) -> tuple[PipelinedConnection, Puppet]:
         client = connect(puppet[1], **settings)
-        opened.append((client, Link(client)))
+        opened.append((client, PipelinedConnection(client)))
         return opened[-1][1], puppet[0]
 
     yield make
@@ -318,7 +318,7 @@ async def test_a_long_answer_over_tls_arrives_whole(certified):
     puppet = Puppet()
     server = await asyncio.start_server(puppet.serve, "127.0.0.1", 0, ssl=context)
     client = connect(f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0?ssl_ca_certs={certified / 'ca.pem'}")
-    link = Link(client)
+    link = PipelinedConnection(client)
     value = b"".join(number.to_bytes(4, "little") for number in range(1 << 18))
     try:
         async with asyncio.TaskGroup() as tasks:

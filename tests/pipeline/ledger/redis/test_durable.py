@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import EmbeddedServer
 from protocol.errors import Fenced
 from tests.own_server import own_server
@@ -22,7 +22,7 @@ RUN = "durable"
 async def test_it_returns_only_when_the_file_on_the_disk_has_caught_up(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path, max_memory_mb=64)
     server.start()
-    replay = RedisReplay(connect(server.url), RUN)
+    replay = RedisLedger(connect(server.url), RUN)
     try:
         await replay.open(make_spec(run=RUN))
         with redis.Redis.from_url(server.url) as client:
@@ -53,7 +53,7 @@ async def test_it_returns_only_when_the_file_on_the_disk_has_caught_up(tmp_path:
 
 async def test_a_server_that_does_not_permit_the_question_cannot_say(tmp_path: Path) -> None:
     with own_server(tmp_path, "appendonly yes", "user default on nopass ~* &* +@all -waitaof") as url:
-        replay = RedisReplay(connect(url), RUN)
+        replay = RedisLedger(connect(url), RUN)
         await replay.open(make_spec(run=RUN))
         assert await replay.make_durable(LEARNER) is False
         assert (await replay.totals()).num_unflushed == 1

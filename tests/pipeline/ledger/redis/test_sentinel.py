@@ -15,14 +15,14 @@ import pytest
 import redis
 
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.sentinel import parse_sentinel_url
 from pipeline.ledger.server.binary import find_server
 from pipeline.runtime.clock import ManualClock, RealClock
-from pipeline.runtime.notifications import News
+from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
-from pipeline.runtime.worker_state import Pulse
+from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import ConfigError, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, make_chunk, make_spec, reward
@@ -123,7 +123,7 @@ async def test_a_password_that_the_sentinels_refuse_ends_a_call_at_once_with_a_s
         try:
             began = time.monotonic()
             with pytest.raises(LedgerRefused, match=r"the Sentinels refused their password.*put sentinel_password="):
-                await RedisReplay(client, "test").totals()
+                await RedisLedger(client, "test").totals()
             assert time.monotonic() - began < 30.0, "nothing of it is asked again"
         finally:
             await client.aclose()
@@ -134,7 +134,7 @@ async def test_sentinels_most_of_which_are_away_or_know_no_master_are_waited_for
         client = connect(f"redis+sentinel://:pw@{places}/ledger?sentinel_password=right", patience_s=1.0)
         try:
             with pytest.raises(LedgerUnavailable, match="No master found"):
-                await RedisReplay(client, "test").totals()
+                await RedisLedger(client, "test").totals()
         finally:
             await client.aclose()
 
@@ -142,18 +142,18 @@ async def test_sentinels_most_of_which_are_away_or_know_no_master_are_waited_for
 @pytest.mark.timeout(300)
 async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched) -> None:
     client = connect(watched.url, patience_s=60.0)
-    replay, registry = RedisReplay(client, "test"), RedisRegistry(client, "test")
+    replay, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
     await replay.open(make_spec())
     who = await registry.register(Role.GENERATOR, "generator-0")
     beats = RedisHeartbeatWriter(watched.url, "test")
-    pulse = Pulse(who, ManualClock())
+    pulse = WorkerState(who, ManualClock())
     assert await asyncio.to_thread(beats.beat, pulse.heartbeat())
     first, second = (await replay.lease(who, max_trajectories=2)).leases
     chunk = make_chunk(first.trajectory)
     await replay.write_chunk(who, chunk)
     assert await client.wait(1, 20_000) == 1, "the replica has it"
 
-    news = News(registry, RealClock())
+    news = Notifications(registry, RealClock())
     bell = news.bell(Topic.RUN)
     async with asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(news.watch())
@@ -178,7 +178,7 @@ async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched
     await asyncio.to_thread(beats.close)
 
 
-def heard(beats: RedisHeartbeatWriter, pulse: Pulse) -> bool:
+def heard(beats: RedisHeartbeatWriter, pulse: WorkerState) -> bool:
     try:
         return beats.beat(pulse.heartbeat())
     except LedgerUnavailable:

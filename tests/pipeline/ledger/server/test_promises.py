@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.server.promises import ServerTerms, judge_terms, read_terms
+from pipeline.ledger.server.promises import ServerPromises, judge_terms, read_promises
 from protocol.errors import ConfigError, LedgerUnavailable
 from tests.own_server import own_server
 from tests.pipeline.op_config import write_config
@@ -22,10 +22,10 @@ GOOD = ("maxmemory 100mb", "maxmemory-policy noeviction", "appendonly yes", "app
 WORKER = "user default on nopass ~* &* +@all -config"
 
 
-async def told(url: str) -> ServerTerms:
+async def told(url: str) -> ServerPromises:
     client = connect(url)
     try:
-        return await read_terms(client, "ledger.url")
+        return await read_promises(client, "ledger.url")
     finally:
         await client.aclose()
 
@@ -76,14 +76,14 @@ async def test_what_a_user_is_not_permitted_to_ask_is_said_to_be_unknown(tmp_pat
         assert "could not check appendfsync of" in warning
     with own_server(tmp_path / "neither", *GOOD, f"{WORKER} -info") as url:
         terms = await told(url)
-        assert terms == ServerTerms(None, None, None, None, None)
+        assert terms == ServerPromises(None, None, None, None, None)
         [warning] = judge_terms(terms, url)
         assert "could not check maxmemory, maxmemory-policy, appendonly, appendfsync of" in warning
         assert "see to it that it has maxmemory-policy noeviction, appendonly yes" in warning
 
 
 def test_a_server_that_is_too_old_is_refused() -> None:
-    terms = ServerTerms((5, 0, 14), 0, "noeviction", True, "everysec")
+    terms = ServerPromises((5, 0, 14), 0, "noeviction", True, "everysec")
     with pytest.raises(ConfigError, match=r"is version 5\.0\.14; expected Redis 6\.2 or later"):
         judge_terms(terms, "redis://host:6379/0")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
-from pipeline.ledger.server.watch import NUM_LOOKS, ServerWatch, Verdict
+from pipeline.ledger.server.watch import NUM_LOOKS, ServerAction, ServerWatch
 
 SERVES, SILENT, GONE = Sight(ServerState.SERVES, 1), Sight(ServerState.SILENT), Sight(ServerState.GONE)
 STRANGE = Sight(ServerState.STRANGE)
@@ -25,36 +25,36 @@ def loading(done: int) -> Sight:
 
 def test_a_death_takes_several_looks_that_agree() -> None:
     watch = ServerWatch(patience_s=60.0)
-    assert [watch.see(GONE, 0.1 * look) for look in range(NUM_LOOKS)] == [Verdict.LEAVE] * (NUM_LOOKS - 1) + [
-        Verdict.START
+    assert [watch.see(GONE, 0.1 * look) for look in range(NUM_LOOKS)] == [ServerAction.LEAVE] * (NUM_LOOKS - 1) + [
+        ServerAction.START
     ]
     watch.begin_again(1.0)
     for _ in range(10):
-        assert watch.see(GONE, 2.0) is Verdict.LEAVE
+        assert watch.see(GONE, 2.0) is ServerAction.LEAVE
         assert watch.is_suspicious
-        assert watch.see(SERVES, 2.0) is Verdict.LEAVE
+        assert watch.see(SERVES, 2.0) is ServerAction.LEAVE
 
 
 def test_a_mute_server_is_replaced_when_the_patience_with_it_ends_and_no_sooner() -> None:
     for mute in (SILENT, STRANGE):
         watch = ServerWatch(patience_s=60.0)
-        assert watch.see(SERVES, 0.0) is Verdict.LEAVE
-        assert [watch.see(mute, now) for now in (1.0, 30.0, 59.9)] == [Verdict.LEAVE] * 3
-        assert watch.see(mute, 60.0) is Verdict.REPLACE
+        assert watch.see(SERVES, 0.0) is ServerAction.LEAVE
+        assert [watch.see(mute, now) for now in (1.0, 30.0, 59.9)] == [ServerAction.LEAVE] * 3
+        assert watch.see(mute, 60.0) is ServerAction.REPLACE
 
 
 def test_one_answer_renews_the_patience() -> None:
     watch = ServerWatch(patience_s=60.0)
     for now in range(0, 600, 50):
-        assert watch.see(SILENT, now) is Verdict.LEAVE
-        assert watch.see(SERVES, now + 1.0) is Verdict.LEAVE
+        assert watch.see(SILENT, now) is ServerAction.LEAVE
+        assert watch.see(SERVES, now + 1.0) is ServerAction.LEAVE
 
 
 def test_a_server_that_reads_its_file_lives_for_as_long_as_it_gets_further() -> None:
     watch = ServerWatch(patience_s=60.0)
-    assert {watch.see(loading(now), now) for now in range(0, 6000, 50)} == {Verdict.LEAVE}
-    assert watch.see(loading(5950), 6009.0) is Verdict.LEAVE
-    assert watch.see(loading(5950), 6011.0) is Verdict.REPLACE
+    assert {watch.see(loading(now), now) for now in range(0, 6000, 50)} == {ServerAction.LEAVE}
+    assert watch.see(loading(5950), 6009.0) is ServerAction.LEAVE
+    assert watch.see(loading(5950), 6011.0) is ServerAction.REPLACE
 
 
 # -- the probe

@@ -30,7 +30,7 @@ from workers.engines.emulated.scoring import EmulatedScoring
 from workers.engines.emulated.training import EmulatedTraining
 from workers.engines.emulated.value import EmulatedValue
 from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors, view_weights
-from workers.engines.generation.seam import GenerationEngine, Window, WindowRequest
+from workers.engines.generation.seam import GenerationEngine, SampledWindow, WindowRequest
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample
 
@@ -62,7 +62,7 @@ class TestEmulatedEngine(GenerationContract):
     def weights(self, version: int) -> Mapping[str, Any]:
         return weights(version)
 
-    def check(self, asked: WindowRequest, window: Window) -> None:
+    def check(self, asked: WindowRequest, window: SampledWindow) -> None:
         """The window is the stretch of the response that was drawn beforehand, and ends where it must."""
         super().check(asked, window)
         law, length = TokenLaw.of(VOCABULARY, (1,)), LAW.draw(asked.seed, asked.trajectory)

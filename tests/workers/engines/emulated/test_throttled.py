@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.engines.emulated.test_emulated import TestEmulatedEngine, weights
 from tests.workers.engines.generation_contract import GenerationContract, drain, request
-from workers.engines.emulated.throttled import PacedEngine
+from workers.engines.emulated.throttled import ThrottledEngine
 from workers.engines.generation.seam import GenerationEngine
 
 
@@ -19,7 +19,7 @@ class TestPacedEngine(GenerationContract):
         self, *, num_slots: int, stop: Iterable[int] = (1,), kv_policy: Literal["keep", "recompute"] = "keep"
     ) -> GenerationEngine:
         inner = TestEmulatedEngine().bare(num_slots=num_slots, stop=stop, kv_policy=kv_policy)
-        return PacedEngine(inner, decode_base_s=1e-6, decode_slot_s=1e-6)
+        return ThrottledEngine(inner, decode_base_s=1e-6, decode_slot_s=1e-6)
 
     def weights(self, version: int) -> Mapping[str, Any]:
         return weights(version)
@@ -31,7 +31,7 @@ def test_a_turn_lasts_as_long_as_its_steps_and_sequences_cost(monkeypatch: pytes
     monkeypatch.setattr(time, "perf_counter", lambda: 5.0)  # the real engine needs no time at all
     monkeypatch.setattr(time, "monotonic", lambda: 5.0 + sum(slept))
     inner = TestEmulatedEngine().bare(num_slots=4)
-    engine = PacedEngine(inner, decode_base_s=0.02, decode_slot_s=0.001)
+    engine = ThrottledEngine(inner, decode_base_s=0.02, decode_slot_s=0.001)
     engine.load_weights(weights(0), 0)
     for number in range(3):
         engine.submit(request(number))

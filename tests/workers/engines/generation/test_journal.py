@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engines.generation.vllm.journal import Journal
+from workers.engines.generation.vllm.journal import LogprobJournal
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60))
 def test_each_request_reads_what_was_written_for_it_in_any_order_of_rows(seed: int, num_requests: int) -> None:
     rng = np.random.default_rng(seed)
-    journal = Journal(num_positions=32)
+    journal = LogprobJournal(num_positions=32)
     truth: dict[str, list[float]] = {}
     starts: dict[str, int] = {}
     waiting = [f"r{n}" for n in range(num_requests)]
@@ -37,13 +37,13 @@ def test_each_request_reads_what_was_written_for_it_in_any_order_of_rows(seed: i
 
 
 def test_a_request_that_was_never_scheduled_has_nothing_and_is_forgotten_without_a_word() -> None:
-    journal = Journal(num_positions=4)
+    journal = LogprobJournal(num_positions=4)
     assert journal.read("never", 2, 0).size == 0
     journal.forget("never")
 
 
 def test_lines_are_used_again_so_that_memory_follows_the_live_requests() -> None:
-    journal = Journal(num_positions=4)
+    journal = LogprobJournal(num_positions=4)
     for number in range(1000):
         assert 0 < journal.lines([f"r{number}"])[0] < 17
         journal.forget(f"r{number}")

@@ -15,9 +15,9 @@ from protocol.errors import WeightsDamaged, WeightsRejected
 from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.tiny import tiny_model
 from workers.engines.model.adapter import publish_adapter, publish_base, publish_merged
-from workers.engines.model.weights_file import Probe, publish_tensors, view_weights
+from workers.engines.model.weights_file import ParityProbe, publish_tensors, view_weights
 
-PROBE = Probe(np.array([3, 1, 4], np.int32), np.array([-0.1, -2.7182817], np.float32))
+PROBE = ParityProbe(np.array([3, 1, 4], np.int32), np.array([-0.1, -2.7182817], np.float32))
 
 
 def bytes_of(publication: Publication) -> np.ndarray:

@@ -13,7 +13,13 @@ from pipeline.weights.store import write_publication
 from protocol.errors import WeightsRejected
 from tests.workers.engines.tiny import tiny_model
 from workers.engines.generation.local.weights import replace_weights
-from workers.engines.model.weights_file import Probe, PublishedWeights, publish_tensors, read_weights, view_weights
+from workers.engines.model.weights_file import (
+    ParityProbe,
+    PublishedWeights,
+    publish_tensors,
+    read_weights,
+    view_weights,
+)
 
 TENSORS = {
     "wide": torch.randn(1000, 700),
@@ -26,7 +32,7 @@ TENSORS = {
 }
 
 
-def bytes_of(tensors: dict[str, torch.Tensor], dtype: str, probe: Probe | None = None) -> np.ndarray:
+def bytes_of(tensors: dict[str, torch.Tensor], dtype: str, probe: ParityProbe | None = None) -> np.ndarray:
     publication = publish_tensors(tensors.items(), dtype=dtype, probe=probe)
     data = np.empty(publication.num_bytes, np.uint8)
     write_publication(data, publication)
@@ -47,7 +53,7 @@ def test_published_tensors_are_read_by_safetensors_and_by_us_cast_as_torch_casts
 
 
 def test_a_probe_comes_back_as_it_was() -> None:
-    probe = Probe(np.array([3, 1, 4], np.int32), np.array([-0.1, -2.7182817], np.float32))
+    probe = ParityProbe(np.array([3, 1, 4], np.int32), np.array([-0.1, -2.7182817], np.float32))
     found = view_weights(bytes_of(TENSORS, "float32", probe)).probe
     assert found is not None
     np.testing.assert_array_equal(found.tokens, probe.tokens)

@@ -27,7 +27,7 @@ from protocol.trajectory import FinishReason
 from workers.engines.generation.local.forward import SlotForward
 from workers.engines.generation.local.slots import Occupant, SlotTable
 from workers.engines.generation.sampling import Distributions, sample
-from workers.engines.generation.seam import EngineStats, Window, WindowRequest
+from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.rng import uniforms
 
@@ -113,7 +113,7 @@ class LocalEngine:
             self._slots.evict(held)
 
     @torch.inference_mode()
-    def cut(self) -> list[Window]:
+    def cut(self) -> list[SampledWindow]:
         """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
         self._waiting.clear()
         self._waiting_names.clear()
@@ -159,14 +159,14 @@ class LocalEngine:
     # -- computing -----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def advance(self, max_steps: int) -> list[Window]:
+    def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
 
         Raises EngineError before the first weights, and Diverged when the weights give logits that are not finite.
         """
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
-        finished: list[Window] = []
+        finished: list[SampledWindow] = []
         for _ in range(max_steps):
             self._admit()
             if self._slots.num_live == 0:
@@ -211,7 +211,7 @@ class LocalEngine:
         if rows:
             self._num_prefill_tokens += self._forward.prefill([self._slots.context(row) for row in rows], rows)
 
-    def _step(self) -> list[Window]:
+    def _step(self) -> list[SampledWindow]:
         """Sample one token for every live row; return the windows that end with it."""
         slots, n = self._slots, self._slots.num_live
         arrays, rows = slots.arrays, np.arange(slots.num_live)
@@ -237,9 +237,9 @@ class LocalEngine:
         over = stopped | (lengths == arrays.ends[:n])
         return self._finish(np.flatnonzero(over), stopped) if over.any() else []
 
-    def _finish(self, rows: np.ndarray, stopped: np.ndarray) -> list[Window]:
+    def _finish(self, rows: np.ndarray, stopped: np.ndarray) -> list[SampledWindow]:
         ending: list[Occupant] = []
-        windows: list[Window] = []
+        windows: list[SampledWindow] = []
         for row in rows.tolist():
             occupant = self._slots.occupants[row]
             assert occupant is not None, "live rows are occupied"
@@ -257,10 +257,10 @@ class LocalEngine:
         self._settle()
         return windows
 
-    def _window(self, occupant: Occupant, reason: FinishReason) -> Window:
+    def _window(self, occupant: Occupant, reason: FinishReason) -> SampledWindow:
         arrays = self._slots.arrays
         length = int(arrays.lengths[occupant.row])
-        return Window(
+        return SampledWindow(
             trajectory=occupant.trajectory,
             tokens=arrays.tokens[occupant.row, occupant.start : length].copy(),
             behavior_logprobs=arrays.logprobs[occupant.row, occupant.start : length].copy(),

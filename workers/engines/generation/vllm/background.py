@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from protocol.errors import EngineDied
-from workers.engines.generation.vllm.core import CoreRequest, Sample
+from workers.engines.generation.vllm.core import CoreRequest, CoreSample
 from workers.engines.generation.vllm.in_process import probe_params, prompt_logprobs, sampling_params, spans_of
 from workers.engines.model.weights_file import PublishedWeights, write_weights
 
@@ -45,7 +45,7 @@ _STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"
 
 
-class _Stream:
+class _RequestOutput:
     """What has come of one request."""
 
     def __init__(self, version: int) -> None:
@@ -55,10 +55,12 @@ class _Stream:
         self.num_cached_tokens = 0
         self.is_cut = False
 
-    def sample(self, name: str, spans: tuple[tuple[int, int], ...] | None, *, is_over: bool) -> Sample:
+    def sample(self, name: str, spans: tuple[tuple[int, int], ...] | None, *, is_over: bool) -> CoreSample:
         tokens = np.array(self.tokens, np.int32)
         spans = spans_of(self.starts, tokens.size) if spans is None else spans
-        return Sample(name, tokens, np.array(self.logprobs, np.float32), spans, self.num_cached_tokens, is_over=is_over)
+        return CoreSample(
+            name, tokens, np.array(self.logprobs, np.float32), spans, self.num_cached_tokens, is_over=is_over
+        )
 
 
 class BackgroundCore:
@@ -81,8 +83,8 @@ class BackgroundCore:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
         self._thread.start()
-        self._over: queue.SimpleQueue[Sample | BaseException] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
+        self._over: queue.SimpleQueue[CoreSample | BaseException] = queue.SimpleQueue()
+        self._streams: dict[str, _RequestOutput] = {}
         self._version = -1
         self._num_steps = 0
         self._failure: EngineDied | None = None
@@ -106,13 +108,13 @@ class BackgroundCore:
 
     def add(self, request: CoreRequest) -> None:
         """Queue a request."""
-        self._streams[request.name] = _Stream(self._version)
+        self._streams[request.name] = _RequestOutput(self._version)
         params = sampling_params(request, seeded=not self.has_streams, as_they_come=True)
         asyncio.run_coroutine_threadsafe(self._follow(request, params), self._loop)
 
-    def step(self, timeout_s: float) -> list[Sample]:
+    def step(self, timeout_s: float) -> list[CoreSample]:
         """Wait until something is over, at most ``timeout_s``; return all that is. Raises EngineDied."""
-        samples: list[Sample] = []
+        samples: list[CoreSample] = []
         try:
             samples.append(self._taken(self._over.get(timeout=timeout_s)))
             while True:
@@ -120,7 +122,7 @@ class BackgroundCore:
         except queue.Empty:
             return [sample for sample in samples if self._streams.pop(sample.name, None) is not None]
 
-    def cut(self, names: Sequence[str]) -> list[Sample]:
+    def cut(self, names: Sequence[str]) -> list[CoreSample]:
         """End requests at the present token; return those that have sampled something, ended ones among them."""
 
         async def abort() -> None:
@@ -132,7 +134,7 @@ class BackgroundCore:
             self._streams[name].is_cut = True
         self._call(abort())
         ended = {sample.name: sample for sample in self._drained()}
-        samples: list[Sample] = []
+        samples: list[CoreSample] = []
         for name in names:
             sample = ended.get(name) or self._streams[name].sample(name, None, is_over=False)
             del self._streams[name]
@@ -175,7 +177,7 @@ class BackgroundCore:
         self._version = policy_version
         await self._engine.resume_generation()
 
-    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[Sample]]:
+    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
         """Score a sequence; live requests go on meanwhile."""
 
         async def score() -> Any:
@@ -257,13 +259,13 @@ class BackgroundCore:
                     raise self._died(str(error)) from error
                 raise
 
-    def _drained(self) -> list[Sample]:
-        samples: list[Sample] = []
+    def _drained(self) -> list[CoreSample]:
+        samples: list[CoreSample] = []
         while not self._over.empty():
             samples.append(self._taken(self._over.get_nowait()))
         return samples
 
-    def _taken(self, item: Sample | BaseException) -> Sample:
+    def _taken(self, item: CoreSample | BaseException) -> CoreSample:
         if isinstance(item, BaseException):
             raise self._died(f"{type(item).__name__}: {item}") from item
         return item

@@ -38,7 +38,7 @@ class CoreRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CoreSample:
     """What vLLM has sampled for a request."""
 
     name: str
@@ -71,14 +71,14 @@ class Core(Protocol):
         """Queue a request."""
         ...
 
-    def step(self, timeout_s: float) -> list[Sample]:
+    def step(self, timeout_s: float) -> list[CoreSample]:
         """Decode once, or wait at most ``timeout_s`` for what decodes by itself; return what is over.
 
         Raises EngineDied when vLLM is dead.
         """
         ...
 
-    def cut(self, names: Sequence[str]) -> list[Sample]:
+    def cut(self, names: Sequence[str]) -> list[CoreSample]:
         """End requests at the present token; return those that have sampled something."""
         ...
 
@@ -92,7 +92,7 @@ class Core(Protocol):
         no cached prefix outlives the old."""
         ...
 
-    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[Sample]]:
+    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
         """Return float32 [tokens - 1] log-probs of a sequence's tokens but the first, and what became over meanwhile."""
         ...
 

@@ -30,12 +30,12 @@ from pipeline.process import work
 from protocol.errors import Diverged, EngineDied, EngineError, ParityFailed
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
-from workers.engines.generation.seam import EngineStats, Window, WindowRequest
-from workers.engines.generation.vllm.core import Core, CoreRequest, Sample
+from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
+from workers.engines.generation.vllm.core import Core, CoreRequest, CoreSample
 from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.check_weights import fit_weights
 from workers.engines.model.rng import stream_key
-from workers.engines.model.weights_file import Probe, PublishedWeights
+from workers.engines.model.weights_file import ParityProbe, PublishedWeights
 
 TURN_S = 0.02
 """Longest wait for a core in the background, a step."""
@@ -89,7 +89,7 @@ class VllmEngine:
         self._waiting: deque[WindowRequest] = deque()
         self._live: dict[str, WindowRequest] = {}
         self._names: dict[TrajectoryId, str] = {}
-        self._ready: list[Window] = []
+        self._ready: list[SampledWindow] = []
         self._salts: dict[TrajectoryId, str] = {}
         self._numbers = itertools.count()
         self._nonce = secrets.token_hex(4)
@@ -144,13 +144,13 @@ class VllmEngine:
             del self._live[name]
             self._core.cut([name])
 
-    def cut(self) -> list[Window]:
+    def cut(self) -> list[SampledWindow]:
         """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
         self._waiting.clear()
         windows, self._ready = [*self._ready, *self._cut_live()], []
         return windows
 
-    def _cut_live(self) -> list[Window]:
+    def _cut_live(self) -> list[SampledWindow]:
         windows = self._windows(self._core.cut(list(self._live))) if self._live else []
         self._live.clear()
         self._names.clear()
@@ -158,7 +158,7 @@ class VllmEngine:
 
     # -- computing -----------------------------------------------------------------------------------------------------
 
-    def advance(self, max_steps: int) -> list[Window]:
+    def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
 
         Raises:
@@ -211,7 +211,7 @@ class VllmEngine:
             del self._salts[next(iter(self._salts))]
         return salt
 
-    def _step(self) -> list[Window]:
+    def _step(self) -> list[SampledWindow]:
         try:
             before = self._core.num_steps()
             samples = self._core.step(TURN_S)
@@ -222,15 +222,15 @@ class VllmEngine:
             self._failure = error
             raise
 
-    def _windows(self, samples: Iterable[Sample]) -> list[Window]:
-        windows: list[Window] = []
+    def _windows(self, samples: Iterable[CoreSample]) -> list[SampledWindow]:
+        windows: list[SampledWindow] = []
         for sample in samples:
             request = self._live.pop(sample.name)
             del self._names[request.trajectory]
             windows.append(self._window(request, sample))
         return windows
 
-    def _window(self, request: WindowRequest, sample: Sample) -> Window:
+    def _window(self, request: WindowRequest, sample: CoreSample) -> SampledWindow:
         if not np.isfinite(sample.logprobs).all():
             raise Diverged(
                 f"policy version {sample.spans[-1][0]} gives log-probs that are not finite: training has diverged; lower "
@@ -247,7 +247,7 @@ class VllmEngine:
             self._salts.pop(request.trajectory, None)
         self._num_sampled_tokens += sample.tokens.size
         self._num_prefill_tokens += request.prompt_tokens.size + request.response_tokens.size - sample.num_cached_tokens
-        return Window(
+        return SampledWindow(
             trajectory=request.trajectory,
             tokens=sample.tokens,
             behavior_logprobs=sample.logprobs,
@@ -289,8 +289,8 @@ class VllmEngine:
             raise
         self._policy_version = policy_version
 
-    def _finish_live(self) -> list[Window]:
-        windows: list[Window] = []
+    def _finish_live(self) -> list[SampledWindow]:
+        windows: list[SampledWindow] = []
         turns = 0
         while self._live:
             windows += self._windows(self._core.step(TURN_S))
@@ -299,7 +299,7 @@ class VllmEngine:
                 raise EngineDied(f"no live window ended within {DRAIN_S:g} s; vLLM hangs: a new engine takes its place")
         return windows
 
-    def _check_parity(self, probe: Probe, policy_version: int) -> None:
+    def _check_parity(self, probe: ParityProbe, policy_version: int) -> None:
         """Compare the learner's log-probs of the probe with vLLM's; hold back what ends meanwhile."""
         scored, over = self._core.probe(probe.tokens, PROBE_S)
         difference = float(np.abs(scored - probe.logprobs).mean())

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from protocol.errors import EngineDied
-from workers.engines.generation.vllm.core import CoreRequest, Sample
+from workers.engines.generation.vllm.core import CoreRequest, CoreSample
 from workers.engines.generation.vllm.worker import STREAM
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.engines.generation.vllm.journal import Journal
+    from workers.engines.generation.vllm.journal import LogprobJournal
 
 _PROBE = "headrace-probe"
 
@@ -46,7 +46,7 @@ class InProcessCore:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self.has_streams = all(self._engine.collective_rpc("headrace_begin", args=(temperature,)))
         self.block_tokens = int(self._engine.vllm_config.cache_config.block_size)
-        self._journal: Journal | None = None
+        self._journal: LogprobJournal | None = None
         if self.has_streams:
             (self._journal,) = self._engine.collective_rpc("headrace_keep_logprobs")
         self._starts: dict[str, int] = {}
@@ -78,12 +78,12 @@ class InProcessCore:
         )
         self._starts[request.name] = request.context.size
 
-    def step(self, timeout_s: float) -> list[Sample]:
+    def step(self, timeout_s: float) -> list[CoreSample]:
         """Decode one token per live row; return what is over. Raises EngineDied."""
         del timeout_s
         return [self._sample(output) for output in self._step()]
 
-    def cut(self, names: Sequence[str]) -> list[Sample]:
+    def cut(self, names: Sequence[str]) -> list[CoreSample]:
         """End requests at the present token; return those that have sampled something."""
         samples = [sample for sample in map(self._partial, names) if sample.tokens.size]
         self._engine.abort_request(list(names))
@@ -104,10 +104,10 @@ class InProcessCore:
         if recompute:
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
-    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[Sample]]:
+    def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
         """Score a sequence; live requests go on meanwhile."""
         self._engine.add_request(_PROBE, {"prompt_token_ids": tokens.tolist()}, probe_params())
-        over: list[Sample] = []
+        over: list[CoreSample] = []
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             outputs = self._step()
@@ -141,19 +141,19 @@ class InProcessCore:
     def _state(self, name: str) -> Any:
         return self._engine.output_processor.request_states[self._inner[name]]
 
-    def _partial(self, name: str) -> Sample:
+    def _partial(self, name: str) -> CoreSample:
         state = self._state(name)
         tokens = np.asarray(state.detokenizer.output_token_ids[:], np.int32)
         logprobs = self._logprobs(name, tokens.size, state.logprobs_processor.logprobs)
-        return Sample(name, tokens, logprobs, spans_of(self._spans[name], tokens.size), 0, is_over=False)
+        return CoreSample(name, tokens, logprobs, spans_of(self._spans[name], tokens.size), 0, is_over=False)
 
-    def _sample(self, output: Any) -> Sample:
+    def _sample(self, output: Any) -> CoreSample:
         name, completion = output.request_id, output.outputs[0]
         tokens = np.asarray(completion.token_ids, np.int32)
         logprobs = self._logprobs(name, tokens.size, completion.logprobs)
         self._forget(name)
         spans = spans_of(self._spans.pop(name), tokens.size)
-        return Sample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
+        return CoreSample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
 
     def _logprobs(self, name: str, num_tokens: int, reported: Any) -> np.ndarray:
         """Return float32 [num_tokens] of what a request has sampled, from the journal, or from what vLLM reported."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-class Journal:
+class LogprobJournal:
     """A line of log-probs for each live request."""
 
     def __init__(self, num_positions: int) -> None:

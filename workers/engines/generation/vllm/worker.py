@@ -29,7 +29,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from workers.engines.generation.sampling import Distributions, sample
 from workers.engines.generation.seam import SamplingParams
-from workers.engines.generation.vllm.journal import Journal
+from workers.engines.generation.vllm.journal import LogprobJournal
 from workers.engines.generation.vllm.staging import Staging
 from workers.engines.model.rng import uniforms
 from workers.engines.model.weights_file import read_weights
@@ -59,7 +59,7 @@ class StreamSampler(Sampler):
         self._offsets = np.empty(0, np.int64)
         self._lines = np.empty(0, np.int64)
         self._distributions: Distributions | None = None
-        self.journal: Journal | None = None
+        self.journal: LogprobJournal | None = None
         """Where log-probs are kept for an engine in this process; None when vLLM is to report them."""
         self.temperature = 1.0
         """Of prompt log-probs; sampled ones have their request's own."""
@@ -133,7 +133,7 @@ class WorkerExtension:
         runner.sampler.temperature = temperature
         return True
 
-    def headrace_keep_logprobs(self) -> Journal | None:
+    def headrace_keep_logprobs(self) -> LogprobJournal | None:
         """Keep log-probs of tokens with a stream here from now on; return where, for a caller in this process.
 
         None where that would wait for a device in every step, or where steps overlap: then vLLM reports them.
@@ -141,7 +141,7 @@ class WorkerExtension:
         runner = self.model_runner
         if torch.device(runner.device).type != "cpu" or getattr(runner, "use_async_scheduling", True):
             return None
-        runner.sampler.journal = Journal(runner.max_model_len)
+        runner.sampler.journal = LogprobJournal(runner.max_model_len)
         return runner.sampler.journal
 
     def headrace_stage(self, path: str, policy_version: int) -> bool:

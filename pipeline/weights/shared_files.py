@@ -36,7 +36,7 @@ filled again.
 
 
 @dataclass(slots=True)
-class Segment:
+class SharedFile:
     """A writer's file."""
 
     path: Path
@@ -53,7 +53,7 @@ class Segment:
         fcntl.flock(self.fd, fcntl.LOCK_SH)
 
 
-class SegmentWriter:
+class SharedFileWriter:
     """A folder of files that are filled, published, retired, and filled again."""
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class SegmentWriter:
         Raises ConfigError when the folder is somebody else's.
         """
         self._folder = folder
-        self._spare: Segment | None = None
+        self._spare: SharedFile | None = None
         self._num_made = 0
         # what an earlier incarnation still makes has other names
         self._mark = secrets.token_hex(4)
@@ -73,7 +73,7 @@ class SegmentWriter:
             # its last breath may have taken it away just now
             leftover.unlink(missing_ok=True)
 
-    def take(self, num_bytes: int) -> Segment:
+    def take(self, num_bytes: int) -> SharedFile:
         """Return a file of this size to fill, under a name that nobody is told. Raises OSError when
         there is no room.
         """
@@ -90,13 +90,13 @@ class SegmentWriter:
             os.posix_fallocate(
                 fd, 0, num_bytes
             )  # here it fails when there is no room; a page that is missing later kills
-            return Segment(path, fd, np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8))
+            return SharedFile(path, fd, np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8))
         except BaseException:
             os.close(fd)
             path.unlink(missing_ok=True)
             raise
 
-    def retire(self, segment: Segment) -> None:
+    def retire(self, segment: SharedFile) -> None:
         """Take a published file back: nobody new finds it, and it is filled again once nobody reads
         it.
         """
@@ -112,13 +112,13 @@ class SegmentWriter:
         segment.path = path
         self._spare = segment
 
-    def forget(self, segment: Segment) -> None:
+    def forget(self, segment: SharedFile) -> None:
         """Give up a published file whose name another one has taken: its pages go with their last
         reader.
         """
         os.close(segment.fd)
 
-    def discard(self, segment: Segment) -> None:
+    def discard(self, segment: SharedFile) -> None:
         """Give up a file that was not published."""
         _remove(segment)
 
@@ -169,7 +169,7 @@ class UnnamedFile:
         self._file.close()
 
 
-class SegmentReader:
+class SharedFileReader:
     """The files that a process reads. Their mappings are kept, for the same pages come again under
     other names.
     """
@@ -236,7 +236,7 @@ def _lock(fd: int, kind: int) -> bool:
     return True
 
 
-def _remove(segment: Segment) -> None:
+def _remove(segment: SharedFile) -> None:
     with contextlib.suppress(FileNotFoundError):
         segment.path.unlink()
     os.close(segment.fd)

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.weights.segments import Segment, SegmentReader, SegmentWriter, UnnamedFile
+from pipeline.weights.shared_files import SharedFile, SharedFileReader, SharedFileWriter, UnnamedFile
 
 
-def publish(writer: SegmentWriter, path: Path, value: int, size: int = 5000) -> Segment:
+def publish(writer: SharedFileWriter, path: Path, value: int, size: int = 5000) -> SharedFile:
     segment = writer.take(size)
     segment.data[:] = value
     segment.name(path)
@@ -28,7 +28,7 @@ def inode(path: Path) -> int:
 
 
 def test_a_file_that_nobody_reads_is_filled_again_and_a_reader_sees_the_new_bytes(tmp_path: Path) -> None:
-    writer, reader = SegmentWriter(tmp_path / "w"), SegmentReader()
+    writer, reader = SharedFileWriter(tmp_path / "w"), SharedFileReader()
     first = publish(writer, tmp_path / "w" / "v1", 1)
     number = inode(first.path)
     mapped = reader.open(first.path)
@@ -42,7 +42,7 @@ def test_a_file_that_nobody_reads_is_filled_again_and_a_reader_sees_the_new_byte
 
 
 def test_a_file_that_somebody_reads_stays_as_it_is_until_it_is_released(tmp_path: Path) -> None:
-    writer, reader = SegmentWriter(tmp_path / "w"), SegmentReader()
+    writer, reader = SharedFileWriter(tmp_path / "w"), SharedFileReader()
     first = publish(writer, tmp_path / "w" / "v1", 1)
     mapped = reader.open(first.path)
     writer.retire(first)
@@ -55,7 +55,7 @@ def test_a_file_that_somebody_reads_stays_as_it_is_until_it_is_released(tmp_path
 
 
 def test_a_reader_that_dies_releases_what_it_read(tmp_path: Path) -> None:
-    writer, reader = SegmentWriter(tmp_path / "w"), SegmentReader()
+    writer, reader = SharedFileWriter(tmp_path / "w"), SharedFileReader()
     first = publish(writer, tmp_path / "w" / "v1", 1)
     number = inode(first.path)
     reader.open(first.path)
@@ -66,7 +66,7 @@ def test_a_reader_that_dies_releases_what_it_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_being_filled_again_is_not_there(tmp_path: Path) -> None:
-    writer, reader = SegmentWriter(tmp_path / "w"), SegmentReader()
+    writer, reader = SharedFileWriter(tmp_path / "w"), SharedFileReader()
     first = publish(writer, tmp_path / "w" / "v1", 1)
     writer.retire(first)
     filling = writer.take(5000)
@@ -77,25 +77,25 @@ def test_a_file_that_is_being_filled_again_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_writes_into_its_mapping_reaches_nobody(tmp_path: Path) -> None:
-    writer, reader = SegmentWriter(tmp_path / "w"), SegmentReader()
+    writer, reader = SharedFileWriter(tmp_path / "w"), SharedFileReader()
     first = publish(writer, tmp_path / "w" / "v1", 1)
     mapped = reader.open(first.path)
     mapped.data[:] = 9
     assert (first.data == 1).all()
-    assert (SegmentReader().open(first.path).data == 1).all()
+    assert (SharedFileReader().open(first.path).data == 1).all()
     reader.forget(mapped)
     assert (reader.open(first.path).data == 1).all()
 
 
 def test_another_size_makes_another_file(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path / "w")
+    writer = SharedFileWriter(tmp_path / "w")
     writer.retire(publish(writer, tmp_path / "w" / "v1", 1))
     assert publish(writer, tmp_path / "w" / "v2", 2, size=6000).path.stat().st_size == 6000
     assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
 
 
 def test_a_disk_without_room_refuses_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = SegmentWriter(tmp_path / "w")
+    writer = SharedFileWriter(tmp_path / "w")
 
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -109,7 +109,7 @@ def test_a_disk_without_room_refuses_and_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_many_versions_keep_few_mappings(tmp_path: Path) -> None:
-    writer, reader = SegmentWriter(tmp_path / "w"), SegmentReader()
+    writer, reader = SharedFileWriter(tmp_path / "w"), SharedFileReader()
     num_before = len(list(Path("/proc/self/fd").iterdir()))
     held = publish(writer, tmp_path / "w" / "v0", 0)
     serving = reader.open(held.path)
