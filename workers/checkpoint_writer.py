@@ -119,7 +119,7 @@ class CheckpointWriter:
     ) -> None:
         ctx = self._ctx
         try:
-            if not await ctx.replay.make_durable(ctx.who) and self._was_durable:
+            if not await ctx.ledger.make_durable(ctx.who) and self._was_durable:
                 self._was_durable = False
                 ctx.log.warning(
                     "ledger_not_durable",
@@ -130,12 +130,12 @@ class CheckpointWriter:
                 path = await ctx.store(self._folder.write, version, save, state)
         except StorageFailed as error:
             self._failure = error
-            ctx.pulse.refused = str(error)
+            ctx.worker_state.refused = str(error)
             ctx.counters["failed_checkpoints"] = ctx.counters.get("failed_checkpoints", 0) + 1
             ctx.log.error("checkpoint_failed", version=version, reason=str(error))
             self.ended_s = ctx.clock.monotonic()
             return
-        self._failure, ctx.pulse.refused = None, ""
+        self._failure, ctx.worker_state.refused = None, ""
         await settle()
         self.ended_s = ctx.clock.monotonic()
         self.last_s = self.ended_s - started_s

@@ -416,7 +416,7 @@ class Striking:
             self._site.notes.append(f"{self.fault.kind}: {self.target} sent nothing within {_GUEST_S:g} s")
         self._mark(self.target)
         hosts.cut()
-        self._undo.append(hosts.mend)
+        self._undo.append(hosts.repair)
 
     def _sends(self, worker: str) -> bool:
         beat = self._site.fleet.beats().get(worker)

@@ -44,7 +44,7 @@ class _State:
     counters: dict[str, int] = field(default_factory=dict[str, int])
     groups: set[bytes] = field(default_factory=set[bytes])
     claims: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
-    lineage: VersionHistory = field(default_factory=VersionHistory)
+    version_history: VersionHistory = field(default_factory=VersionHistory)
     oldest: dict[str, int] = field(default_factory=dict[str, int])
     """By chunk: updates in the oldest version of its tokens."""
 
@@ -131,7 +131,9 @@ class LedgerHistory:
                 told = msgspec.json.decode(arguments[0])
                 yield Status(told["state"], told.get("detail", ""))
             case "ZADD", "lineage":
-                state.lineage = state.lineage.after(Restart(*map(int, arguments[1].decode().split(":"))))
+                state.version_history = state.version_history.after(
+                    Restart(*map(int, arguments[1].decode().split(":")))
+                )
             case "ZADD", "groups":
                 state.groups.add(arguments[1])
                 yield Admitted(int(arguments[1]))
@@ -154,7 +156,7 @@ class LedgerHistory:
                 claim = arguments[0].decode()
                 units = tuple(state.claims.get(claim, ()))
                 version = int(arguments[1])
-                now = state.lineage.updates(version)
+                now = state.version_history.updates(version)
                 oldest = min((self._age_of(unit) for unit in units), default=now)
                 yield Claimed(claim, version, units, staleness=now - oldest)
             case "HDEL", "claims":
@@ -167,7 +169,7 @@ class LedgerHistory:
 
     def _stored(self, name: str, chunk: TrajectoryChunk) -> Stored:
         versions = [segment.policy_version for segment in chunk.segments]
-        self._state.oldest[name] = min(map(self._state.lineage.updates, versions))
+        self._state.oldest[name] = min(map(self._state.version_history.updates, versions))
         begin = int(chunk.context_tokens.size)
         return Stored(
             chunk=name,
@@ -193,7 +195,7 @@ class LedgerHistory:
     def _tally(self) -> Tally:
         spec, counters = self._state.spec, self._state.counters
         batch, eta = int(spec.get("units_per_update", 0)), int(spec.get("eta", 0))
-        limit = (eta + self._state.lineage.updates(counters.get("version", 0)) + 1) * batch + int(
+        limit = (eta + self._state.version_history.updates(counters.get("version", 0)) + 1) * batch + int(
             spec.get("surplus", 0)
         )
         ended = sum(v for k, v in counters.items() if k == "groups:trained" or k.startswith("groups:dropped:"))

@@ -61,7 +61,7 @@ class TwoHosts:
         _ip("-n", self._spaces[HostName.GUEST], "link", "set", "cable", "down")
         self.is_cut = True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Put the cable in again."""
         _ip("-n", self._spaces[HostName.GUEST], "link", "set", "cable", "up")
         self.is_cut = False

@@ -96,7 +96,7 @@ class Attached:
 
     run_dir: Path
     settings: Glance
-    replay: Ledger
+    ledger: Ledger
     registry: Registry
 
     @cached_property
@@ -155,13 +155,13 @@ async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator
     from pipeline.runtime.registry.redis import RedisRegistry
 
     client = connect(url, patience_s=_ANSWER_S)
-    replay = RedisLedger(client, settings.run.name)
+    ledger = RedisLedger(client, settings.run.name)
     registry = RedisRegistry(client, settings.run.name)
     try:
-        yield Attached(run_dir, settings, replay, registry)
+        yield Attached(run_dir, settings, ledger, registry)
     finally:
         await registry.aclose()
-        await replay.aclose()
+        await ledger.aclose()
 
 
 @asynccontextmanager

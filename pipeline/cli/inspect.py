@@ -30,7 +30,7 @@ def status(run: Path | None, as_json: bool) -> None:
             workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.settings.supervisor.stuck_after_s)
             fleet = await at.registry.fleet()
             state = await at.registry.run_status()
-            totals = await at.replay.totals()
+            totals = await at.ledger.totals()
             pid = supervisor_pid(at.run_dir)
             roles = role_rows(workers, fleet.counts if fleet else None)
             if as_json:
@@ -68,7 +68,7 @@ def queues(run: Path | None, as_json: bool) -> None:
 
     async def look() -> None:
         async with look_at(run) as at:
-            rows = queue_rows(await at.registry.heartbeats(), await at.replay.queues())
+            rows = queue_rows(await at.registry.heartbeats(), await at.ledger.queues())
             if as_json:
                 echo_json(rows)
                 return
@@ -97,9 +97,9 @@ def audit(run: Path | None, as_json: bool) -> int:
 
     async def look() -> int:
         async with look_at(run) as at:
-            found = await at.replay.audit()
+            found = await at.ledger.audit()
             beats, now = await at.registry.heartbeats(), time.time()
-            rework = read_regenerated(
+            regenerated = read_regenerated(
                 at.run_dir,
                 found.tokens_stored,
                 {str(beat.who) for beat in beats if now - beat.at_s < SILENT_AFTER_S},
@@ -113,7 +113,7 @@ def audit(run: Path | None, as_json: bool) -> int:
                         "balances": found.balances,
                         "difference": differences,
                         **parts,
-                        "rework": regenerated_rows(rework),
+                        "rework": regenerated_rows(regenerated),
                         "num_unflushed": found.num_unflushed,
                     }
                 )
@@ -124,8 +124,8 @@ def audit(run: Path | None, as_json: bool) -> int:
 
                 console = Console()
                 console.print(audit_table(found))
-                if rework:
-                    console.print(in_words(rework), highlight=False)
+                if regenerated:
+                    console.print(in_words(regenerated), highlight=False)
                 verdict = "it balances" if found.balances else "[red]it does not balance: this is a bug[/red]"
                 warning = durability_line(found.num_unflushed)
                 console.print(f"{verdict}; {warning}" if warning else verdict, highlight=False)
@@ -144,7 +144,7 @@ def report(run: Path | None, as_json: bool) -> None:
     async def look() -> None:
         async with look_at(run) as at:
             state = await at.registry.run_status()
-            found = await at.replay.audit()
+            found = await at.ledger.audit()
             detail = f"{state.state}: {state.detail}" if state.detail else str(state.state)
             path = write_report(at.run_dir, title=at.settings.run.name, detail=detail, audit=found)
             if as_json:

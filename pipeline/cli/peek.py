@@ -67,7 +67,7 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
             if not stored:
                 raise ConfigError(_NOTHING)
             name = stored[0].chunk
-        blobs = await at.replay.peek(name)
+        blobs = await at.ledger.peek(name)
         if not blobs:
             raise ConfigError(
                 f"{name} is not in the ledger: it was never written, or it was trained on or dropped and so forgotten; "
@@ -104,8 +104,8 @@ async def _stored(at: Attached, limit: int) -> list[StoredChunk]:
     from pipeline.ledger.redis.admin import RedisAdmin
     from pipeline.ledger.redis.ledger import RedisLedger
 
-    assert isinstance(at.replay, RedisLedger)
-    return sorted(await RedisAdmin(at.replay).stored(max_trajectories=limit), key=lambda one: one.age_s)
+    assert isinstance(at.ledger, RedisLedger)
+    return sorted(await RedisAdmin(at.ledger).stored(max_trajectories=limit), key=lambda one: one.age_s)
 
 
 def rows(stored: Sequence[StoredChunk]) -> list[str]:

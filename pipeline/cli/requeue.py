@@ -102,8 +102,8 @@ def _admin(at: Attached) -> RedisAdmin:
     from pipeline.ledger.redis.admin import RedisAdmin
     from pipeline.ledger.redis.ledger import RedisLedger
 
-    assert isinstance(at.replay, RedisLedger)
-    return RedisAdmin(at.replay)
+    assert isinstance(at.ledger, RedisLedger)
+    return RedisAdmin(at.ledger)
 
 
 # -- dead letters ----------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool)
 
 async def _read(run: Path | None, limit: int) -> list[DeadLetter]:
     async with look_at(run) as at:
-        return await at.replay.dead_letters(limit=limit)
+        return await at.ledger.dead_letters(limit=limit)
 
 
 def _age(letter: DeadLetter) -> str:

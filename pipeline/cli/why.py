@@ -106,13 +106,13 @@ async def snapshot_of(at: Attached) -> Snapshot:
     from pipeline.supervisor.fleet_plan import worker_name
     from pipeline.supervisor.run_folder import supervisor_pid
 
-    assert isinstance(at.replay, RedisLedger)
+    assert isinstance(at.ledger, RedisLedger)
     settings, value, algorithm = at.settings.supervisor, at.settings.value, at.settings.algorithm
     fleet = await at.registry.fleet()
     state = await at.registry.run_status()
-    waits = await RedisAdmin(at.replay).waits()
-    totals, queues = await at.replay.totals(), await at.replay.queues()
-    unwritten = await at.replay.unwritten()
+    waits = await RedisAdmin(at.ledger).waits()
+    totals, queues = await at.ledger.totals(), await at.ledger.queues()
+    unwritten = await at.ledger.unwritten()
     # last, so that nobody looks sillier than they are for the time that the rest took
     beats = await at.registry.heartbeats()
     return Snapshot(

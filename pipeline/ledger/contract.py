@@ -1,4 +1,4 @@
-"""The replay contract: what the durable ledger promises between sampling and learning.
+"""The ledger's contract: what the durable ledger promises between sampling and learning.
 
 One state machine, two implementations: ``pipeline.ledger.memory.ledger`` (in this process) and
 ``pipeline.ledger.redis.ledger`` (Lua scripts, one per transition). One contract suite runs on both.

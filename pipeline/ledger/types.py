@@ -1,4 +1,4 @@
-"""The nouns of the replay contract: what the ledger is made with, what it gives out, and what it
+"""The nouns of the ledger's contract: what the ledger is made with, what it gives out, and what it
 answers.
 
 Values only: the promises about them are in ``pipeline.ledger.contract``, which offers every name of

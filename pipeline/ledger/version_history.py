@@ -52,7 +52,7 @@ class VersionHistory:
         return np.array([self.updates(int(version)) for version in known], np.int64)[places].reshape(versions.shape)
 
     def after(self, restart: Restart) -> VersionHistory:
-        """Return the lineage with one more restart. Versions that it names again were never
+        """Return the history with one more restart. Versions that it names again were never
         published: those go.
         """
         kept = (known for known in self.restarts if known.policy_version < restart.policy_version)

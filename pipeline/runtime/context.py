@@ -72,9 +72,9 @@ class ActorContext:
         config: the resolved configuration of the run.
         run_dir: the run's folder.
         who: this incarnation; every write to the ledger carries it.
-        replay: the durable ledger.
+        ledger: the durable ledger.
         registry: the fleet.
-        news: bells that ring when something in the registry changes.
+        notifications: subscriptions to changes of the registry.
         transport: mailboxes and links.
         log: structlog logger; role, worker, run and policy version are on every line.
         clock: time.
@@ -90,7 +90,7 @@ class ActorContext:
         config: RunConfig,
         run_dir: Path,
         who: Incarnation,
-        replay: Ledger,
+        ledger: Ledger,
         registry: Registry,
         transport: Transport,
         log: FilteringBoundLogger,
@@ -101,15 +101,15 @@ class ActorContext:
         self.config = config
         self.run_dir = run_dir
         self.who = who
-        self.replay = replay
+        self.ledger = ledger
         self.registry = registry
-        self.news = Notifications(registry, clock)
+        self.notifications = Notifications(registry, clock)
         self.transport = transport
         self.log = log
         self.clock = clock
         self.tasks = tasks
         self.draining = asyncio.Event()
-        self.pulse = WorkerState(who, clock)
+        self.worker_state = WorkerState(who, clock)
         self.finished: tuple[ExitCode, str] | None = None
         self.delivered = 0
         self._log_context = {} if log_context is None else log_context
@@ -126,35 +126,35 @@ class ActorContext:
     @property
     def counters(self) -> dict[str, float]:
         """Role-specific numbers in the heartbeat; each role's module documents its own."""
-        return self.pulse.counters
+        return self.worker_state.counters
 
     @property
     def policy_version(self) -> int:
         """The version that this worker serves or has published; -1 when it has none. Every line of
         the log says it.
         """
-        return self.pulse.policy_version
+        return self.worker_state.policy_version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self.pulse.policy_version = version
+        self.worker_state.policy_version = version
         self._log_context["policy_version"] = version
-        self.pulse.on_version()
+        self.worker_state.on_version()
 
     def progress(self, n: int = 1) -> None:
         """Count ``n`` turns of the main loop that did something."""
-        self.pulse.progress(n)
+        self.worker_state.progress(n)
 
     @property
     def held(self) -> int:
         """Pieces of work taken and not finished; a worker that holds some and does not progress is
         replaced.
         """
-        return self.pulse.held
+        return self.worker_state.held
 
     @held.setter
     def held(self, number: int) -> None:
-        self.pulse.held = number
+        self.worker_state.held = number
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
         """Say what the main loop waits for from now on; ``detail`` in words, for people.
@@ -162,32 +162,32 @@ class ActorContext:
         An idle loop says it again at every turn: a loop that says nothing for
         ``supervisor.stuck_after_s`` counts as stuck.
         """
-        self.pulse.waiting_for(kind, detail)
+        self.worker_state.waiting_for(kind, detail)
 
     def starting(self, what: str) -> None:
         """Say, while the actor starts, what takes its time: ``loading my-model, 15,200 MB``."""
-        self.pulse.waiting_for(WaitingFor.STARTING, what)
+        self.worker_state.waiting_for(WaitingFor.STARTING, what)
 
     def waiting(self, kind: WaitingFor, detail: str = "") -> AbstractContextManager[None]:
         """Say what is waited for while a ``with`` block runs."""
-        return self.pulse.waiting(kind, detail)
+        return self.worker_state.waiting(kind, detail)
 
     @property
     def work(self) -> Meter:
         """Counts what is done inside long work, on the loop and on the compute thread; see
         ``pipeline.process.work``.
         """
-        return self.pulse.work
+        return self.worker_state.work
 
     @property
     def storing(self) -> Meter:
         """... and inside what is written to the disk beside it."""
-        return self.pulse.storing
+        return self.worker_state.storing
 
     def say_unreached(self, of: str, words: str) -> None:
         """Say which mailboxes of ``of`` (a role) cannot be reached; empty when all can."""
         self._unreached[of] = words
-        self.pulse.unreached = "; ".join(filter(None, self._unreached.values()))
+        self.worker_state.unreached = "; ".join(filter(None, self._unreached.values()))
 
     def watch_mailbox(self, mailbox: Mailbox) -> None:
         """Put a mailbox's counters into the heartbeat: one link a sender, for the few that sent
@@ -203,7 +203,7 @@ class ActorContext:
 
     def refresh_links(self) -> None:
         """Read the counters of all links for the next heartbeat. Called by the runtime."""
-        self.pulse.links = tuple(link for report in self._links for link in report())
+        self.worker_state.links = tuple(link for report in self._links for link in report())
 
     # -- work --------------------------------------------------------------------------------------
 
@@ -220,8 +220,10 @@ class ActorContext:
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
         self._computed.add(name)
-        is_part = self.pulse.kind in _LONG
-        with self.pulse.waiting(self.pulse.kind if is_part else kind, self.pulse.detail if is_part else ""):
+        is_part = self.worker_state.kind in _LONG
+        with self.worker_state.waiting(
+            self.worker_state.kind if is_part else kind, self.worker_state.detail if is_part else ""
+        ):
             result = await self._on(self._compute_thread, "compute", self.work, function, args)
         self.progress()
         return result
@@ -239,7 +241,7 @@ class ActorContext:
     @property
     def moved_s(self) -> float:
         """When anything was last done here, by the actor's monotonic clock."""
-        return self.pulse.moved_s
+        return self.worker_state.moved_s
 
     @property
     def drain_patience_s(self) -> float:

@@ -66,7 +66,7 @@ class RoleSender:
 
     async def discover(self) -> None:
         """Keep the links those of the role's live mailboxes, until cancelled. Spawn this once."""
-        changed = self._ctx.news.bell(Topic.ENDPOINTS)
+        changed = self._ctx.notifications.subscribe(Topic.ENDPOINTS)
         try:
             while True:
                 changed.clear()

@@ -263,13 +263,13 @@ class Host:
         self._on_epoch(who.epoch)
         client = connect_worker(self._config, self._run_dir, self._url, self._worker)
         registry = RedisRegistry(client, self._config.run.name)
-        replay = RedisLedger(client, self._config.run.name)
+        ledger = RedisLedger(client, self._config.run.name)
         transport = open_transport(self._config, self._run_dir, who)
         ctx = self._context = ActorContext(
             config=self._config,
             run_dir=self._run_dir,
             who=who,
-            replay=replay,
+            ledger=ledger,
             registry=registry,
             transport=transport,
             log=self._log,
@@ -277,16 +277,16 @@ class Host:
             tasks=tasks,
             log_context=self._worker_log.context,
         )
-        replay.on_trouble(ctx.pulse.ledger_trouble)
+        ledger.on_trouble(ctx.worker_state.ledger_trouble)
         self._worker_log.context["epoch"] = who.epoch
         self._log.info("worker_started", pid=worker_pid())
         if self._lifecycle.is_draining:
             ctx.draining.set()
         heartbeats = self._heartbeats(ctx)
-        ctx.pulse.on_version = heartbeats.nudge
+        ctx.worker_state.on_version = heartbeats.nudge
         heartbeats.start()
         self._watch(tasks, "run-watch", self._watch_run(ctx))
-        self._watch(tasks, "news", ctx.news.watch())
+        self._watch(tasks, "news", ctx.notifications.watch())
         self._watch(tasks, "links", self._read_links(ctx))
         try:
             with listening(ctx.work):
@@ -360,7 +360,7 @@ class Host:
             os._exit(ExitCode.FENCED)
 
         writer = RedisHeartbeatWriter(self._url, self._config.run.name)
-        return HeartbeatThread(writer, ctx.pulse.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=self._log)
+        return HeartbeatThread(writer, ctx.worker_state.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=self._log)
 
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
         """Say goodbye if the ledger hears it: its place in the fleet is free at once instead of
@@ -422,7 +422,7 @@ class Host:
 
     async def _watch_run(self, ctx: ActorContext) -> None:
         """Drain once the run is over, whoever ended it."""
-        changed = ctx.news.bell(Topic.RUN)
+        changed = ctx.notifications.subscribe(Topic.RUN)
         while True:
             changed.clear()
             # away for now: the actor's own calls will tell

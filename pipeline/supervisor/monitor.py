@@ -44,7 +44,7 @@ class Monitor:
     def __init__(
         self,
         registry: Registry,
-        replay: RedisLedger,
+        ledger: RedisLedger,
         server: EmbeddedServer | None,
         metrics: MetricsServer | None,
         watch: Callable[[RunSnapshot], None] | None,
@@ -54,7 +54,7 @@ class Monitor:
     ) -> None:
         self.registry = registry
         self._scoring_deadline_s = scoring_deadline_s
-        self._replay = replay
+        self._ledger = ledger
         self._server = server
         self._metrics = metrics
         self._watch = watch
@@ -119,7 +119,7 @@ class Monitor:
             LedgerUnavailable: it does not answer, or its disk takes no writes.
         """
         try:
-            await self._replay.check()
+            await self._ledger.check()
         except LedgerDiskFailed as error:
             if not self._is_disk_full:
                 self._is_disk_full = True
@@ -135,7 +135,7 @@ class Monitor:
         """
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
-            ages = {queue.name: queue.oldest_age_s or 0.0 for queue in await self._replay.queues()}
+            ages = {queue.name: queue.oldest_age_s or 0.0 for queue in await self._ledger.queues()}
             self._overdue_s = {role: ages[role] - self._scoring_deadline_s for role in _SCORERS if role in ages}
         return self._overdue_s
 
@@ -148,4 +148,4 @@ class Monitor:
         self._next_watch_s = now + self._watch_every_s
         # a terminal that takes nothing now misses a picture; one that has hung up, all of them
         with suppress(OSError):
-            self._watch(RunSnapshot(status, beats, await self._replay.totals(), tuple(plan.absent)))
+            self._watch(RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent)))

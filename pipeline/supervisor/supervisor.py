@@ -148,9 +148,9 @@ class Supervisor:
             server = await asyncio.to_thread(self._open_ledger)
             client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
             registry = RedisRegistry(client, self._config.run.name)
-            replay = RedisLedger(client, self._config.run.name)
+            ledger = RedisLedger(client, self._config.run.name)
             try:
-                await replay.open(self._spec)
+                await ledger.open(self._spec)
             except BaseException:  # what an earlier supervisor left running is not touched
                 await registry.aclose()
                 if server is not None and not server.is_adopted:
@@ -158,15 +158,15 @@ class Supervisor:
                 raise
             deadline_s = self._config.ledger.scoring_deadline_s
             patience_s = self._server_patience_s
-            around = Monitor(registry, replay, server, metrics, watch, watch_every_s, deadline_s, patience_s)
+            monitor = Monitor(registry, ledger, server, metrics, watch, watch_every_s, deadline_s, patience_s)
             try:
                 await self._begin(registry)
-                status = await self._supervise(around)
-                await self._conclude(registry, replay, status)
+                status = await self._supervise(monitor)
+                await self._conclude(registry, ledger, status)
             finally:
                 await asyncio.to_thread(self._processes.close)
                 await registry.aclose()
-                await around.close()
+                await monitor.close()
                 leftovers.clear(self._run_dir)
         return self._outcome(status)
 
@@ -243,13 +243,13 @@ class Supervisor:
         except ConfigError:
             return None
 
-    async def _conclude(self, registry: Registry, replay: RedisLedger, status: RunStatus) -> None:
+    async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
         """Leave the last state and the report behind; a ledger that is away takes neither. A page
         that cannot be written, for want of room or because the program changed on disk while it
         ran, is no reason for a run to end otherwise."""
         try:
             await registry.set_run_status(status)
-            audit = await replay.audit()
+            audit = await ledger.audit()
         except LedgerError as error:
             log.warning("last_state_not_written", reason=str(error))
             return
@@ -265,20 +265,20 @@ class Supervisor:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _supervise(self, around: Monitor) -> RunStatus:
+    async def _supervise(self, monitor: Monitor) -> RunStatus:
         status = RunStatus(RunState.RUNNING)
         while True:
             now = time.monotonic()
             ended = self._processes.reap()
             for exit_ in ended:
                 self._note(exit_, now)
-            around.keep_server(now)
+            monitor.keep_server(now)
             if now >= self._next_cut_s:
                 self._next_cut_s = now + _CUT_EVERY_S
                 await asyncio.to_thread(self._processes.bound_outputs)
             if ended or now >= self._next_look_s:
                 self._next_look_s = now + _LOOK_EVERY_S
-                status = await self._look(around, status, ended, now)
+                status = await self._look(monitor, status, ended, now)
             if status.state is not RunState.RUNNING:
                 self._carry_out(self._plan.stop(now))
             self._carry_out(self._plan.due(now))
@@ -286,16 +286,16 @@ class Supervisor:
                 return status
             await asyncio.sleep(_TICK_S)
 
-    async def _look(self, around: Monitor, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
+    async def _look(self, monitor: Monitor, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
         """Do what the ledger's word asks for; return the run's status by it."""
         try:
-            await around.check()
-            beats = await around.registry.heartbeats()
+            await monitor.check()
+            beats = await monitor.registry.heartbeats()
             if status.state is RunState.RUNNING:
-                status = await self._steer(around.registry, now)
-            await self._bury(around.registry, ended, beats)
-            await self._replace(around.registry, beats, now, await around.overdue(now))
-            await around.show(status, beats, self._plan, now)
+                status = await self._steer(monitor.registry, now)
+            await self._bury(monitor.registry, ended, beats)
+            await self._replace(monitor.registry, beats, now, await monitor.overdue(now))
+            await monitor.show(status, beats, self._plan, now)
         except LedgerRefused as error:
             self._watchdog.blind(now)
             if status.state is RunState.RUNNING:

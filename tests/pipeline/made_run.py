@@ -34,7 +34,7 @@ def stopped_run(folder: Path, leave: Callable[[Attached], Awaitable[None]]) -> P
 
     async def leave_behind() -> None:
         async with attach(run_dir) as at:
-            await at.replay.open(spec)
+            await at.ledger.open(spec)
             await at.registry.set_run_status(RunStatus(RunState.STOPPING, "stopped"))
             await leave(at)
 

@@ -177,7 +177,7 @@ class World:
     def __post_init__(self) -> None:
         self.registry = MemoryRegistry(RealClock())
         self.epochs = {GENERATOR.worker: 1, SCORER.worker: 1}
-        self.replay = MemoryLedger(lambda worker: self.epochs.get(worker, 0))
+        self.ledger = MemoryLedger(lambda worker: self.epochs.get(worker, 0))
         self.spec: LedgerSpec = make_spec(
             group_size=GROUP_SIZE, units_per_update=BATCH, eta=self.eta, lease_s=1e6, scoring_deadline_s=1e6
         )
@@ -216,12 +216,12 @@ class World:
 
     async def sample(self) -> None:
         """Do what generators and reward workers do whenever there is credit."""
-        while (grant := await self.replay.lease(GENERATOR, max_trajectories=64)).leases:
+        while (grant := await self.ledger.lease(GENERATOR, max_trajectories=64)).leases:
             for lease in grant.leases:
-                version = self.replay.state.version
+                version = self.ledger.state.version
                 chunk = make_chunk(lease.trajectory, version=version)
-                await self.replay.write_chunk(GENERATOR, chunk)
-                await self.replay.write_score(SCORER, chunk.id, reward(lease.trajectory.member % 2))
+                await self.ledger.write_chunk(GENERATOR, chunk)
+                await self.ledger.write_score(SCORER, chunk.id, reward(lease.trajectory.member % 2))
 
     async def live(self, reaper: Reaper) -> bool:
         """Be one learner's process, from its start to its good end or its death; return whether it ended well."""
@@ -237,7 +237,7 @@ class World:
                     config=self.config,
                     run_dir=self.folder,
                     who=who,
-                    replay=cast("Any", Mortal(_Sampled(self), "ledger", reaper)),
+                    ledger=cast("Any", Mortal(_Sampled(self), "ledger", reaper)),
                     registry=cast("Any", Mortal(self.registry, "registry", reaper)),
                     transport=memory_transport(4),
                     log=cast("FilteringBoundLogger", Quiet()),
@@ -308,12 +308,12 @@ class _Sampled:
         self._world = world
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._world.replay, name)
+        return getattr(self._world.ledger, name)
 
     async def claim(self, who: Any, *, policy_version: int) -> Any:
         await self._world.sample()
-        return await self._world.replay.claim(who, policy_version=policy_version)
+        return await self._world.ledger.claim(who, policy_version=policy_version)
 
     async def request_evaluation(self, who: Any, request: Any) -> None:
-        await self._world.replay.request_evaluation(who, request)
+        await self._world.ledger.request_evaluation(who, request)
         await self._world.sample()

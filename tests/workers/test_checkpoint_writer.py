@@ -28,7 +28,7 @@ async def test_a_disk_that_refuses_a_checkpoint_is_in_the_heartbeat_until_one_is
     async with asyncio.TaskGroup() as tasks:
         settings = (small_config(tmp_path), tmp_path, Role.LEARNER, "learner", tasks)
         ctx = await context_of(*settings, MemoryRegistry(clock), memory_transport(4), clock)
-        await ctx.replay.open(make_spec())
+        await ctx.ledger.open(make_spec())
         folder = CheckpointFolder(tmp_path / "checkpoints", owner=str(ctx.who), keep=2)
         folder.take_over()
         writer = CheckpointWriter(ctx, folder)
@@ -44,13 +44,13 @@ async def test_a_disk_that_refuses_a_checkpoint_is_in_the_heartbeat_until_one_is
 
         await writer.write(1, lambda: save, {}, settle)
         await writer.wait()
-        told = worker_rows([ctx.pulse.heartbeat()], now_s=clock.time(), stuck_after_s=60.0)[0].refused
+        told = worker_rows([ctx.worker_state.heartbeat()], now_s=clock.time(), stuck_after_s=60.0)[0].refused
         assert str(tmp_path / "checkpoints") in told
         assert "No space left on device" in told
         is_full = False
         await writer.write(2, lambda: save, {}, settle)
         await writer.wait()
-        assert ctx.pulse.heartbeat().refused == ""
+        assert ctx.worker_state.heartbeat().refused == ""
         folder.close()
         ctx.close()
 
@@ -63,7 +63,7 @@ async def test_where_less_is_free_than_the_copy_took_nothing_is_begun_before_it_
     async with asyncio.TaskGroup() as tasks:
         settings = (small_config(tmp_path), tmp_path, Role.LEARNER, "learner", tasks)
         ctx = await context_of(*settings, MemoryRegistry(clock), memory_transport(4), clock)
-        await ctx.replay.open(make_spec())
+        await ctx.ledger.open(make_spec())
         folder = CheckpointFolder(tmp_path / "checkpoints", owner=str(ctx.who), keep=2)
         folder.take_over()
         writer = CheckpointWriter(ctx, folder, free_bytes=lambda: free)

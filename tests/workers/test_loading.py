@@ -54,7 +54,7 @@ async def _heartbeat_while(
         )
 
         def build(*_: object) -> None:
-            seen.append(ctx.pulse.heartbeat())
+            seen.append(ctx.worker_state.heartbeat())
             raise _Stopped
 
         owner, _, name = function.rpartition(".")

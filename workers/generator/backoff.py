@@ -22,7 +22,7 @@ class Backoff:
         self._pause_s = min(2.0 * pause_s, self._most_s)
         return pause_s
 
-    def news(self) -> None:
+    def reset(self) -> None:
         """Something has changed: ask at once."""
         self._pause_s, self._next_s = self._least_s, 0.0
 

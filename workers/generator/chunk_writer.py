@@ -45,14 +45,14 @@ class ChunkWriter:
         ctx: ActorContext,
         held: HeldTrajectories,
         tokenizer: TextTokenizer,
-        outboxes: Sequence[RoleSender],
+        senders: Sequence[RoleSender],
         *,
         max_waiting: int,
     ) -> None:
         self._ctx = ctx
         self._held = held
         self._tokenizer = tokenizer
-        self._outboxes = outboxes
+        self._senders = senders
         self._windows: asyncio.Queue[SampledWindow] = asyncio.Queue(maxsize=max_waiting)
         self._store_trouble = ""
 
@@ -64,7 +64,7 @@ class ChunkWriter:
     @property
     def reaches_no_scorer(self) -> bool:
         """Whether a role's mailboxes are all out of reach from here."""
-        return any(outbox.is_cut_off for outbox in self._outboxes)
+        return any(sender.is_cut_off for sender in self._senders)
 
     async def pass_on(self, window: SampledWindow) -> None:
         """Queue a window that the engine returned; wait while the queue is full."""
@@ -120,7 +120,7 @@ class ChunkWriter:
         wrong.
         """
         if self._held.leave(held):
-            await self._ctx.replay.give_back(self._ctx.who, (held.trajectory,))
+            await self._ctx.ledger.give_back(self._ctx.who, (held.trajectory,))
 
     async def _write_windows(self) -> None:
         while True:
@@ -157,7 +157,7 @@ class ChunkWriter:
             self._store_trouble = str(error)
 
         written = await ride_out(
-            lambda: self._ctx.replay.write_chunk(self._ctx.who, chunk, encoded),
+            lambda: self._ctx.ledger.write_chunk(self._ctx.who, chunk, encoded),
             clock=self._ctx.clock,
             timeout_s=self._ctx.config.ledger.outage_timeout_s,
             on_wait=on_wait,
@@ -169,13 +169,13 @@ class ChunkWriter:
         """Send the chunk to the mailboxes that need it; without room in time it is left to the
         overdue index.
         """
-        for outbox in self._outboxes:
-            if outbox.role is Role.REWARD and not chunk.finish_reason.is_final:
+        for sender in self._senders:
+            if sender.role is Role.REWARD and not chunk.finish_reason.is_final:
                 continue
-            if outbox.role is not Role.REWARD and chunk.trajectory.is_evaluation:
+            if sender.role is not Role.REWARD and chunk.trajectory.is_evaluation:
                 continue
             timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
-            if not await outbox.send(encoded, timeout_s=timeout_s):
+            if not await sender.send(encoded, timeout_s=timeout_s):
                 self._add("undelivered", 1)
 
     def _add(self, counter: str, amount: int) -> None:

@@ -86,7 +86,7 @@ class Generator(Actor):
         tokenizer = load_text_tokenizer(config.model.path)
         ctx.starting("reading prompts")
         source = await ctx.compute(PromptSource.load, config, tokenizer)
-        await ctx.replay.open(ledger_spec(config, source))
+        await ctx.ledger.open(ledger_spec(config, source))
         ctx.starting(loading(config.model.path))
         engine = await ctx.compute(build_generation_engine, config)
         roles = [Role.REWARD]
@@ -94,19 +94,19 @@ class Generator(Actor):
             roles.append(Role.REFERENCE)
         if declaration(config).has_critic:
             roles.append(Role.VALUE)
-        outboxes = [RoleSender(ctx, role) for role in roles]
-        self._assemble(source, tokenizer, engine, outboxes)
-        for outbox in outboxes:
-            ctx.spawn(f"outbox-{outbox.role}", outbox.discover())
+        senders = [RoleSender(ctx, role) for role in roles]
+        self._assemble(source, tokenizer, engine, senders)
+        for sender in senders:
+            ctx.spawn(f"sender-{sender.role}", sender.discover())
         await self._taker.take_first()
 
     def _assemble(
-        self, source: PromptSource, tokenizer: TextTokenizer, engine: GenerationEngine, outboxes: Sequence[RoleSender]
+        self, source: PromptSource, tokenizer: TextTokenizer, engine: GenerationEngine, senders: Sequence[RoleSender]
     ) -> None:
         """Put the parts together."""
         self._source, self._engine = source, engine
         self._held = HeldTrajectories(engine.num_slots)
-        self._writer = ChunkWriter(self.ctx, self._held, tokenizer, outboxes, max_waiting=2 * engine.num_slots)
+        self._writer = ChunkWriter(self.ctx, self._held, tokenizer, senders, max_waiting=2 * engine.num_slots)
         self._tally = SampledTokenCounts(self.ctx.run_dir, self.ctx.who)
         self._taker = WeightReceiver(self.ctx, engine)
 
@@ -126,7 +126,7 @@ class Generator(Actor):
         for window in await self.ctx.compute(self._engine.cut):
             await self._writer.pass_on(window)
         await self._writer.join()
-        await self.ctx.replay.give_back(self.ctx.who)
+        await self.ctx.ledger.give_back(self.ctx.who)
         self._count()
         self.ctx.log.info("generator_drained", **self.ctx.counters)
 
@@ -142,7 +142,7 @@ class Generator(Actor):
                     for window in await self.ctx.compute(self._engine.cut):
                         await self._writer.pass_on(window)
                 await self._writer.join()
-        await self.ctx.replay.give_back(self.ctx.who)
+        await self.ctx.ledger.give_back(self.ctx.who)
 
     async def teardown(self) -> None:
         """End what the engine runs on; what was sampled stays known."""
@@ -217,20 +217,20 @@ class Generator(Actor):
             for held in self._held.resumable:
                 await self._writer.let_go(held)
             if not self._held:
-                self.ctx.waiting_for(WaitingFor.ROOM, f"{self.ctx.pulse.unreached}; others do its work")
+                self.ctx.waiting_for(WaitingFor.ROOM, f"{self.ctx.worker_state.unreached}; others do its work")
             return
         for held in self._held.resumable:
             self._submit(held)
         wanted = self._held.num_free_slots
         if wanted <= 0 or not self._credit.may_ask(self.ctx.clock.monotonic()):
             return
-        grant = await self.ctx.replay.lease(
+        grant = await self.ctx.ledger.lease(
             self.ctx.who, max_trajectories=wanted, policy_version=self._engine.policy_version
         )
         for lease in grant.leases:
             await self._begin(lease)
         if grant.refusal is None:
-            self._credit.news()
+            self._credit.reset()
             return
         self._credit.refused(self.ctx.clock.monotonic())
         if not self._held:
@@ -242,7 +242,7 @@ class Generator(Actor):
         if renewal is Renewal.UNDER_WAY:
             return
         if renewal is Renewal.ELSEWHERE or not await self._can_begin(lease):
-            await self.ctx.replay.give_back(self.ctx.who, (lease.trajectory,))
+            await self.ctx.ledger.give_back(self.ctx.who, (lease.trajectory,))
             return
         if lease.last_chunk is not None:
             prompt = lease.last_chunk.prompt
@@ -274,7 +274,7 @@ class Generator(Actor):
             await self.ctx.clock.sleep(lease_s / 4)
             patience_s = max(lease_s, TIMES_SLOWEST * self.ctx.work.report().slowest_s)
             if self._held and self.ctx.clock.monotonic() - self.ctx.moved_s < patience_s:
-                await self.ctx.replay.renew(self.ctx.who)
+                await self.ctx.ledger.renew(self.ctx.who)
 
     # -- weights --
 
@@ -297,4 +297,4 @@ class Generator(Actor):
             await self._taker.swap()
             if self._engine.policy_version != before:
                 # A published version is credit for what comes after it.
-                self._credit.news()
+                self._credit.reset()

@@ -76,7 +76,7 @@ class WeightReceiver:
         self._ctx = ctx
         self._engine = engine
         self._settings = ctx.config.weights
-        self._announced = ctx.news.bell(Topic.WEIGHTS)
+        self._announced = ctx.notifications.subscribe(Topic.WEIGHTS)
         self._reader = SharedFileReader()
         self._folders: dict[str, FetchFolder] = {}
         self._base: tuple[str, MappedFile] | None = None

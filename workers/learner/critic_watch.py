@@ -41,12 +41,12 @@ class CriticWatch:
     async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
         """Claim a batch and drop all of it for ``value_warmup``, so that its credit returns and generation goes on; the value
         worker keeps its finished responses. Returns the ledger's refusal when there is no batch."""
-        replay, who = self._ctx.replay, self._ctx.who
-        claim = await replay.claim(who, policy_version=policy_version)
+        ledger, who = self._ctx.ledger, self._ctx.who
+        claim = await ledger.claim(who, policy_version=policy_version)
         if isinstance(claim, ClaimRefused):
             return claim
         for unit in claim.units:
-            await replay.drop(who, claim, unit, DropReason.VALUE_WARMUP)
-        await replay.settle(who, (claim.claim_id,))
+            await ledger.drop(who, claim, unit, DropReason.VALUE_WARMUP)
+        await ledger.settle(who, (claim.claim_id,))
         self._ctx.progress()
         return None

@@ -43,7 +43,7 @@ class Evaluations:
         responses belong to weights that were given up."""
         deadline_s = self._ctx.clock.monotonic() + self._ctx.config.evaluation.timeout_s
         self._pending += [_Pending(number, version, deadline_s) for number, version in pending]
-        while await self._ctx.replay.evaluation(self.next_number) is not None:
+        while await self._ctx.ledger.evaluation(self.next_number) is not None:
             self.next_number += 1
 
     @property
@@ -62,7 +62,7 @@ class Evaluations:
             temperature=settings.temperature,
             top_p=settings.top_p,
         )
-        await self._ctx.replay.request_evaluation(self._ctx.who, request)
+        await self._ctx.ledger.request_evaluation(self._ctx.who, request)
         deadline_s = self._ctx.clock.monotonic() + settings.timeout_s
         self._pending.append(_Pending(self.next_number, policy_version, deadline_s))
         self.next_number += 1
@@ -71,7 +71,7 @@ class Evaluations:
         """Return those that are complete by now, or past their deadline."""
         rows: list[EvaluationRow] = []
         for pending in list(self._pending):
-            state = await self._ctx.replay.evaluation(pending.number)
+            state = await self._ctx.ledger.evaluation(pending.number)
             is_late = self._ctx.clock.monotonic() >= pending.deadline_s
             if not (is_late or (state is not None and state.is_complete)):
                 continue

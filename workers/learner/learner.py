@@ -75,7 +75,7 @@ class Learner(Actor):
         config = self.ctx.config
         self.ctx.starting("reading prompts")
         source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
-        await self.ctx.replay.open(ledger_spec(config, source))
+        await self.ctx.ledger.open(ledger_spec(config, source))
         self._folder = CheckpointFolder(
             self.ctx.run_dir / CHECKPOINTS, owner=str(self.ctx.who), keep=config.checkpoint.keep
         )
@@ -93,12 +93,12 @@ class Learner(Actor):
         self._num_updates = int(state.get("num_updates", 0))
         self._applied: dict[str, tuple[str, ...]] = {}  # claims that no checkpoint holds yet, with their units
         self._writer = CheckpointWriter(self.ctx, self._folder)
-        returned = await self.ctx.replay.recover(self.ctx.who, tuple(state.get("claims", ())))
+        returned = await self.ctx.ledger.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = WeightPublisher(self.ctx)
         await self._publisher.start()
         self._version = await self._publisher.next_version(int(state.get("policy_version", 0)))
-        given_up = await self.ctx.replay.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
-        self._lineage = VersionHistory(await self.ctx.replay.restarts())
+        given_up = await self.ctx.ledger.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
+        self._version_history = VersionHistory(await self.ctx.ledger.restarts())
         history, resumed = self.ctx.run_dir / HISTORY_NAME, int(state.get("policy_version", 0))
         self._history = History.resume(history, last_version=resumed)
         self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
@@ -134,18 +134,18 @@ class Learner(Actor):
         while ending is None and self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
             started = time.monotonic()
             forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
-            outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
+            outcome = await self.ctx.ledger.claim(self.ctx.who, policy_version=self._version)
             while isinstance(outcome, ClaimRefused) and not self.ctx.draining.is_set():
                 if ending := await self._is_over(outcome):
                     break
                 self._say_waiting(outcome, await self._critic.trouble() if self._critic else "")
                 self._record(await self._evaluations.collect())
-                await self._publisher.mend(self._version, self._backend)
+                await self._publisher.repair(self._version, self._backend)
                 await self._settle_idle(time.monotonic() - started)
                 now = self.ctx.clock.monotonic()
                 pause = forecast.pause_s(now, num_ready=outcome.num_ready, num_needed=outcome.num_needed)
                 await self.ctx.clock.sleep(pause)
-                outcome = await self.ctx.replay.claim(self.ctx.who, policy_version=self._version)
+                outcome = await self.ctx.ledger.claim(self.ctx.who, policy_version=self._version)
             if isinstance(outcome, ClaimRefused):
                 break
             await self._update(outcome, wait_s=time.monotonic() - started)
@@ -174,7 +174,7 @@ class Learner(Actor):
                 self.ctx.log.info("critic_ready", detail=view.detail)
                 break
             self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
-            await self._publisher.mend(self._version, self._backend)
+            await self._publisher.repair(self._version, self._backend)
             refused = await critic.drop_batch(self._version)
             if refused is None:
                 self._hopeless.claimed()
@@ -197,13 +197,13 @@ class Learner(Actor):
                 f"claim {claim.claim_id} holds {len(again)} units that were trained on already, first {min(again)}: the "
                 "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
             )
-        units = await self.ctx.replay.fetch(claim)
+        units = await self.ctx.ledger.fetch(claim)
         number, version = self._num_updates + 1, self._version + 1
         await self.ctx.compute(self._recorder.batch, claim, units, number, self._version)
         prepared = self._updates.prepare(units)
         for refused in prepared.refused:
             self.ctx.log.error("non_finite_unit", unit=refused.unit, error=str(refused))
-            await self.ctx.replay.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
+            await self.ctx.ledger.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
         samples = prepared.samples
         with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
             with self.ctx.work.part(0.9):
@@ -217,7 +217,7 @@ class Learner(Actor):
                 await self._publish()
             publish_s = time.monotonic() - started
         if samples:
-            row = _row(self._num_updates, self._version, samples, stepped.results, self._lineage)
+            row = _row(self._num_updates, self._version, samples, stepped.results, self._version_history)
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
             self._history.append(row)
             self._show(row)
@@ -235,7 +235,7 @@ class Learner(Actor):
 
     async def _publish(self) -> None:
         await self._publisher.publish(self._version, self._backend)
-        await self.ctx.replay.advance(self.ctx.who, self._version)
+        await self.ctx.ledger.advance(self.ctx.who, self._version)
         self.ctx.policy_version = self._version
 
     async def _keep(self) -> None:
@@ -276,7 +276,7 @@ class Learner(Actor):
         }
 
         async def settle() -> None:
-            await self.ctx.replay.settle(self.ctx.who, claims, num_updates=num_updates)
+            await self.ctx.ledger.settle(self.ctx.who, claims, num_updates=num_updates)
             self._has_checkpoint = True
             for claim in claims:
                 del self._applied[claim]
@@ -313,7 +313,7 @@ class Learner(Actor):
                 f"the prompts are exhausted after {self._num_updates} updates: {refused.num_ready} of {refused.num_needed} "
                 f"units are ready and nothing is on the way; set data.epochs higher or add prompts ({audit_hint})"
             )
-        unusable = self._hopeless.look(refused, await self.ctx.replay.totals())
+        unusable = self._hopeless.look(refused, await self.ctx.ledger.totals())
         if unusable is None:
             return None
         after = f"after {self._num_updates} updates, while {refused.num_ready} of {refused.num_needed} units were ready"
@@ -329,9 +329,9 @@ class Learner(Actor):
 
     async def _finish(self, ending: str | None) -> None:
         """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the run is finished."""
-        await self.ctx.replay.close_admission(self.ctx.who)
+        await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
-        await self.ctx.replay.cancel_in_flight(self.ctx.who)
+        await self.ctx.ledger.cancel_in_flight(self.ctx.who)
         if self._evaluations.is_enabled:
             await self._evaluations.request(self._version)
             self._record(await self._evaluations.wait())
@@ -363,12 +363,16 @@ class Learner(Actor):
 
 
 def _row(
-    update: int, version: int, samples: Sequence[TrainingSample], results: Sequence[StepResult], lineage: VersionHistory
+    update: int,
+    version: int,
+    samples: Sequence[TrainingSample],
+    results: Sequence[StepResult],
+    version_history: VersionHistory,
 ) -> UpdateRow:
     """Summarise an update; ``version`` is the one that it published, so the learner was at ``version - 1``."""
     trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
     ages = np.concatenate(
-        [update - 1 - lineage.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
+        [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
     )
     finished = [s for s in samples if s.is_finished]
     sums: Counter[str] = Counter()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _SERVE_TIMEOUT_S = 0.5
-_MEND_EVERY_S = 1.0
+_REPAIR_EVERY_S = 1.0
 _TURNS_TO_TAKE = 2
 """The first may have begun before the version was there."""
 _SILENT_AFTER_S = 5.0
@@ -80,7 +80,7 @@ class WeightPublisher:
             self._ctx.who, self._store.announcement(stored, endpoint=self._endpoint)
         )
 
-    async def mend(self, policy_version: int, backend: TrainingBackend) -> None:
+    async def repair(self, policy_version: int, backend: TrainingBackend) -> None:
         """Publish the newest version again if it is damaged; look only when a generator has refused it, and seldom.
 
         Must be called while the backend still has just that version's weights.
@@ -91,7 +91,7 @@ class WeightPublisher:
         ctx = self._ctx
         if ctx.clock.monotonic() < self._next_mend:
             return
-        self._next_mend = ctx.clock.monotonic() + _MEND_EVERY_S
+        self._next_mend = ctx.clock.monotonic() + _REPAIR_EVERY_S
         beats = await ctx.registry.heartbeats()
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
             return

@@ -104,14 +104,14 @@ class Scorer(Actor):
                 tasks.create_task(self._write(chunk, score))
 
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
-        status = await self._ride_out(lambda: self.ctx.replay.write_score(self.ctx.who, chunk.id, score))
+        status = await self._ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
         self.count("scored" if status is WriteStatus.STORED else "duplicates")
         self.ctx.delivered += 1
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
         """Report that this chunk could not be scored, with a traceback. The log has an error once a minute, and few of them:
         all are counted, and those of dead letters are in the ledger."""
-        is_dead = await self._ride_out(lambda: self.ctx.replay.fail_score(self.ctx.who, chunk.id, self.field, error))
+        is_dead = await self._ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, self.field, error))
         self.count("failed")
         num_silent = self._complaints.due(_gist(error), "dead letter" if is_dead else "failed")
         if num_silent is not None:
@@ -144,7 +144,7 @@ class Scorer(Actor):
         return batch
 
     async def _overdue(self, room: int) -> list[TrajectoryChunk]:
-        chunks = await self.ctx.replay.overdue(self.ctx.who, self.field, max_chunks=room)
+        chunks = await self.ctx.ledger.overdue(self.ctx.who, self.field, max_chunks=room)
         if chunks:
             self.count("overdue", len(chunks))
         return chunks

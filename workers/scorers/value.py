@@ -75,7 +75,7 @@ class Value(Scorer):
         self._stepped_at_s = self.ctx.clock.monotonic()
         self._num_bad_steps = 0
         self._checkpointed_step = self._num_steps if checkpoint else -1
-        returned = await self.ctx.replay.recover_finished(self.ctx.who, tuple(state.get("claims", ())))
+        returned = await self.ctx.ledger.recover_finished(self.ctx.who, tuple(state.get("claims", ())))
         self._history = History.resume(self._history_path, last_version=self._num_steps)
         self._tell()
         self.ctx.log.info(
@@ -151,7 +151,7 @@ class Value(Scorer):
         Raises Diverged after too many refused steps in a row.
         """
         wanted = self.ctx.config.value.batch_trajectories
-        claim = await self.ctx.replay.claim_finished(self.ctx.who, num_trajectories=wanted)
+        claim = await self.ctx.ledger.claim_finished(self.ctx.who, num_trajectories=wanted)
         if isinstance(claim, int):
             self.ctx.counters["finished"] = claim
             await self._settle_idle()
@@ -260,7 +260,7 @@ class Value(Scorer):
 
         async def settle() -> None:
             self._checkpointed_step = num_steps
-            await self.ctx.replay.settle_finished(self.ctx.who, claims)
+            await self.ctx.ledger.settle_finished(self.ctx.who, claims)
             self._applied = self._applied[len(claims) :]
 
         await self._writer.write(self._version, self._engine.snapshot, state, settle)

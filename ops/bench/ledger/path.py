@@ -100,8 +100,8 @@ class _Generator:
         self._version = 0
 
     async def run(self, gate: Gate) -> None:
-        self._replay = RedisLedger(connect(self._job.url), RUN)
-        await self._replay.open(self._job.spec)
+        self._ledger = RedisLedger(connect(self._job.url), RUN)
+        await self._ledger.open(self._job.spec)
         transport = make_transport(self._who)
         self._links = [transport.sender(self._job.endpoint(field)) for field in self._job.fields]
         gate.begin()
@@ -113,7 +113,7 @@ class _Generator:
                 writer.cancel()
         gate.end()
         transport.close()
-        await self._replay.aclose()
+        await self._ledger.aclose()
 
     async def _lease(self) -> None:
         left = self._job.num_chunks
@@ -123,14 +123,14 @@ class _Generator:
             if room < min(left, GROUP):
                 await asyncio.sleep(_POLL_S)
                 continue
-            grant = await self._replay.lease(self._who, max_trajectories=room, policy_version=self._version)
+            grant = await self._ledger.lease(self._who, max_trajectories=room, policy_version=self._version)
             for lease in grant.leases:
                 self._leases.put_nowait(lease)
                 left -= 1
             if grant.refusal is None:
-                credit.news()
+                credit.reset()
                 continue
-            self._version = (await self._replay.totals()).policy_version
+            self._version = (await self._ledger.totals()).policy_version
             if grant.refusal is Refusal.NO_CREDIT:
                 await asyncio.sleep(credit.refused(time.monotonic()))
 
@@ -139,7 +139,7 @@ class _Generator:
             lease = await self._leases.get()
             chunk = self._payload.chunk(lease.trajectory, self._version)
             encoded = encode_once(chunk)
-            await self._replay.write_chunk(self._who, chunk, encoded)
+            await self._ledger.write_chunk(self._who, chunk, encoded)
             for link in self._links:
                 if not await link.send(encoded, timeout_s=_PATIENCE_S):
                     raise DataError("a scorer read nothing for a minute")
@@ -169,7 +169,7 @@ def score(gate: Gate, job: Job, field: Field) -> None:
 
 async def _score(gate: Gate, job: Job, field: Field) -> None:
     who = Incarnation(Role.REWARD if field is Field.REWARD else Role.REFERENCE, f"{field}-0", 1)
-    replay, transport = RedisLedger(connect(job.url), RUN), make_transport(who)
+    ledger, transport = RedisLedger(connect(job.url), RUN), make_transport(who)
     mailbox = transport.mailbox(job.endpoint(field))
     left = job.num_chunks
     gate.begin()
@@ -177,11 +177,11 @@ async def _score(gate: Gate, job: Job, field: Field) -> None:
         batch = await receive_some(mailbox)
         async with asyncio.TaskGroup() as tasks:
             for chunk in batch:
-                tasks.create_task(replay.write_score(who, chunk.id, _SCORES[field](chunk)))
+                tasks.create_task(ledger.write_score(who, chunk.id, _SCORES[field](chunk)))
         left -= len(batch)
     gate.end()
     transport.close()
-    await replay.aclose()
+    await ledger.aclose()
 
 
 def learn(gate: Gate, job: Job) -> None:
@@ -191,24 +191,24 @@ def learn(gate: Gate, job: Job) -> None:
 
 async def _learn(gate: Gate, job: Job) -> None:
     who = Incarnation(Role.LEARNER, "learner-0", 1)
-    replay = RedisLedger(connect(job.url), RUN)
-    await replay.open(job.spec)
+    ledger = RedisLedger(connect(job.url), RUN)
+    await ledger.open(job.spec)
     gate.begin()
     async with asyncio.timeout(_PATIENCE_S):
         for version in range(job.num_chunks // BATCH):
-            claim = await replay.claim(who, policy_version=version)
+            claim = await ledger.claim(who, policy_version=version)
             forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
             while not isinstance(claim, Claim):
                 ready, needed = claim.num_ready, claim.num_needed
                 await asyncio.sleep(forecast.pause_s(time.monotonic(), num_ready=ready, num_needed=needed))
-                claim = await replay.claim(who, policy_version=version)
-            units = await replay.fetch(claim)
+                claim = await ledger.claim(who, policy_version=version)
+            units = await ledger.fetch(claim)
             assert all(len(unit.trajectories[0][0].scores) == len(job.fields) for unit in units)
-            await replay.advance(who, version + 1)
-            await replay.settle(who, (claim.claim_id,))
+            await ledger.advance(who, version + 1)
+            await ledger.settle(who, (claim.claim_id,))
     gate.end()
-    totals = await replay.totals()
-    await replay.aclose()
+    totals = await ledger.totals()
+    await ledger.aclose()
     if totals.num_tokens_trained != job.num_chunks * job.num_tokens:
         raise DataError(
             f"{totals.num_tokens_trained} tokens were trained on, not {job.num_chunks} times {job.num_tokens}"

@@ -47,7 +47,7 @@ async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[A
                 config=config,
                 run_dir=run_dir,
                 who=who,
-                replay=MemoryLedger(lambda _: who.epoch),
+                ledger=MemoryLedger(lambda _: who.epoch),
                 registry=registry,
                 transport=transport,
                 log=cast("FilteringBoundLogger", structlog.get_logger()),

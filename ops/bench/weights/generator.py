@@ -81,7 +81,7 @@ async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
             await taker.look()
             await taker.swap()
             await ctx.clock.sleep(0.01)
-        ctx.spawn("news", ctx.news.watch())
+        ctx.spawn("news", ctx.notifications.watch())
         ctx.spawn("weights", taker.watch())
         told, before = -1, dict(ctx.counters)
         while not over.is_set():

@@ -34,13 +34,13 @@ class MemoryAdmin:
     worker never registered.
     """
 
-    def __init__(self, replay: MemoryLedger, epoch_of: Callable[[str], int]) -> None:
-        self._replay = replay
+    def __init__(self, ledger: MemoryLedger, epoch_of: Callable[[str], int]) -> None:
+        self._ledger = ledger
         self._epoch_of = epoch_of
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for."""
-        s, now = self._replay.state, self._replay.clock()
+        s, now = self._ledger.state, self._ledger.clock()
         needed = s.spec.units_per_update // s.weight
         if len(s.ready) >= needed and s.spec.late is LatePolicy.WAIT:
             names = sorted(s.running_age, key=lambda name: (s.running_age[name], str(name)))
@@ -72,7 +72,7 @@ class MemoryAdmin:
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
         """Return the newest chunks of trajectories."""
-        s, now = self._replay.state, self._replay.clock()
+        s, now = self._ledger.state, self._ledger.clock()
         found: list[StoredChunk] = []
         for number in sorted(s.groups, reverse=True)[:max_trajectories]:
             for member in range(s.spec.group_size):
@@ -88,7 +88,7 @@ class MemoryAdmin:
 
     async def requeue(self, wish: Wish) -> Requeued:
         """Put work back."""
-        s, now = self._replay.state, self._replay.clock()
+        s, now = self._ledger.state, self._ledger.clock()
         unknown = tuple(str(name) for name in wish.trajectories if name not in s.trajectories)
         if wish.worker and not self._epoch_of(wish.worker):
             unknown = (wish.worker,)
@@ -111,7 +111,7 @@ class MemoryAdmin:
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
         """Admit the prompts of dead letters again."""
-        s = self._replay.state
+        s = self._ledger.state
         if chunks == ():
             return Retried()
         if s.closed:

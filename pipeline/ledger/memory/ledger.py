@@ -1,4 +1,4 @@
-"""The ledger in this process: the replay contract as a pure state machine with an injected clock.
+"""The ledger in this process: the ledger's contract as a pure state machine with an injected clock.
 
 *Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims.
 *Waits for* nothing: no method awaits anything, so each is atomic on an event loop.
@@ -60,7 +60,7 @@ _MAX_DEAD_LETTERS = 1000
 
 
 class MemoryLedger:
-    """The replay contract (``pipeline.ledger.contract.Ledger``) in this process.
+    """The ledger's contract (``pipeline.ledger.contract.Ledger``) in this process.
 
     ``epoch_of`` returns the newest epoch of a worker, 0 when it never registered: the registry's
     knowledge.
@@ -153,7 +153,7 @@ class MemoryLedger:
             return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
 
         final = chunk.finish_reason.is_final
-        oldest = chunk.oldest_version if trajectory.is_evaluation else s.lineage.fewest_updates(chunk.versions)
+        oldest = chunk.oldest_version if trajectory.is_evaluation else s.version_history.fewest_updates(chunk.versions)
         c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now)
         s.store_chunk(chunk.id, c)
         t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)
@@ -291,7 +291,7 @@ class MemoryLedger:
         learner waits for.
         """
         s, _ = self._enter(who)
-        num_updates = s.lineage.updates(policy_version)
+        num_updates = s.version_history.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
         for unit in ready:
             if is_stale(num_updates, unit.oldest_version, s.spec.eta):
@@ -384,14 +384,14 @@ class MemoryLedger:
         if is_back and restart.num_updates and restart.num_updates not in s.milestones:
             raise unmarked(restart.num_updates)
         given_up = s.go_back(restart.num_updates)
-        s.lineage = s.lineage.after(restart)
+        s.version_history = s.version_history.after(restart)
         s.closed = False
         s.version = max(s.version, restart.policy_version)
         return given_up
 
     async def restarts(self) -> tuple[Restart, ...]:
         """Return all restarts, by version."""
-        return self.state.lineage.restarts
+        return self.state.version_history.restarts
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
         """Claim exactly so many finished trajectories for the value model, or return how many there

@@ -38,7 +38,7 @@ class LedgerState:
         self.spec = spec
         self.weight = unit_weight(spec)
         self.version = 0
-        self.lineage = VersionHistory()
+        self.version_history = VersionHistory()
         self.milestones: dict[int, Counter[str]] = {}
         """What was trained by the time that so many updates were settled."""
         self.used = 0
@@ -115,7 +115,7 @@ class LedgerState:
     @property
     def credit_limit(self) -> int:
         """How much credit may be used while the present version is published."""
-        return credit_limit(self.spec, self.lineage.updates(self.version))
+        return credit_limit(self.spec, self.version_history.updates(self.version))
 
     def mark(self, num_updates: int) -> None:
         """Remember what is trained now that so many updates are settled."""
@@ -168,7 +168,7 @@ class LedgerState:
         """Date the unit that the trajectory's next tokens belong to by the updates in the present
         version.
         """
-        unit, now = self.unit_of(ChunkId(trajectory, index)), self.lineage.updates(self.version)
+        unit, now = self.unit_of(ChunkId(trajectory, index)), self.version_history.updates(self.version)
         if self.spec.unit is Unit.GROUP:
             self.running_age[unit] = min(now, self.running_age.get(unit, now))
         elif self.spec.unit is Unit.CHUNK or index == 0:

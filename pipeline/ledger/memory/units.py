@@ -56,7 +56,7 @@ def _first_open(s: LedgerState) -> TrajectoryId | None:
     """
     if s.used <= s.credit_limit or len(s.ready) * s.weight < s.spec.units_per_update:
         return s.open.first
-    updates = s.lineage.updates(s.version)
+    updates = s.version_history.updates(s.version)
     for trajectory in s.open:
         age = s.running_age.get(s.unit_of(ChunkId(trajectory, s.trajectories[trajectory].next)))
         if age is not None and age <= updates:

@@ -28,12 +28,12 @@ from protocol.trajectory import Field
 class RedisAdmin:
     """``pipeline.ledger.admin.LedgerAdmin`` on a server."""
 
-    def __init__(self, replay: RedisLedger) -> None:
-        self._replay = replay
+    def __init__(self, ledger: RedisLedger) -> None:
+        self._ledger = ledger
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for."""
-        head, units, holders = await self._replay.ask("waits", max_units)
+        head, units, holders = await self._ledger.ask("waits", max_units)
         unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, unscored, value = head
         return Waits(
             unit=Unit(unit.decode()),
@@ -55,7 +55,7 @@ class RedisAdmin:
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
         """Return the newest chunks of trajectories."""
-        found = await self._replay.ask("stored", max_trajectories)
+        found = await self._ledger.ask("stored", max_trajectories)
         return tuple(
             StoredChunk(name.decode(), tokens, float(age), bool(final), tuple(Field(one.decode()) for one in fields))
             for name, tokens, age, final, *fields in found
@@ -69,14 +69,14 @@ class RedisAdmin:
             arguments = ("field", wish.field.value)
         else:
             arguments = ("trajectories", *map(str, wish.trajectories))
-        opened, due, *unknown = await self._replay.ask("requeue", *arguments)
+        opened, due, *unknown = await self._ledger.ask("requeue", *arguments)
         return Requeued(opened, due, tuple(name.decode() for name in unknown))
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
         """Admit the prompts of dead letters again."""
         if chunks == ():
             return Retried()
-        closed, letters, prompts, unknown = await self._replay.ask("retry", *(chunks or ()))
+        closed, letters, prompts, unknown = await self._ledger.ask("retry", *(chunks or ()))
         return Retried(tuple(prompts), letters, tuple(name.decode() for name in unknown), bool(closed))
 
 

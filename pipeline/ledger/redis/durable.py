@@ -22,7 +22,7 @@ _MAX_STEPS = 30
 _CANNOT = ("unknown command", "appendonly is disabled")
 
 
-async def wait_durable(link: PipelinedConnection, counters: str, who: Incarnation) -> bool:
+async def wait_durable(connection: PipelinedConnection, counters: str, who: Incarnation) -> bool:
     """Return once all writes so far are flushed; False when this server cannot say.
 
     Raises:
@@ -33,18 +33,18 @@ async def wait_durable(link: PipelinedConnection, counters: str, who: Incarnatio
         for _ in range(_MAX_STEPS):
             # on one connection: WAITAOF waits for that connection's last write
             asked = [_sync(counters, who), ("WAITAOF", 1, 0, _STEP_MS)]
-            num_unflushed, flushed = await link.ask_all(asked, raises=False)
+            num_unflushed, flushed = await connection.ask_all(asked, raises=False)
             if isinstance(num_unflushed, Exception):
                 raise num_unflushed
             if _cannot_say(flushed):
-                await link.ask(*_sync(counters, who, "unflushed"))
+                await connection.ask(*_sync(counters, who, "unflushed"))
                 return False
             if isinstance(flushed, Exception):
                 raise flushed
             if flushed[0] >= 1:
                 # an operator has mended the server
                 if num_unflushed:
-                    await link.ask(*_sync(counters, who, "flushed"))
+                    await connection.ask(*_sync(counters, who, "flushed"))
                 return True
     raise LedgerUnavailable(
         f"the ledger's append-only file was not flushed within {_MAX_STEPS * _STEP_MS // 1000} s: look at the server's disk"

@@ -109,7 +109,7 @@ def claim(run: str, claim_id: str) -> str:
     return f"{prefix(run)}claim:{claim_id}"
 
 
-def lineage(run: str) -> str:
+def version_history(run: str) -> str:
     """Sorted set of restarts."""
     return prefix(run) + "lineage"
 
@@ -175,6 +175,6 @@ def run_status(run: str) -> str:
     return prefix(run) + "run_status"
 
 
-def news(run: str, topic: str) -> str:
+def notifications(run: str, topic: str) -> str:
     """Stream of one entry, which whoever waits for a change of ``topic`` waits at."""
     return f"{prefix(run)}news:{topic}"

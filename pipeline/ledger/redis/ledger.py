@@ -73,7 +73,7 @@ _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 
 
 class RedisLedger:
-    """The replay contract (``pipeline.ledger.contract.Ledger``) on a Redis >= 6.2 or Valkey
+    """The ledger's contract (``pipeline.ledger.contract.Ledger``) on a Redis >= 6.2 or Valkey
     server.
 
     ``now`` returns seconds; without it the scripts read the server's clock, so that workers' clocks
@@ -85,7 +85,7 @@ class RedisLedger:
         self._run = run
         self._now = now
         self._counters = keys.counters(run)
-        self._link = PipelinedConnection(client)
+        self._connection = PipelinedConnection(client)
         self._durable = PipelinedConnection(client)
         """Of its own: the server answers there when its file is flushed, and what others ask need
         not wait for that.
@@ -107,7 +107,7 @@ class RedisLedger:
         both = [keys.spec(self._run), keys.settings(self._run)]
         with ledger_faults("open"):
             arguments = (*both, _settings(spec, texts, credit), *flat)
-            there = cast("list[bytes]", await self._link.ask("EVAL", _OPEN, len(both), *arguments))
+            there = cast("list[bytes]", await self._connection.ask("EVAL", _OPEN, len(both), *arguments))
         have = {there[i].decode(): there[i + 1].decode() for i in range(0, len(there), 2)}
         if have != texts | extra:
             raise mismatch(have, spec)
@@ -196,7 +196,7 @@ class RedisLedger:
         if limit <= 0:
             return []
         with ledger_faults("dead_letters"):
-            packed = cast("list[bytes]", await self._link.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
+            packed = cast("list[bytes]", await self._connection.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
         return [_dead_letter(record) for record in packed]
 
     # -- learning
@@ -262,7 +262,7 @@ class RedisLedger:
 
     async def restarts(self) -> tuple[Restart, ...]:
         """Return all restarts, by version."""
-        (found,) = await self._pipelined("restarts", [("ZRANGE", keys.lineage(self._run), 0, -1)])
+        (found,) = await self._pipelined("restarts", [("ZRANGE", keys.version_history(self._run), 0, -1)])
         return tuple(Restart(*map(int, text.decode().split(":"))) for text in found)
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
@@ -356,7 +356,7 @@ class RedisLedger:
         """Have ``tell`` called with why calls are asked again, for people; with "" when that is
         over.
         """
-        self._link.on_trouble = tell
+        self._connection.on_trouble = tell
 
     async def check(self) -> None:
         """Ask for a sign of life. Raises LedgerUnavailable without one, LedgerDiskFailed while the
@@ -373,10 +373,10 @@ class RedisLedger:
         None when it did, or when this server does not tell. Until a write succeeds the server
         refuses those of its clients (MISCONF)."""
         try:
-            told: bytes = await self._link.ask("INFO", "persistence")
+            told: bytes = await self._connection.ask("INFO", "persistence")
             if b"aof_last_write_status:err" not in told:
                 return None
-            found = await self._link.ask("CONFIG", "GET", "dir")
+            found = await self._connection.ask("CONFIG", "GET", "dir")
             # a map by RESP 3, a list by RESP 2
             folder: bytes = found[b"dir"] if hasattr(found, "items") else found[1]
             return folder.decode(errors="replace")
@@ -387,7 +387,7 @@ class RedisLedger:
 
     async def aclose(self) -> None:
         """Close the client. Repeated calls do nothing."""
-        await self._link.aclose()
+        await self._connection.aclose()
         await self._durable.aclose()
         await self._client.aclose()
 
@@ -399,9 +399,9 @@ class RedisLedger:
         asked = (1, self._counters, *self._arguments(who, args))
         try:
             try:
-                return await self._link.ask("EVALSHA", digest(name), *asked)
+                return await self._connection.ask("EVALSHA", digest(name), *asked)
             except NoScriptError:  # a server that was started again, say, has forgotten the text
-                return await self._link.ask("EVAL", load(name), *asked)
+                return await self._connection.ask("EVAL", load(name), *asked)
         except RAISED as error:
             raise ledger_fault(f"{name} for {who}" if who is not None else name, error) from error
 
@@ -411,7 +411,7 @@ class RedisLedger:
 
     async def _pipelined(self, doing: str, commands: Sequence[Command]) -> list[Any]:
         with ledger_faults(doing):
-            return await self._link.ask_all(commands)
+            return await self._connection.ask_all(commands)
 
     async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
         rows = await self._pipelined(

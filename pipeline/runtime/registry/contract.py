@@ -265,7 +265,7 @@ class Registry(Protocol):
         """Return the run's state; STARTING when none was set."""
         ...
 
-    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+    async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed.
 
         Args:

@@ -44,7 +44,7 @@ class MemoryRegistry:
     _fleet: Fleet | None = None
     _weights: WeightsAnnouncement | None = None
     _status: RunStatus = field(default_factory=lambda: RunStatus(RunState.STARTING))
-    _news: Counter[Topic] = field(default_factory=Counter[Topic])
+    _notifications: Counter[Topic] = field(default_factory=Counter[Topic])
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def register(self, role: Role, worker: str) -> Incarnation:
@@ -127,11 +127,15 @@ class MemoryRegistry:
         """Return the run's state; STARTING when none was set."""
         return self._status
 
-    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+    async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
         deadline = self.clock.monotonic() + timeout_s
         while True:
-            found = {topic: str(self._news[topic]) for topic in seen if self._news[topic] > int(seen[topic] or 0)}
+            found = {
+                topic: str(self._notifications[topic])
+                for topic in seen
+                if self._notifications[topic] > int(seen[topic] or 0)
+            }
             left_s = deadline - self.clock.monotonic()
             if found or left_s <= 0.0:
                 return found
@@ -155,7 +159,7 @@ class MemoryRegistry:
         return True
 
     def _tell(self, topic: Topic) -> None:
-        self._news[topic] += 1
+        self._notifications[topic] += 1
         self._rung.set()
 
     def _forget(self, worker: _Worker) -> None:

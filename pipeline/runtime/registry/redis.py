@@ -50,7 +50,7 @@ class RedisRegistry:
 
     def __init__(self, client: redis.asyncio.Redis, run: str, *, silent_after_s: float = SILENT_AFTER_S) -> None:
         self._client = client
-        self._link = PipelinedConnection(client)
+        self._connection = PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
         """Of its own: what waits for news there holds up no other call."""
         self._keys = _Keys(run)
@@ -75,7 +75,7 @@ class RedisRegistry:
         entry = msgspec.json.encode(_Endpoint(who.role, endpoint, public_key))
         newest = await self._run(
             "set_endpoint",
-            [self._keys.epochs, self._keys.endpoints, self._keys.news[Topic.ENDPOINTS]],
+            [self._keys.epochs, self._keys.endpoints, self._keys.notifications[Topic.ENDPOINTS]],
             [who.worker, who.epoch, entry],
         )
         check_newest(who, newest)
@@ -120,7 +120,7 @@ class RedisRegistry:
         arguments = [who.worker, who.epoch, weights.policy_version, msgspec.json.encode(weights)]
         newest, published, is_done = await self._run(
             "announce_weights",
-            [self._keys.epochs, self._keys.weights, self._keys.news[Topic.WEIGHTS]],
+            [self._keys.epochs, self._keys.weights, self._keys.notifications[Topic.WEIGHTS]],
             arguments,
         )
         if not is_done:
@@ -135,7 +135,7 @@ class RedisRegistry:
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         blob = msgspec.json.encode(_Status(status.state, status.detail))
-        await self._run("replace", [self._keys.run_status, self._keys.news[Topic.RUN]], [blob])
+        await self._run("replace", [self._keys.run_status, self._keys.notifications[Topic.RUN]], [blob])
 
     async def run_status(self) -> RunStatus:
         """Return the run's state; STARTING when none was set."""
@@ -145,9 +145,9 @@ class RedisRegistry:
         status = msgspec.json.decode(blob, type=_Status)
         return RunStatus(status.state, status.detail)
 
-    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+    async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
-        topics = {self._keys.news[topic].encode(): topic for topic in seen}
+        topics = {self._keys.notifications[topic].encode(): topic for topic in seen}
         # 0 would be for ever
         milliseconds = max(1, round(1000.0 * timeout_s))
         since = [seen[topic] or "0" for topic in topics.values()]
@@ -159,11 +159,11 @@ class RedisRegistry:
         """Have ``tell`` called with why calls are asked again, for people; with "" when that is
         over.
         """
-        self._link.on_trouble = tell
+        self._connection.on_trouble = tell
 
     async def aclose(self) -> None:
         """Close the client."""
-        await self._link.aclose()
+        await self._connection.aclose()
         await self._listening.aclose()
         await self._client.aclose()
 
@@ -172,11 +172,11 @@ class RedisRegistry:
 
     async def _command(self, *arguments: Any) -> Any:
         with ledger_faults(f"registry {arguments[0]}"):
-            return await self._link.ask(*arguments)
+            return await self._connection.ask(*arguments)
 
     async def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         with ledger_faults(f"registry {script}"):
-            return await _run(self._link, script, script_keys, arguments)
+            return await _run(self._connection, script, script_keys, arguments)
 
 
 @cache
@@ -186,13 +186,15 @@ def _script(name: str) -> tuple[str, str]:
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text
 
 
-async def _run(link: PipelinedConnection, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+async def _run(
+    connection: PipelinedConnection, script: str, script_keys: Sequence[str], arguments: Sequence[Any]
+) -> Any:
     digest, text = _script(script)
     asked = (len(script_keys), *script_keys, *arguments)
     try:
-        return await link.ask("EVALSHA", digest, *asked)
+        return await connection.ask("EVALSHA", digest, *asked)
     except NoScriptError:  # a server that was started again, say, has forgotten the text
-        return await link.ask("EVAL", text, *asked)
+        return await connection.ask("EVAL", text, *asked)
 
 
 class RedisHeartbeatWriter:
@@ -205,7 +207,7 @@ class RedisHeartbeatWriter:
         self._keys = [keys_.epochs, keys_.heartbeats, keys_.seen]
         self._runner = asyncio.Runner()
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
-        self._link = PipelinedConnection(self._client)
+        self._connection = PipelinedConnection(self._client)
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable, after
@@ -213,7 +215,9 @@ class RedisHeartbeatWriter:
         """
         who = heartbeat.who
         with ledger_faults("heartbeat"):
-            written = _run(self._link, "beat", self._keys, [who.worker, who.epoch, msgspec.json.encode(heartbeat)])
+            written = _run(
+                self._connection, "beat", self._keys, [who.worker, who.epoch, msgspec.json.encode(heartbeat)]
+            )
             return bool(self._runner.run(written))
 
     def close(self) -> None:
@@ -222,7 +226,7 @@ class RedisHeartbeatWriter:
             self._runner.run(self._close())
 
     async def _close(self) -> None:
-        await self._link.aclose()
+        await self._connection.aclose()
         await self._client.aclose()
 
 
@@ -237,5 +241,5 @@ class _Keys:
         self.fleet = keys.fleet(run)
         self.weights = keys.weights(run)
         self.run_status = keys.run_status(run)
-        self.news = {topic: keys.news(run, topic) for topic in Topic}
-        self.of_workers = [self.epochs, self.endpoints, self.heartbeats, self.seen, self.news[Topic.ENDPOINTS]]
+        self.notifications = {topic: keys.notifications(run, topic) for topic in Topic}
+        self.of_workers = [self.epochs, self.endpoints, self.heartbeats, self.seen, self.notifications[Topic.ENDPOINTS]]

@@ -223,20 +223,20 @@ def test_a_file_that_the_server_has_rewritten_is_refused(tmp_path: Path) -> None
 async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: redis.asyncio.Redis) -> None:
     folder = Path((await redis_client.config_get("dir"))["dir"])
     run = f"read-{os.getpid()}"
-    replay, registry = RedisLedger(redis_client, run), RedisRegistry(redis_client, run)
-    await replay.open(make_spec(run=run, group_size=1, units_per_update=1))
+    ledger, registry = RedisLedger(redis_client, run), RedisRegistry(redis_client, run)
+    await ledger.open(make_spec(run=run, group_size=1, units_per_update=1))
     generator = await registry.register(Role.GENERATOR, "generator-0")
     learner = await registry.register(Role.LEARNER, "learner")
     await registry.announce_weights(
         learner,
         WeightsAnnouncement(policy_version=3, digest="", path="", num_bytes=0, host=""),
     )
-    grant = await replay.lease(generator, max_trajectories=1)
+    grant = await ledger.lease(generator, max_trajectories=1)
     chunk = msgspec.structs.replace(make_chunk(grant.leases[0].trajectory), worker=str(generator))
-    await replay.write_chunk(generator, chunk)
-    await replay.write_score(generator, chunk.id, reward())
-    claim = await replay.claim(learner, policy_version=0)
-    await replay.settle(learner, (claim.claim_id,))
+    await ledger.write_chunk(generator, chunk)
+    await ledger.write_score(generator, chunk.id, reward())
+    claim = await ledger.claim(learner, policy_version=0)
+    await ledger.settle(learner, (claim.claim_id,))
     await registry.set_run_status(RunStatus(RunState.FINISHED, "1 updates done"))
     events = list(LedgerHistory(run, truth=lambda c: c.num_tokens > 0).read(read_transactions(folder)))
     kinds = [event for event in events if not isinstance(event, Tally)]
@@ -422,7 +422,7 @@ def test_a_cable_between_two_hosts_is_pulled_and_put_in_again() -> None:
         assert reached() == "True"  # refused by the other host, so it is there
         hosts.cut()
         assert reached() == "False"
-        hosts.mend()
+        hosts.repair()
         assert reached() == "True"
 
 

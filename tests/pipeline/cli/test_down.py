@@ -67,15 +67,15 @@ async def _begin(run_dir: Path) -> None:
     url = read_ledger_url(run_dir)
     registry = RedisRegistry(connect(url), "op")
     await registry.set_run_status(RunStatus(RunState.RUNNING))
-    pulse = WorkerState(await registry.register(Role.LEARNER, "learner"), RealClock())
-    pulse.waiting_for(WaitingFor.DISK, "a checkpoint")
+    worker_state = WorkerState(await registry.register(Role.LEARNER, "learner"), RealClock())
+    worker_state.waiting_for(WaitingFor.DISK, "a checkpoint")
     await registry.aclose()
-    await asyncio.to_thread(_beat, url, pulse)
+    await asyncio.to_thread(_beat, url, worker_state)
 
 
-def _beat(url: str, pulse: WorkerState) -> None:
+def _beat(url: str, worker_state: WorkerState) -> None:
     writer = RedisHeartbeatWriter(url, "op")
-    assert writer.beat(pulse.heartbeat())
+    assert writer.beat(worker_state.heartbeat())
     writer.close()
 
 

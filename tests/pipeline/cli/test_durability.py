@@ -22,11 +22,11 @@ from tests.pipeline.op_config import op_config
 
 
 async def two_checkpoints(url: str, run: str) -> None:
-    replay = RedisLedger(connect(url), run)
-    await replay.open(make_spec(run=run))
+    ledger = RedisLedger(connect(url), run)
+    await ledger.open(make_spec(run=run))
     for _ in range(2):
-        await replay.make_durable(Incarnation(Role.LEARNER, "learner", 1))
-    await replay.aclose()
+        await ledger.make_durable(Incarnation(Role.LEARNER, "learner", 1))
+    await ledger.aclose()
 
 
 def told(*words: str | Path) -> str:

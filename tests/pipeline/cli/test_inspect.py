@@ -57,11 +57,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def leave_work_behind(at: Attached) -> None:
         who = await at.registry.register(Role.GENERATOR, "generator-0")
-        await at.replay.lease(who, max_trajectories=8)
+        await at.ledger.lease(who, max_trajectories=8)
         for name in (TrajectoryId("t", 0, 0), TrajectoryId("t", 1, 0)):
-            await at.replay.write_chunk(who, make_chunk(name))
+            await at.ledger.write_chunk(who, make_chunk(name))
         scorer, dead = Incarnation(Role.REWARD, "reward-9", 1), make_chunk(TrajectoryId("t", 0, 0)).id
-        while not await at.replay.fail_score(scorer, dead, Field.REWARD, "no boxed answer"):
+        while not await at.ledger.fail_score(scorer, dead, Field.REWARD, "no boxed answer"):
             pass
 
     return stopped_run(tmp_path_factory.mktemp("ended"), leave_work_behind)

@@ -31,11 +31,11 @@ FIRST, SECOND = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
 @asynccontextmanager
 async def _ledger(url: str) -> AsyncIterator[tuple[redis.asyncio.Redis, RedisLedger]]:
     client = connect(url)
-    replay = RedisLedger(client, "test")
+    ledger = RedisLedger(client, "test")
     try:
-        yield client, replay
+        yield client, ledger
     finally:
-        await replay.aclose()
+        await ledger.aclose()
         await client.aclose()
 
 
@@ -45,15 +45,15 @@ def server(redis_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
     @asynccontextmanager
     async def look_at(_: Path | None) -> AsyncIterator[SimpleNamespace]:
-        async with _ledger(redis_server) as (_client, replay):
-            yield SimpleNamespace(replay=replay, config=SimpleNamespace(model=SimpleNamespace(path=Path("/no/such"))))
+        async with _ledger(redis_server) as (_client, ledger):
+            yield SimpleNamespace(ledger=ledger, config=SimpleNamespace(model=SimpleNamespace(path=Path("/no/such"))))
 
     monkeypatch.setattr(cli, "look_at", look_at)
 
     async def open_it() -> None:
-        async with _ledger(redis_server) as (client, replay):
+        async with _ledger(redis_server) as (client, ledger):
             await client.flushall()
-            await replay.open(make_spec(group_size=2, fields=frozenset({Field.REWARD, Field.REFERENCE})))
+            await ledger.open(make_spec(group_size=2, fields=frozenset({Field.REWARD, Field.REFERENCE})))
 
     asyncio.run(open_it())
     return redis_server
@@ -64,13 +64,13 @@ def filled(server: str) -> str:
     """The same with two responses, of which the second, written later, is finished and scored."""
 
     async def fill() -> None:
-        async with _ledger(server) as (client, replay):
+        async with _ledger(server) as (client, ledger):
             await client.hset(keys.epochs("test"), GENERATOR.worker, str(GENERATOR.epoch))  # pyright: ignore
-            await replay.lease(GENERATOR, max_trajectories=2)
-            await replay.write_chunk(GENERATOR, make_chunk(FIRST, 0, final=False))
-            await replay.write_chunk(GENERATOR, make_chunk(SECOND, 0))
-            await replay.write_score(SCORER, ChunkId(SECOND, 0), reference())
-            await replay.write_score(SCORER, ChunkId(SECOND, 0), reward())
+            await ledger.lease(GENERATOR, max_trajectories=2)
+            await ledger.write_chunk(GENERATOR, make_chunk(FIRST, 0, final=False))
+            await ledger.write_chunk(GENERATOR, make_chunk(SECOND, 0))
+            await ledger.write_score(SCORER, ChunkId(SECOND, 0), reference())
+            await ledger.write_score(SCORER, ChunkId(SECOND, 0), reward())
 
     asyncio.run(fill())
     return server

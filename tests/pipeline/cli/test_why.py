@@ -32,13 +32,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def leave_work_behind(at: Attached) -> None:
         who = await at.registry.register(Role.GENERATOR, "generator-0")
         scorer = Incarnation(Role.REWARD, "reward-9", 1)
-        leases = (await at.replay.lease(who, max_trajectories=8)).leases
+        leases = (await at.ledger.lease(who, max_trajectories=8)).leases
         for lease in leases[:2]:
-            await at.replay.write_chunk(who, make_chunk(lease.trajectory))
+            await at.ledger.write_chunk(who, make_chunk(lease.trajectory))
         dead = ChunkId(TrajectoryId("t", 0, 0), 0)
-        while not await at.replay.fail_score(scorer, dead, Field.REWARD, TRACEBACK):
+        while not await at.ledger.fail_score(scorer, dead, Field.REWARD, TRACEBACK):
             pass
-        await at.replay.write_chunk(who, make_chunk(TrajectoryId("t", 1, 0)))
+        await at.ledger.write_chunk(who, make_chunk(TrajectoryId("t", 1, 0)))
 
     return stopped_run(tmp_path_factory.mktemp("left"), leave_work_behind)
 

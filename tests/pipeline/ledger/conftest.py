@@ -22,16 +22,16 @@ class Bench:
     client: redis.asyncio.Redis
     now: float = 1000.0
     epochs: dict[str, int] = field(default_factory=dict)
-    replay: Ledger = None
+    ledger: Ledger = None
 
     async def open(self, spec: LedgerSpec) -> Ledger:
-        if self.replay is None:
+        if self.ledger is None:
             if self.kind == "memory":
-                self.replay = MemoryLedger(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
+                self.ledger = MemoryLedger(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
             else:
-                self.replay = RedisLedger(self.client, spec.run, now=lambda: self.now)
-        await self.replay.open(spec)
-        return self.replay
+                self.ledger = RedisLedger(self.client, spec.run, now=lambda: self.now)
+        await self.ledger.open(spec)
+        return self.ledger
 
     async def set_epoch(self, worker: str, epoch: int) -> None:
         self.epochs[worker] = epoch

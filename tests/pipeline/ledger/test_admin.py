@@ -27,17 +27,17 @@ BOTH = frozenset({Field.REWARD, Field.VALUE})
 
 async def opened(bench, spec) -> tuple:
     """Return the ledger and a person's side of it, with two generators registered."""
-    replay = await bench.open(spec)
+    ledger = await bench.open(spec)
     for who in (GENERATOR, OTHER_GENERATOR):
         await bench.set_epoch(who.worker, who.epoch)
-    if isinstance(replay, MemoryLedger):
-        return replay, MemoryAdmin(replay, lambda worker: bench.epochs.get(worker, 0))
-    return replay, RedisAdmin(replay)
+    if isinstance(ledger, MemoryLedger):
+        return ledger, MemoryAdmin(ledger, lambda worker: bench.epochs.get(worker, 0))
+    return ledger, RedisAdmin(ledger)
 
 
-async def fail_for_good(replay, chunk: ChunkId, field: Field = Field.REWARD) -> None:
-    assert not await replay.fail_score(SCORER, chunk, field, "boom")
-    assert await replay.fail_score(SCORER, chunk, field, "boom")
+async def fail_for_good(ledger, chunk: ChunkId, field: Field = Field.REWARD) -> None:
+    assert not await ledger.fail_score(SCORER, chunk, field, "boom")
+    assert await ledger.fail_score(SCORER, chunk, field, "boom")
 
 
 # -- what the next update waits for
@@ -45,18 +45,18 @@ async def fail_for_good(replay, chunk: ChunkId, field: Field = Field.REWARD) -> 
 
 
 async def test_a_group_names_the_members_that_are_not_done_who_holds_them_and_which_field_is_overdue(bench):
-    replay, admin = await opened(bench, make_spec(group_size=4, fields=BOTH))
-    await replay.lease(GENERATOR, max_trajectories=2)
-    await replay.lease(OTHER_GENERATOR, max_trajectories=1)
+    ledger, admin = await opened(bench, make_spec(group_size=4, fields=BOTH))
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await ledger.lease(OTHER_GENERATOR, max_trajectories=1)
     done, unscored = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
     for trajectory in (done, unscored):
-        await replay.write_chunk(GENERATOR, make_chunk(trajectory, 0, final=False))
-        await replay.write_chunk(GENERATOR, make_chunk(trajectory, 1))
+        await ledger.write_chunk(GENERATOR, make_chunk(trajectory, 0, final=False))
+        await ledger.write_chunk(GENERATOR, make_chunk(trajectory, 1))
     for chunk in (ChunkId(done, 0), ChunkId(done, 1)):
-        await replay.write_score(SCORER, chunk, value())
-    await replay.write_score(SCORER, ChunkId(done, 1), reward())
+        await ledger.write_score(SCORER, chunk, value())
+    await ledger.write_score(SCORER, ChunkId(done, 1), reward())
     bench.now += 8.0
-    await replay.fail_score(SCORER, ChunkId(unscored, 1), Field.REWARD, "boom")
+    await ledger.fail_score(SCORER, ChunkId(unscored, 1), Field.REWARD, "boom")
 
     waits = await admin.waits()
     assert (waits.num_needed, waits.num_ready, waits.num_running) == (1, 0, 1)
@@ -76,9 +76,9 @@ async def test_a_group_names_the_members_that_are_not_done_who_holds_them_and_wh
 
 
 async def test_a_chunk_unit_lacks_only_what_is_its_own(bench):
-    replay, admin = await opened(bench, make_spec(Unit.CHUNK, fields=BOTH, units_per_update=2))
-    (lease,) = (await replay.lease(GENERATOR, max_trajectories=1)).leases
-    await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
+    ledger, admin = await opened(bench, make_spec(Unit.CHUNK, fields=BOTH, units_per_update=2))
+    (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
     names = {unit.name: unit.trajectories for unit in (await admin.waits()).units}
     assert list(names) == ["t.0.0.0", "t.0.0.1", "t.0.1.0"]
     (written,), (growing,), (untouched,) = names.values()
@@ -88,28 +88,28 @@ async def test_a_chunk_unit_lacks_only_what_is_its_own(bench):
 
 
 async def test_with_enough_ready_units_the_oldest_by_version_are_waited_for(bench):
-    replay, admin = await opened(bench, make_spec(Unit.TRAJECTORY, units_per_update=2, eta=1, late=LatePolicy.WAIT))
-    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    ledger, admin = await opened(bench, make_spec(Unit.TRAJECTORY, units_per_update=2, eta=1, late=LatePolicy.WAIT))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases[2:]:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))
-        await replay.write_score(SCORER, ChunkId(lease.trajectory, 0), reward())
-    await replay.advance(LEARNER, 1)
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+        await ledger.write_score(SCORER, ChunkId(lease.trajectory, 0), reward())
+    await ledger.advance(LEARNER, 1)
     waits = await admin.waits(max_units=1)
     assert (waits.num_ready, waits.num_needed, waits.num_running) == (2, 2, 2)
     assert [(unit.name, unit.oldest_version) for unit in waits.units] == [("t.0.0", 0)]
 
 
 async def test_what_is_stored_is_the_newest_chunk_of_each_response_with_what_it_has(bench):
-    replay, admin = await opened(bench, make_spec(group_size=2, units_per_update=4, fields=BOTH))
+    ledger, admin = await opened(bench, make_spec(group_size=2, units_per_update=4, fields=BOTH))
     assert await admin.stored() == ()
-    await replay.lease(GENERATOR, max_trajectories=4)
+    await ledger.lease(GENERATOR, max_trajectories=4)
     first, second, third = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1), TrajectoryId("t", 1, 0)
-    await replay.write_chunk(GENERATOR, make_chunk(first, 0, final=False))
+    await ledger.write_chunk(GENERATOR, make_chunk(first, 0, final=False))
     bench.now += 2.0
-    await replay.write_chunk(GENERATOR, make_chunk(first, 1))
-    await replay.write_chunk(GENERATOR, make_chunk(second, 0, final=False))
-    await replay.write_chunk(GENERATOR, make_chunk(third, 0, final=False))
-    await replay.write_score(SCORER, ChunkId(first, 1), reward())
+    await ledger.write_chunk(GENERATOR, make_chunk(first, 1))
+    await ledger.write_chunk(GENERATOR, make_chunk(second, 0, final=False))
+    await ledger.write_chunk(GENERATOR, make_chunk(third, 0, final=False))
+    await ledger.write_score(SCORER, ChunkId(first, 1), reward())
     bench.now += 3.0
     a, b, c = await admin.stored()
     assert (a.chunk, a.is_final, a.fields, a.age_s) == ("t.1.0.0", False, (), 3.0)
@@ -120,21 +120,21 @@ async def test_what_is_stored_is_the_newest_chunk_of_each_response_with_what_it_
 
 
 async def test_of_chunks_that_are_settled_nothing_is_stored(bench):
-    replay, admin = await opened(bench, make_spec(Unit.CHUNK, group_size=1, units_per_update=1))
-    (lease,) = (await replay.lease(GENERATOR, max_trajectories=1)).leases
-    await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
-    claim = await replay.claim(LEARNER, policy_version=0)
+    ledger, admin = await opened(bench, make_spec(Unit.CHUNK, group_size=1, units_per_update=1))
+    (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
+    claim = await ledger.claim(LEARNER, policy_version=0)
     assert isinstance(claim, Claim)
     assert [one.chunk for one in await admin.stored()] == ["t.0.0.0"]
-    await replay.settle(LEARNER, (claim.claim_id,))
+    await ledger.settle(LEARNER, (claim.claim_id,))
     assert await admin.stored() == ()
 
 
 async def test_evaluation_is_told_apart(bench):
-    replay, admin = await opened(bench, make_spec())
-    await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 3, 1, 0.0))
-    one, _ = (await replay.lease(GENERATOR, max_trajectories=2)).leases
-    await replay.write_chunk(GENERATOR, make_chunk(one.trajectory))
+    ledger, admin = await opened(bench, make_spec())
+    await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 3, 1, 0.0))
+    one, _ = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
+    await ledger.write_chunk(GENERATOR, make_chunk(one.trajectory))
     waits = await admin.waits()
     assert (waits.num_evaluation_open, waits.num_evaluation_unscored) == (1, 1)
     assert [(holder.num_trajectories, holder.num_evaluation) for holder in waits.holders] == [(1, 1)]
@@ -145,47 +145,47 @@ async def test_evaluation_is_told_apart(bench):
 
 
 async def test_a_workers_trajectories_are_open_for_others_at_once_and_its_late_write_has_no_effect(bench):
-    replay, admin = await opened(bench, make_spec())
-    leases = (await replay.lease(GENERATOR, max_trajectories=2)).leases
+    ledger, admin = await opened(bench, make_spec())
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     answer = await admin.requeue(Wish(worker="generator-0"))
     assert (answer.num_opened, answer.unknown) == (2, ())
-    again = (await replay.lease(OTHER_GENERATOR, max_trajectories=2)).leases
+    again = (await ledger.lease(OTHER_GENERATOR, max_trajectories=2)).leases
     assert [lease.trajectory for lease in again] == [lease.trajectory for lease in leases]
-    late = await replay.write_chunk(GENERATOR, make_chunk(leases[0].trajectory))
+    late = await ledger.write_chunk(GENERATOR, make_chunk(leases[0].trajectory))
     assert late.status is WriteStatus.FENCED
     assert (await admin.requeue(Wish(worker="generator-0"))).num_opened == 0
-    assert (await replay.audit()).balances
+    assert (await ledger.audit()).balances
 
 
 async def test_named_trajectories_are_opened_and_what_they_lack_is_due_now(bench):
-    replay, admin = await opened(bench, make_spec(fields=BOTH))
-    one, other = (await replay.lease(GENERATOR, max_trajectories=2)).leases
-    await replay.write_chunk(GENERATOR, make_chunk(one.trajectory, 0, final=False))
-    assert await replay.overdue(SCORER, Field.VALUE, max_chunks=9) == []
+    ledger, admin = await opened(bench, make_spec(fields=BOTH))
+    one, other = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
+    await ledger.write_chunk(GENERATOR, make_chunk(one.trajectory, 0, final=False))
+    assert await ledger.overdue(SCORER, Field.VALUE, max_chunks=9) == []
     answer = await admin.requeue(Wish(trajectories=(one.trajectory,)))
     assert (answer.num_opened, answer.num_due) == (1, 1)
-    assert [chunk.id.index for chunk in await replay.overdue(SCORER, Field.VALUE, max_chunks=9)] == [0]
-    (again,) = (await replay.lease(OTHER_GENERATOR, max_trajectories=1)).leases
+    assert [chunk.id.index for chunk in await ledger.overdue(SCORER, Field.VALUE, max_chunks=9)] == [0]
+    (again,) = (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases
     assert (again.trajectory, again.next_index) == (one.trajectory, 1)
-    assert (await replay.write_chunk(GENERATOR, make_chunk(other.trajectory))).status is WriteStatus.STORED
+    assert (await ledger.write_chunk(GENERATOR, make_chunk(other.trajectory))).status is WriteStatus.STORED
 
 
 async def test_every_chunk_that_lacks_a_field_is_due_now_and_those_of_other_fields_are_not(bench):
-    replay, admin = await opened(bench, make_spec(fields=BOTH))
-    for lease in (await replay.lease(GENERATOR, max_trajectories=2)).leases:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+    ledger, admin = await opened(bench, make_spec(fields=BOTH))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
     assert (await admin.requeue(Wish(field=Field.REWARD))).num_due == 2
-    assert len(await replay.overdue(SCORER, Field.REWARD, max_chunks=9)) == 2
-    assert await replay.overdue(SCORER, Field.VALUE, max_chunks=9) == []
+    assert len(await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)) == 2
+    assert await ledger.overdue(SCORER, Field.VALUE, max_chunks=9) == []
 
 
 async def test_an_unknown_name_is_told_and_nothing_is_changed(bench):
-    replay, admin = await opened(bench, make_spec())
-    (lease,) = (await replay.lease(GENERATOR, max_trajectories=1)).leases
+    ledger, admin = await opened(bench, make_spec())
+    (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     gone = TrajectoryId("t", 99, 0)
     assert (await admin.requeue(Wish(trajectories=(lease.trajectory, gone)))).unknown == ("t.99.0",)
     assert (await admin.requeue(Wish(worker="generator-7"))).unknown == ("generator-7",)
-    assert (await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))).status is WriteStatus.STORED
+    assert (await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))).status is WriteStatus.STORED
 
 
 # -- dead letters
@@ -194,72 +194,72 @@ async def test_an_unknown_name_is_told_and_nothing_is_changed(bench):
 
 @pytest.mark.parametrize("unit", Unit)
 async def test_a_retried_dead_letters_prompt_is_admitted_again_as_a_new_group_before_fresh_ones(bench, unit):
-    replay, admin = await opened(bench, make_spec(unit))
-    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    ledger, admin = await opened(bench, make_spec(unit))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
     lost = ChunkId(TrajectoryId("t", 1, 0), 0)
-    await fail_for_good(replay, lost)
-    (letter,) = await replay.dead_letters()
+    await fail_for_good(ledger, lost)
+    (letter,) = await ledger.dead_letters()
     assert (letter.chunk, letter.prompt) == ("t.1.0.0", 1)
 
     answer = await admin.retry(("t.1.0.0",))
     assert (answer.prompts, answer.num_letters) == ((1,), 1)
-    assert await replay.dead_letters() == []
+    assert await ledger.dead_letters() == []
     assert (await admin.retry(("t.1.0.0",))).unknown == ("t.1.0.0",), "a letter is retried once"
-    await replay.advance(LEARNER, 2)
-    fresh = (await replay.lease(GENERATOR, max_trajectories=4, policy_version=2)).leases
+    await ledger.advance(LEARNER, 2)
+    fresh = (await ledger.lease(GENERATOR, max_trajectories=4, policy_version=2)).leases
     assert [(str(lease.trajectory), lease.prompt) for lease in fresh] == [
         ("t.2.0", 1),
         ("t.2.1", 1),
         ("t.3.0", 2),
         ("t.3.1", 2),
     ]
-    assert (await replay.write_score(SCORER, lost, reward())) is WriteStatus.UNKNOWN, "the old group is gone for good"
-    audit = await replay.audit()
+    assert (await ledger.write_score(SCORER, lost, reward())) is WriteStatus.UNKNOWN, "the old group is gone for good"
+    audit = await ledger.audit()
     assert audit.balances
     assert audit.groups.admitted == 4
     assert audit.tokens.dropped == {DropReason.DEAD_LETTER.value: 6 if unit is Unit.GROUP else 3}
 
 
 async def test_two_letters_of_one_group_are_one_prompt_and_no_chunks_mean_all_of_them(bench):
-    replay, admin = await opened(bench, make_spec(Unit.TRAJECTORY))
-    for lease in (await replay.lease(GENERATOR, max_trajectories=2)).leases:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))
-        await fail_for_good(replay, ChunkId(lease.trajectory, 0))
-    await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
-    (evaluated,) = (await replay.lease(GENERATOR, max_trajectories=1)).leases
-    await replay.write_chunk(GENERATOR, make_chunk(evaluated.trajectory))
-    await fail_for_good(replay, ChunkId(evaluated.trajectory, 0))
+    ledger, admin = await opened(bench, make_spec(Unit.TRAJECTORY))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+        await fail_for_good(ledger, ChunkId(lease.trajectory, 0))
+    await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
+    (evaluated,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    await ledger.write_chunk(GENERATOR, make_chunk(evaluated.trajectory))
+    await fail_for_good(ledger, ChunkId(evaluated.trajectory, 0))
     assert (await admin.retry(("e0.0.0.0",))).unknown == ("e0.0.0.0",)
     answer = await admin.retry(None)
     assert (answer.prompts, answer.num_letters) == ((0,), 2)
-    assert [letter.chunk for letter in await replay.dead_letters()] == ["e0.0.0.0"]
+    assert [letter.chunk for letter in await ledger.dead_letters()] == ["e0.0.0.0"]
 
 
 async def test_an_exhausted_stream_goes_on_while_a_prompt_waits_to_be_admitted_again_and_starves_only_after(bench):
-    replay, admin = await opened(bench, make_spec(num_prompts=1, units_per_update=2))
-    for lease in (await replay.lease(GENERATOR, max_trajectories=2)).leases:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))
-    await fail_for_good(replay, ChunkId(TrajectoryId("t", 0, 1), 0))
-    assert (await replay.totals()).is_exhausted
+    ledger, admin = await opened(bench, make_spec(num_prompts=1, units_per_update=2))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+    await fail_for_good(ledger, ChunkId(TrajectoryId("t", 0, 1), 0))
+    assert (await ledger.totals()).is_exhausted
     await admin.retry(None)
-    assert not (await replay.totals()).is_exhausted
-    assert {queue.name: queue.depth for queue in await replay.queues()}["again"] == 1
-    assert (await replay.claim(LEARNER, policy_version=0)).wait.value == "not_enough"
-    grant = await replay.lease(GENERATOR, max_trajectories=9)
+    assert not (await ledger.totals()).is_exhausted
+    assert {queue.name: queue.depth for queue in await ledger.queues()}["again"] == 1
+    assert (await ledger.claim(LEARNER, policy_version=0)).wait.value == "not_enough"
+    grant = await ledger.lease(GENERATOR, max_trajectories=9)
     assert ([lease.prompt for lease in grant.leases], grant.refusal) == ([0, 0], Refusal.EXHAUSTED)
     for lease in grant.leases:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))
-        await replay.write_score(SCORER, ChunkId(lease.trajectory, 0), reward())
-    assert isinstance(await replay.claim(LEARNER, policy_version=0), Claim)
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+        await ledger.write_score(SCORER, ChunkId(lease.trajectory, 0), reward())
+    assert isinstance(await ledger.claim(LEARNER, policy_version=0), Claim)
 
 
 async def test_once_admission_is_closed_nothing_is_admitted_again(bench):
-    replay, admin = await opened(bench, make_spec())
-    for lease in (await replay.lease(GENERATOR, max_trajectories=2)).leases:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory))
-    await fail_for_good(replay, ChunkId(TrajectoryId("t", 0, 1), 0))
-    await replay.close_admission(LEARNER)
+    ledger, admin = await opened(bench, make_spec())
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+    await fail_for_good(ledger, ChunkId(TrajectoryId("t", 0, 1), 0))
+    await ledger.close_admission(LEARNER)
     assert (await admin.retry(None)).is_closed
-    assert len(await replay.dead_letters()) == 1
+    assert len(await ledger.dead_letters()) == 1

@@ -28,205 +28,205 @@ from tests.pipeline.ledger.builders import (
 )
 
 
-async def finish(replay, lease, *, version=0, accuracy=1.0, who=GENERATOR):
+async def finish(ledger, lease, *, version=0, accuracy=1.0, who=GENERATOR):
     """Write a leased trajectory's final chunk and its reward."""
     chunk = make_chunk(lease.trajectory, lease.next_index, version=version)
-    assert (await replay.write_chunk(who, chunk)).status is WriteStatus.STORED
-    assert await replay.write_score(SCORER, chunk.id, reward(accuracy)) is WriteStatus.STORED
+    assert (await ledger.write_chunk(who, chunk)).status is WriteStatus.STORED
+    assert await ledger.write_score(SCORER, chunk.id, reward(accuracy)) is WriteStatus.STORED
     return chunk
 
 
 async def test_a_group_is_admitted_whole_and_members_over_the_limit_stay_open_for_the_next_caller(bench):
-    replay = await bench.open(make_spec(group_size=4, units_per_update=4))
-    first = await replay.lease(GENERATOR, max_trajectories=3)
+    ledger = await bench.open(make_spec(group_size=4, units_per_update=4))
+    first = await ledger.lease(GENERATOR, max_trajectories=3)
     assert [str(lease.trajectory) for lease in first.leases] == ["t.0.0", "t.0.1", "t.0.2"]
-    second = await replay.lease(OTHER_GENERATOR, max_trajectories=1)
+    second = await ledger.lease(OTHER_GENERATOR, max_trajectories=1)
     assert [str(lease.trajectory) for lease in second.leases] == ["t.0.3"]
-    totals = await replay.totals()
+    totals = await ledger.totals()
     assert (totals.num_groups_admitted, totals.credit_used) == (1, 4)
 
 
 async def test_admission_stops_at_the_staleness_bound_and_says_so(bench):
-    replay = await bench.open(make_spec())
-    grant = await replay.lease(GENERATOR, max_trajectories=100)
+    ledger = await bench.open(make_spec())
+    grant = await ledger.lease(GENERATOR, max_trajectories=100)
     assert len(grant.leases) == 8
     assert grant.refusal is Refusal.NO_CREDIT
-    await replay.advance(LEARNER, 1)
-    assert len((await replay.lease(GENERATOR, max_trajectories=100)).leases) == 4
-    await replay.advance(LEARNER, 0)
-    assert (await replay.totals()).policy_version == 1
+    await ledger.advance(LEARNER, 1)
+    assert len((await ledger.lease(GENERATOR, max_trajectories=100)).leases) == 4
+    await ledger.advance(LEARNER, 0)
+    assert (await ledger.totals()).policy_version == 1
 
 
 async def test_a_generator_that_is_behind_the_published_version_is_given_evaluation_only(bench):
-    replay = await bench.open(make_spec())
-    await replay.advance(LEARNER, 2)
-    refused = await replay.lease(GENERATOR, max_trajectories=4, policy_version=1)
+    ledger = await bench.open(make_spec())
+    await ledger.advance(LEARNER, 2)
+    refused = await ledger.lease(GENERATOR, max_trajectories=4, policy_version=1)
     assert (refused.leases, refused.refusal) == ((), Refusal.BEHIND)
-    await replay.request_evaluation(
+    await ledger.request_evaluation(
         LEARNER, EvaluationRequest(0, policy_version=2, num_prompts=1, samples_per_prompt=1, temperature=0.0)
     )
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=4, policy_version=1)).leases
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=4, policy_version=1)).leases
     assert lease.evaluation is not None
-    assert len((await replay.lease(GENERATOR, max_trajectories=4, policy_version=2)).leases) == 4
+    assert len((await ledger.lease(GENERATOR, max_trajectories=4, policy_version=2)).leases) == 4
 
 
 async def test_a_next_window_waits_until_its_generator_has_taken_the_published_version(bench):
-    replay = await bench.open(make_spec(Unit.CHUNK))
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=0)).leases
-    await replay.advance(LEARNER, 1)
-    written = await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False, version=0))
+    ledger = await bench.open(make_spec(Unit.CHUNK))
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=1, policy_version=0)).leases
+    await ledger.advance(LEARNER, 1)
+    written = await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False, version=0))
     assert (written.status, written.keeps_lease) == (WriteStatus.STORED, False)
-    assert (await replay.lease(GENERATOR, max_trajectories=1, policy_version=0)).refusal is Refusal.BEHIND
-    [again] = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=1)).leases
+    assert (await ledger.lease(GENERATOR, max_trajectories=1, policy_version=0)).refusal is Refusal.BEHIND
+    [again] = (await ledger.lease(GENERATOR, max_trajectories=1, policy_version=1)).leases
     assert (again.trajectory, again.next_index) == (lease.trajectory, 1)
 
 
 async def test_oversampling_admits_the_floor_of_its_surplus(bench):
-    replay = await bench.open(make_spec(oversampling=1.75, eta=0))
-    assert (await replay.totals()).credit_limit == 7
-    assert len((await replay.lease(GENERATOR, max_trajectories=100)).leases) == 6
+    ledger = await bench.open(make_spec(oversampling=1.75, eta=0))
+    assert (await ledger.totals()).credit_limit == 7
+    assert len((await ledger.lease(GENERATOR, max_trajectories=100)).leases) == 6
 
 
 async def test_the_prompt_stream_ends_as_exhausted_and_a_closed_one_as_closed(bench):
-    replay = await bench.open(make_spec(num_prompts=1))
-    grant = await replay.lease(GENERATOR, max_trajectories=100)
+    ledger = await bench.open(make_spec(num_prompts=1))
+    grant = await ledger.lease(GENERATOR, max_trajectories=100)
     assert (len(grant.leases), grant.refusal) == (2, Refusal.EXHAUSTED)
-    await replay.close_admission(LEARNER)
-    assert (await replay.lease(GENERATOR, max_trajectories=1)).refusal is Refusal.CLOSED
+    await ledger.close_admission(LEARNER)
+    assert (await ledger.lease(GENERATOR, max_trajectories=1)).refusal is Refusal.CLOSED
 
 
 async def test_a_dead_generators_trajectories_go_on_from_their_last_chunk_before_new_prompts(bench):
-    replay = await bench.open(make_spec())
-    await replay.lease(GENERATOR, max_trajectories=2)
+    ledger = await bench.open(make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=2)
     begun = TrajectoryId("t", 0, 1)
-    await replay.write_chunk(GENERATOR, make_chunk(begun, final=False))
+    await ledger.write_chunk(GENERATOR, make_chunk(begun, final=False))
     bench.now += 10.0
-    grant = await replay.lease(OTHER_GENERATOR, max_trajectories=3)
+    grant = await ledger.lease(OTHER_GENERATOR, max_trajectories=3)
     assert [(str(x.trajectory), x.next_index) for x in grant.leases] == [("t.0.0", 0), ("t.0.1", 1), ("t.1.0", 0)]
     assert grant.leases[0].last_chunk is None
     assert grant.leases[1].last_chunk.id == ChunkId(begun, 0)
-    late = await replay.write_chunk(GENERATOR, make_chunk(begun, 1))
+    late = await ledger.write_chunk(GENERATOR, make_chunk(begun, 1))
     assert (late.status, late.keeps_lease) == (WriteStatus.FENCED, False)
 
 
 async def test_a_renewed_lease_is_kept(bench):
-    replay = await bench.open(make_spec(num_prompts=1))
-    await replay.lease(GENERATOR, max_trajectories=2)
+    ledger = await bench.open(make_spec(num_prompts=1))
+    await ledger.lease(GENERATOR, max_trajectories=2)
     bench.now += 9.0
-    await replay.renew(GENERATOR)
+    await ledger.renew(GENERATOR)
     bench.now += 9.0
-    assert (await replay.lease(OTHER_GENERATOR, max_trajectories=2)).leases == ()
+    assert (await ledger.lease(OTHER_GENERATOR, max_trajectories=2)).leases == ()
 
 
 async def test_an_older_incarnation_is_fenced_and_loses_its_trajectories_at_once(bench):
-    replay = await bench.open(make_spec())
-    await replay.lease(GENERATOR, max_trajectories=2)
+    ledger = await bench.open(make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=2)
     await bench.set_epoch("generator-0", 2)
     for call in (
-        replay.lease(GENERATOR, max_trajectories=1),
-        replay.renew(GENERATOR),
-        replay.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, 0))),
-        replay.give_back(GENERATOR),
+        ledger.lease(GENERATOR, max_trajectories=1),
+        ledger.renew(GENERATOR),
+        ledger.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, 0))),
+        ledger.give_back(GENERATOR),
     ):
         with pytest.raises(Fenced, match="epoch 2"):
             await call
     newer = Incarnation(Role.GENERATOR, "generator-0", 2)
-    grant = await replay.lease(newer, max_trajectories=2)
+    grant = await ledger.lease(newer, max_trajectories=2)
     assert [str(lease.trajectory) for lease in grant.leases] == ["t.0.0", "t.0.1"]
 
 
 async def test_given_back_trajectories_are_leased_again(bench):
-    replay = await bench.open(make_spec())
-    await replay.lease(GENERATOR, max_trajectories=4)
-    assert await replay.give_back(GENERATOR, (TrajectoryId("t", 1, 0), TrajectoryId("t", 9, 9))) == 1
-    assert await replay.give_back(GENERATOR) == 3
-    assert await replay.give_back(GENERATOR) == 0
-    grant = await replay.lease(OTHER_GENERATOR, max_trajectories=4)
+    ledger = await bench.open(make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=4)
+    assert await ledger.give_back(GENERATOR, (TrajectoryId("t", 1, 0), TrajectoryId("t", 9, 9))) == 1
+    assert await ledger.give_back(GENERATOR) == 3
+    assert await ledger.give_back(GENERATOR) == 0
+    grant = await ledger.lease(OTHER_GENERATOR, max_trajectories=4)
     assert [str(lease.trajectory) for lease in grant.leases] == ["t.0.0", "t.0.1", "t.1.0", "t.1.1"]
 
 
 @pytest.mark.parametrize("unit", Unit)
 async def test_a_writer_whose_earlier_chunk_the_server_lost_can_let_others_sample_it_again(bench, unit):
     """A server that died may come back without its last writes: its writer is then ahead of it."""
-    replay = await bench.open(make_spec(unit, group_size=1, units_per_update=1))
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases
-    ahead = await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, index=1, context=3))
+    ledger = await bench.open(make_spec(unit, group_size=1, units_per_update=1))
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    ahead = await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, index=1, context=3))
     assert (ahead.status, ahead.keeps_lease) == (WriteStatus.FENCED, False)
-    assert await replay.give_back(GENERATOR, (lease.trajectory,)) == 1
-    [again] = (await replay.lease(OTHER_GENERATOR, max_trajectories=1)).leases
+    assert await ledger.give_back(GENERATOR, (lease.trajectory,)) == 1
+    [again] = (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases
     assert (again.trajectory, again.next_index, again.last_chunk) == (lease.trajectory, 0, None)
 
 
 @pytest.mark.parametrize("unit", Unit)
 async def test_a_chunk_repeated_after_a_lost_reply_counts_once_before_and_after_its_unit_is_settled(bench, unit):
-    replay = await bench.open(make_spec(unit, group_size=1, units_per_update=1))
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases
-    chunk = await finish(replay, lease)
-    repeat = await replay.write_chunk(GENERATOR, chunk)
+    ledger = await bench.open(make_spec(unit, group_size=1, units_per_update=1))
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    chunk = await finish(ledger, lease)
+    repeat = await ledger.write_chunk(GENERATOR, chunk)
     assert (repeat.status, repeat.keeps_lease) == (WriteStatus.DUPLICATE, False)
-    assert await replay.write_score(SCORER, chunk.id, reward()) is WriteStatus.DUPLICATE
-    claim = await replay.claim(LEARNER, policy_version=0)
-    assert await replay.settle(LEARNER, (claim.claim_id,)) == 1
-    assert (await replay.write_chunk(GENERATOR, chunk)).status is WriteStatus.FENCED
-    assert await replay.write_score(SCORER, chunk.id, reward()) is WriteStatus.UNKNOWN
-    assert (await replay.totals()).num_tokens_trained == 3
-    assert (await replay.audit()).balances
+    assert await ledger.write_score(SCORER, chunk.id, reward()) is WriteStatus.DUPLICATE
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    assert await ledger.settle(LEARNER, (claim.claim_id,)) == 1
+    assert (await ledger.write_chunk(GENERATOR, chunk)).status is WriteStatus.FENCED
+    assert await ledger.write_score(SCORER, chunk.id, reward()) is WriteStatus.UNKNOWN
+    assert (await ledger.totals()).num_tokens_trained == 3
+    assert (await ledger.audit()).balances
 
 
 async def test_a_repeated_window_keeps_the_lease(bench):
-    replay = await bench.open(make_spec())
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases
+    ledger = await bench.open(make_spec())
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     chunk = make_chunk(lease.trajectory, final=False)
-    assert (await replay.write_chunk(GENERATOR, chunk)).keeps_lease
-    repeat = await replay.write_chunk(GENERATOR, chunk)
+    assert (await ledger.write_chunk(GENERATOR, chunk)).keeps_lease
+    repeat = await ledger.write_chunk(GENERATOR, chunk)
     assert (repeat.status, repeat.keeps_lease) == (WriteStatus.DUPLICATE, True)
-    assert (await replay.totals()).num_tokens_generated == 3
+    assert (await ledger.totals()).num_tokens_generated == 3
 
 
 async def test_other_bytes_under_a_written_chunks_name_are_fenced(bench):
-    replay = await bench.open(make_spec())
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases
-    await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False))
-    other = await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False, tokens=5))
+    ledger = await bench.open(make_spec())
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False))
+    other = await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False, tokens=5))
     assert other.status is WriteStatus.FENCED
 
 
 async def test_an_aborted_or_empty_chunk_is_refused(bench):
-    replay = await bench.open(make_spec())
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases
+    ledger = await bench.open(make_spec())
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     chunk = make_chunk(lease.trajectory)
     aborted = type(chunk)(**{name: getattr(chunk, name) for name in chunk.__struct_fields__} | {
         "finish_reason": FinishReason.ABORT, "response_text": None})  # fmt: skip
     with pytest.raises(ValueError, match="aborted"):
-        await replay.write_chunk(GENERATOR, aborted)
+        await ledger.write_chunk(GENERATOR, aborted)
 
 
 async def test_a_unit_is_ready_when_the_last_needed_field_is_written_in_any_order(bench):
-    replay = await bench.open(make_spec(units_per_update=2, fields=frozenset({Field.REWARD, Field.REFERENCE})))
-    leases = (await replay.lease(GENERATOR, max_trajectories=2)).leases
+    ledger = await bench.open(make_spec(units_per_update=2, fields=frozenset({Field.REWARD, Field.REFERENCE})))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     chunks = [make_chunk(lease.trajectory) for lease in leases]
-    await replay.write_chunk(GENERATOR, chunks[0])
-    await replay.write_score(SCORER, chunks[0].id, reference())
-    await replay.write_score(SCORER, chunks[0].id, reward())
-    await replay.write_chunk(GENERATOR, chunks[1])
-    await replay.write_score(SCORER, chunks[1].id, reward())
-    assert (await replay.totals()).num_ready_units == 0
-    await replay.write_score(SCORER, chunks[1].id, reference())
-    assert (await replay.totals()).num_ready_units == 1
-    [unit] = await replay.fetch(await replay.claim(LEARNER, policy_version=0))
+    await ledger.write_chunk(GENERATOR, chunks[0])
+    await ledger.write_score(SCORER, chunks[0].id, reference())
+    await ledger.write_score(SCORER, chunks[0].id, reward())
+    await ledger.write_chunk(GENERATOR, chunks[1])
+    await ledger.write_score(SCORER, chunks[1].id, reward())
+    assert (await ledger.totals()).num_ready_units == 0
+    await ledger.write_score(SCORER, chunks[1].id, reference())
+    assert (await ledger.totals()).num_ready_units == 1
+    [unit] = await ledger.fetch(await ledger.claim(LEARNER, policy_version=0))
     assert unit.name == "0"
     assert [set(scored.scores) for [scored] in unit.trajectories] == [{Field.REWARD, Field.REFERENCE}] * 2
 
 
 async def test_a_group_without_signal_is_dropped_by_raw_accuracy_and_its_credit_returns(bench):
-    replay = await bench.open(make_spec(signal_filter=True))
-    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    ledger = await bench.open(make_spec(signal_filter=True))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease, accuracy in zip(leases, [1.0, 1.0, 1.0, 0.0], strict=True):
-        await finish(replay, lease, accuracy=accuracy)
-    totals = await replay.totals()
+        await finish(ledger, lease, accuracy=accuracy)
+    totals = await ledger.totals()
     assert (totals.num_ready_units, totals.credit_used) == (1, 2)
     assert totals.num_groups_dropped == {"no_signal": 1}
-    audit = await replay.audit()
+    audit = await ledger.audit()
     assert audit.balances
     assert audit.tokens.dropped == {"no_signal": 6}
 
@@ -235,62 +235,62 @@ async def test_the_filter_goes_by_raw_accuracy_and_never_by_the_shaped_reward(be
     """Two right answers, one of them too long, teach nothing but to be short; equal rewards may
     hide right and wrong.
     """
-    replay = await bench.open(make_spec(signal_filter=True, units_per_update=2))
-    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    ledger = await bench.open(make_spec(signal_filter=True, units_per_update=2))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     scores = [(1.0, 1.0), (0.25, 1.0), (0.5, 1.0), (0.5, 0.0)]
     for lease, (shaped, accuracy) in zip(leases, scores, strict=True):
         chunk = make_chunk(lease.trajectory)
-        await replay.write_chunk(GENERATOR, chunk)
-        await replay.write_score(SCORER, chunk.id, RewardScore(reward=shaped, accuracy=accuracy))
-    assert (await replay.audit()).groups.dropped == {"no_signal": 1}
-    assert (await replay.claim(LEARNER, policy_version=0)).units == ("1",)
+        await ledger.write_chunk(GENERATOR, chunk)
+        await ledger.write_score(SCORER, chunk.id, RewardScore(reward=shaped, accuracy=accuracy))
+    assert (await ledger.audit()).groups.dropped == {"no_signal": 1}
+    assert (await ledger.claim(LEARNER, policy_version=0)).units == ("1",)
 
 
 async def test_claims_follow_the_order_of_admission_not_of_completion(bench):
-    replay = await bench.open(make_spec())
-    leases = (await replay.lease(GENERATOR, max_trajectories=8)).leases
+    ledger = await bench.open(make_spec())
+    leases = (await ledger.lease(GENERATOR, max_trajectories=8)).leases
     for lease in reversed(leases):
-        await finish(replay, lease)
-    assert (await replay.claim(LEARNER, policy_version=0)).units == ("0", "1")
-    assert (await replay.claim(LEARNER, policy_version=1)).units == ("2", "3")
+        await finish(ledger, lease)
+    assert (await ledger.claim(LEARNER, policy_version=0)).units == ("0", "1")
+    assert (await ledger.claim(LEARNER, policy_version=1)).units == ("2", "3")
 
 
 async def test_a_stale_unit_is_never_claimed(bench):
-    replay = await bench.open(make_spec(late=LatePolicy.DROP))
-    leases = (await replay.lease(GENERATOR, max_trajectories=8)).leases
+    ledger = await bench.open(make_spec(late=LatePolicy.DROP))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=8)).leases
     for lease in leases[:4]:
-        await finish(replay, lease, version=0)
+        await finish(ledger, lease, version=0)
     for lease in leases[4:]:
-        await finish(replay, lease, version=1)
-    claim = await replay.claim(LEARNER, policy_version=2)
+        await finish(ledger, lease, version=1)
+    claim = await ledger.claim(LEARNER, policy_version=2)
     assert claim.units == ("2", "3")
-    assert (await replay.audit()).groups.dropped == {"stale": 2}
+    assert (await ledger.audit()).groups.dropped == {"stale": 2}
 
 
 async def test_a_claim_waits_for_late_work_under_wait_and_not_under_drop(bench):
-    replay = await bench.open(make_spec())
-    leases = (await replay.lease(GENERATOR, max_trajectories=8)).leases
+    ledger = await bench.open(make_spec())
+    leases = (await ledger.lease(GENERATOR, max_trajectories=8)).leases
     for lease in leases[2:]:
-        await finish(replay, lease)
-    claim = await replay.claim(LEARNER, policy_version=0)
+        await finish(ledger, lease)
+    claim = await ledger.claim(LEARNER, policy_version=0)
     assert claim.units == ("1", "2")
-    await replay.advance(LEARNER, 1)
-    for lease in (await replay.lease(GENERATOR, max_trajectories=4)).leases:
-        await finish(replay, lease, version=1)
-    waiting = await replay.claim(LEARNER, policy_version=1)
+    await ledger.advance(LEARNER, 1)
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=4)).leases:
+        await finish(ledger, lease, version=1)
+    waiting = await ledger.claim(LEARNER, policy_version=1)
     assert waiting == ClaimRefused(ClaimWait.LATE_WORK, 3, 2, "0")
     for lease in leases[:2]:
-        await finish(replay, lease)
-    assert (await replay.claim(LEARNER, policy_version=1)).units == ("0", "3")
+        await finish(ledger, lease)
+    assert (await ledger.claim(LEARNER, policy_version=1)).units == ("0", "3")
 
 
 @pytest.mark.parametrize("late", LatePolicy)
 async def test_without_lag_an_update_waits_for_all_that_was_begun_unless_late_work_is_dropped(bench, late):
-    replay = await bench.open(make_spec(eta=0, units_per_update=2, oversampling=2.0, late=late))
-    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    ledger = await bench.open(make_spec(eta=0, units_per_update=2, oversampling=2.0, late=late))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases[2:]:
-        await finish(replay, lease)
-    outcome = await replay.claim(LEARNER, policy_version=0)
+        await finish(ledger, lease)
+    outcome = await ledger.claim(LEARNER, policy_version=0)
     if late is LatePolicy.WAIT:
         assert outcome == ClaimRefused(ClaimWait.LATE_WORK, 1, 1, "0")
     else:
@@ -302,12 +302,12 @@ async def test_late_work_that_oversampling_makes_spare_is_not_waited_for(bench, 
     """Two groups run that only this update or the next can train. Without surplus both are needed;
     with it one may be late.
     """
-    replay = await bench.open(make_spec(units_per_update=2, eta=2, oversampling=oversampling))
-    await replay.lease(GENERATOR, max_trajectories=4)
-    await replay.advance(LEARNER, 1)
-    for lease in (await replay.lease(OTHER_GENERATOR, max_trajectories=2)).leases:
-        await finish(replay, lease, version=1, who=OTHER_GENERATOR)
-    outcome = await replay.claim(LEARNER, policy_version=1)
+    ledger = await bench.open(make_spec(units_per_update=2, eta=2, oversampling=oversampling))
+    await ledger.lease(GENERATOR, max_trajectories=4)
+    await ledger.advance(LEARNER, 1)
+    for lease in (await ledger.lease(OTHER_GENERATOR, max_trajectories=2)).leases:
+        await finish(ledger, lease, version=1, who=OTHER_GENERATOR)
+    outcome = await ledger.claim(LEARNER, policy_version=1)
     if waits:
         assert outcome == ClaimRefused(ClaimWait.LATE_WORK, 1, 1, "0")
     else:
@@ -315,25 +315,25 @@ async def test_late_work_that_oversampling_makes_spare_is_not_waited_for(bench, 
 
 
 async def test_a_stream_that_can_never_fill_an_update_again_is_starved(bench):
-    replay = await bench.open(make_spec(num_prompts=1))
-    for lease in (await replay.lease(GENERATOR, max_trajectories=2)).leases:
-        assert (await replay.claim(LEARNER, policy_version=0)).wait is ClaimWait.NOT_ENOUGH
-        await finish(replay, lease)
-    assert await replay.claim(LEARNER, policy_version=0) == ClaimRefused(ClaimWait.STARVED, 1, 2, None)
+    ledger = await bench.open(make_spec(num_prompts=1))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        assert (await ledger.claim(LEARNER, policy_version=0)).wait is ClaimWait.NOT_ENOUGH
+        await finish(ledger, lease)
+    assert await ledger.claim(LEARNER, policy_version=0) == ClaimRefused(ClaimWait.STARVED, 1, 2, None)
 
 
 async def test_settling_twice_counts_once_and_leaves_nothing_behind(bench):
-    replay = await bench.open(make_spec())
-    for lease in (await replay.lease(GENERATOR, max_trajectories=4)).leases:
-        await finish(replay, lease)
-    claim = await replay.claim(LEARNER, policy_version=0)
-    assert await replay.settle(LEARNER, (claim.claim_id,)) == 1
-    assert await replay.settle(LEARNER, (claim.claim_id, claim.claim_id)) == 0
-    audit = await replay.audit()
+    ledger = await bench.open(make_spec())
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=4)).leases:
+        await finish(ledger, lease)
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    assert await ledger.settle(LEARNER, (claim.claim_id,)) == 1
+    assert await ledger.settle(LEARNER, (claim.claim_id, claim.claim_id)) == 0
+    audit = await ledger.audit()
     assert (audit.groups.trained, audit.trajectories.trained, audit.tokens.trained) == (2, 4, 12)
     assert audit.balances
     with pytest.raises(LedgerError, match="not in the ledger"):
-        await replay.fetch(claim)
+        await ledger.fetch(claim)
     if bench.kind == "redis":
         left = {key.decode() for key in await bench.client.keys("*")}
         assert left <= {
@@ -348,90 +348,90 @@ async def test_settling_twice_counts_once_and_leaves_nothing_behind(bench):
 
 
 async def test_a_new_learner_gets_back_what_its_checkpoint_does_not_hold(bench):
-    replay = await bench.open(make_spec())
-    for lease in (await replay.lease(GENERATOR, max_trajectories=8)).leases:
-        await finish(replay, lease)
-    held = await replay.claim(LEARNER, policy_version=0)
-    lost = await replay.claim(LEARNER, policy_version=1)
+    ledger = await bench.open(make_spec())
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=8)).leases:
+        await finish(ledger, lease)
+    held = await ledger.claim(LEARNER, policy_version=0)
+    lost = await ledger.claim(LEARNER, policy_version=1)
     await bench.set_epoch("learner-0", 2)
     newer = Incarnation(Role.LEARNER, "learner-0", 2)
     with pytest.raises(Fenced):
-        await replay.settle(LEARNER, (lost.claim_id,))
-    assert await replay.recover(newer, (held.claim_id,)) == 2
-    assert await replay.recover(newer, (held.claim_id,)) == 0
-    assert (await replay.audit()).groups.trained == 2
-    assert (await replay.claim(newer, policy_version=1)).units == lost.units
+        await ledger.settle(LEARNER, (lost.claim_id,))
+    assert await ledger.recover(newer, (held.claim_id,)) == 2
+    assert await ledger.recover(newer, (held.claim_id,)) == 0
+    assert (await ledger.audit()).groups.trained == 2
+    assert (await ledger.claim(newer, policy_version=1)).units == lost.units
 
 
 async def test_a_unit_dropped_from_a_claim_returns_its_credit_once(bench):
-    replay = await bench.open(make_spec())
-    for lease in (await replay.lease(GENERATOR, max_trajectories=4)).leases:
-        await finish(replay, lease)
-    claim = await replay.claim(LEARNER, policy_version=0)
+    ledger = await bench.open(make_spec())
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=4)).leases:
+        await finish(ledger, lease)
+    claim = await ledger.claim(LEARNER, policy_version=0)
     for _ in range(2):
-        await replay.drop(LEARNER, claim, "0", DropReason.NON_FINITE)
-    assert (await replay.totals()).credit_used == 2
-    assert [unit.name for unit in await replay.fetch(claim)] == ["1"]
-    await replay.settle(LEARNER, (claim.claim_id,))
-    audit = await replay.audit()
+        await ledger.drop(LEARNER, claim, "0", DropReason.NON_FINITE)
+    assert (await ledger.totals()).credit_used == 2
+    assert [unit.name for unit in await ledger.fetch(claim)] == ["1"]
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    audit = await ledger.audit()
     assert (audit.groups.trained, audit.groups.dropped) == (1, {"non_finite": 1})
 
 
 async def test_overdue_work_is_handed_out_again_once_a_deadline(bench):
-    replay = await bench.open(make_spec())
-    leases = (await replay.lease(GENERATOR, max_trajectories=2)).leases
+    ledger = await bench.open(make_spec())
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     chunks = [make_chunk(lease.trajectory) for lease in leases]
-    await replay.write_chunk(GENERATOR, chunks[1])
+    await ledger.write_chunk(GENERATOR, chunks[1])
     bench.now += 1.0
-    await replay.write_chunk(GENERATOR, chunks[0])
-    assert await replay.overdue(SCORER, Field.REWARD, max_chunks=9) == []
+    await ledger.write_chunk(GENERATOR, chunks[0])
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
     bench.now += 5.0
-    handed = await replay.overdue(SCORER, Field.REWARD, max_chunks=9)
+    handed = await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)
     assert [chunk.id for chunk in handed] == [chunks[1].id, chunks[0].id]
-    assert await replay.overdue(SCORER, Field.REWARD, max_chunks=9) == []
-    assert await replay.overdue(SCORER, Field.REFERENCE, max_chunks=9) == []
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
+    assert await ledger.overdue(SCORER, Field.REFERENCE, max_chunks=9) == []
 
 
 @pytest.mark.parametrize("unit", Unit)
 async def test_work_that_scorers_fail_on_as_often_as_allowed_becomes_a_dead_letter(bench, unit):
-    replay = await bench.open(make_spec(unit))
-    leases = (await replay.lease(GENERATOR, max_trajectories=2)).leases
+    ledger = await bench.open(make_spec(unit))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     chunk = make_chunk(leases[0].trajectory)
-    await replay.write_chunk(GENERATOR, chunk)
-    assert not await replay.fail_score(SCORER, chunk.id, Field.REWARD, "boom 1")
-    assert [late.id for late in await replay.overdue(SCORER, Field.REWARD, max_chunks=9)] == [chunk.id]
-    assert await replay.fail_score(SCORER, chunk.id, Field.REWARD, "boom 2")
-    assert not await replay.fail_score(SCORER, chunk.id, Field.REWARD, "boom 3")
-    [letter] = await replay.dead_letters()
+    await ledger.write_chunk(GENERATOR, chunk)
+    assert not await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 1")
+    assert [late.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [chunk.id]
+    assert await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 2")
+    assert not await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 3")
+    [letter] = await ledger.dead_letters()
     assert (letter.chunk, letter.role, letter.error, letter.num_attempts) == (str(chunk.id), "reward", "boom 2", 2)
-    totals, audit = await replay.totals(), await replay.audit()
+    totals, audit = await ledger.totals(), await ledger.audit()
     assert audit.balances
     assert totals.credit_used == (0 if unit is Unit.GROUP else 1)
-    assert await replay.overdue(SCORER, Field.REWARD, max_chunks=9) == []
-    other = await replay.write_chunk(GENERATOR, make_chunk(leases[1].trajectory))
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
+    other = await ledger.write_chunk(GENERATOR, make_chunk(leases[1].trajectory))
     assert other.status is (WriteStatus.FENCED if unit is Unit.GROUP else WriteStatus.STORED)
 
 
 async def test_the_watermark_stops_admission_until_the_learner_makes_room(bench):
-    replay = await bench.open(make_spec(max_bytes=1))
-    for lease in (await replay.lease(GENERATOR, max_trajectories=4)).leases:
-        await finish(replay, lease)
-    assert (await replay.lease(GENERATOR, max_trajectories=1)).refusal is Refusal.MEMORY
-    claim = await replay.claim(LEARNER, policy_version=0)
-    await replay.settle(LEARNER, (claim.claim_id,))
-    assert len((await replay.lease(GENERATOR, max_trajectories=1)).leases) == 1
+    ledger = await bench.open(make_spec(max_bytes=1))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=4)).leases:
+        await finish(ledger, lease)
+    assert (await ledger.lease(GENERATOR, max_trajectories=1)).refusal is Refusal.MEMORY
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    assert len((await ledger.lease(GENERATOR, max_trajectories=1)).leases) == 1
 
 
 async def test_cancelling_drops_all_that_is_not_trained_and_balances(bench):
-    replay = await bench.open(make_spec(Unit.CHUNK))
-    leases = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    ledger = await bench.open(make_spec(Unit.CHUNK))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases:
-        await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False))
-    claim = await replay.claim(LEARNER, policy_version=0)
-    await replay.settle(LEARNER, (claim.claim_id,))
-    await replay.write_chunk(GENERATOR, make_chunk(leases[0].trajectory, 1, final=False, context=3))
-    assert await replay.cancel_in_flight(LEARNER) == 2
-    audit, totals = await replay.audit(), await replay.totals()
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False))
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    await ledger.write_chunk(GENERATOR, make_chunk(leases[0].trajectory, 1, final=False, context=3))
+    assert await ledger.cancel_in_flight(LEARNER) == 2
+    audit, totals = await ledger.audit(), await ledger.totals()
     assert audit.balances
     assert (audit.trajectories.trained, audit.groups.in_flight) == (4, {})
     assert (totals.credit_used, totals.num_running) == (4, 0)
@@ -439,81 +439,81 @@ async def test_cancelling_drops_all_that_is_not_trained_and_balances(bench):
 
 
 async def test_a_window_without_credit_is_parked_and_goes_on_before_new_prompts(bench):
-    replay = await bench.open(make_spec(Unit.CHUNK, group_size=1, units_per_update=1))
-    first, second = (await replay.lease(GENERATOR, max_trajectories=2)).leases
-    parked = await replay.write_chunk(GENERATOR, make_chunk(first.trajectory, final=False))
+    ledger = await bench.open(make_spec(Unit.CHUNK, group_size=1, units_per_update=1))
+    first, second = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
+    parked = await ledger.write_chunk(GENERATOR, make_chunk(first.trajectory, final=False))
     assert (parked.status, parked.keeps_lease) == (WriteStatus.STORED, False)
-    assert (await replay.lease(GENERATOR, max_trajectories=1)).refusal is Refusal.NO_CREDIT
-    claim = await replay.claim(LEARNER, policy_version=0)
+    assert (await ledger.lease(GENERATOR, max_trajectories=1)).refusal is Refusal.NO_CREDIT
+    claim = await ledger.claim(LEARNER, policy_version=0)
     assert claim.units == ("t.0.0.0",)
-    await replay.settle(LEARNER, (claim.claim_id,))
-    await replay.advance(LEARNER, 1)
-    [again] = (await replay.lease(OTHER_GENERATOR, max_trajectories=5)).leases
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    await ledger.advance(LEARNER, 1)
+    [again] = (await ledger.lease(OTHER_GENERATOR, max_trajectories=5)).leases
     assert (again.trajectory, again.next_index) == (first.trajectory, 1)
     assert again.last_chunk.id == ChunkId(first.trajectory, 0)
-    await replay.write_chunk(OTHER_GENERATOR, make_chunk(first.trajectory, 1, context=3, version=1))
-    await replay.write_score(SCORER, ChunkId(first.trajectory, 1), reward())
-    await replay.write_chunk(GENERATOR, make_chunk(second.trajectory))
-    await replay.write_score(SCORER, ChunkId(second.trajectory, 0), reward())
-    claim = await replay.claim(LEARNER, policy_version=1)
-    await replay.settle(LEARNER, (claim.claim_id,))
-    audit = await replay.audit()
+    await ledger.write_chunk(OTHER_GENERATOR, make_chunk(first.trajectory, 1, context=3, version=1))
+    await ledger.write_score(SCORER, ChunkId(first.trajectory, 1), reward())
+    await ledger.write_chunk(GENERATOR, make_chunk(second.trajectory))
+    await ledger.write_score(SCORER, ChunkId(second.trajectory, 0), reward())
+    claim = await ledger.claim(LEARNER, policy_version=1)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    audit = await ledger.audit()
     assert audit.balances
     assert claim.units == ("t.1.0.0",), "the older version goes first, or it would be stale at the next update"
 
 
 async def test_evaluation_goes_first_takes_no_credit_and_keeps_only_its_samples(bench):
-    replay = await bench.open(make_spec())
+    ledger = await bench.open(make_spec())
     request = EvaluationRequest(3, policy_version=1, num_prompts=2, samples_per_prompt=1, temperature=0.0)
     for _ in range(2):
-        await replay.request_evaluation(LEARNER, request)
-    leases = (await replay.lease(GENERATOR, max_trajectories=3)).leases
+        await ledger.request_evaluation(LEARNER, request)
+    leases = (await ledger.lease(GENERATOR, max_trajectories=3)).leases
     assert [str(lease.trajectory) for lease in leases] == ["e3.0.0", "e3.1.0", "t.0.0"]
     assert leases[0].evaluation == request
     good, bad = leases[0].trajectory, leases[1].trajectory
-    assert (await replay.write_chunk(GENERATOR, make_chunk(good, final=False, version=1))).keeps_lease
-    await replay.write_chunk(GENERATOR, make_chunk(good, 1, context=3, version=2))
-    await replay.write_chunk(GENERATOR, make_chunk(bad))
-    assert await replay.peek(f"{good}.0") == []
-    assert await replay.write_score(SCORER, ChunkId(good, 1), reward()) is WriteStatus.STORED
-    state = await replay.evaluation(3)
+    assert (await ledger.write_chunk(GENERATOR, make_chunk(good, final=False, version=1))).keeps_lease
+    await ledger.write_chunk(GENERATOR, make_chunk(good, 1, context=3, version=2))
+    await ledger.write_chunk(GENERATOR, make_chunk(bad))
+    assert await ledger.peek(f"{good}.0") == []
+    assert await ledger.write_score(SCORER, ChunkId(good, 1), reward()) is WriteStatus.STORED
+    state = await ledger.evaluation(3)
     assert not state.is_complete
     for _ in range(2):
-        await replay.fail_score(SCORER, ChunkId(bad, 0), Field.REWARD, "boom")
-    state = await replay.evaluation(3)
+        await ledger.fail_score(SCORER, ChunkId(bad, 0), Field.REWARD, "boom")
+    state = await ledger.evaluation(3)
     [sample] = state.samples
     assert (sample.accuracy, sample.num_tokens, sample.oldest_version, sample.newest_version) == (1.0, 6, 1, 2)
     assert (state.num_failed, state.is_complete) == (1, True)
-    totals, audit = await replay.totals(), await replay.audit()
+    totals, audit = await ledger.totals(), await ledger.audit()
     assert (totals.credit_used, totals.num_tokens_generated) == (2, 0)
     assert audit.balances
-    assert await replay.evaluation(4) is None
+    assert await ledger.evaluation(4) is None
 
 
 async def test_evaluation_goes_before_trajectories_that_wait_for_another_generator(bench):
-    replay = await bench.open(make_spec())
-    await replay.lease(GENERATOR, max_trajectories=2)
-    assert await replay.give_back(GENERATOR) == 2
-    await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
-    leases = (await replay.lease(OTHER_GENERATOR, max_trajectories=2)).leases
+    ledger = await bench.open(make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    assert await ledger.give_back(GENERATOR) == 2
+    await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
+    leases = (await ledger.lease(OTHER_GENERATOR, max_trajectories=2)).leases
     assert [str(lease.trajectory) for lease in leases] == ["e0.0.0", "t.0.0"]
 
 
 async def test_an_evaluation_lease_ends_like_any_other(bench):
-    replay = await bench.open(make_spec())
-    await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
-    await replay.lease(GENERATOR, max_trajectories=1)
+    ledger = await bench.open(make_spec())
+    await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
+    await ledger.lease(GENERATOR, max_trajectories=1)
     bench.now += 10.0
-    [lease] = (await replay.lease(OTHER_GENERATOR, max_trajectories=1)).leases
+    [lease] = (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases
     assert (str(lease.trajectory), lease.last_chunk) == ("e0.0.0", None)
 
 
 async def test_reopening_with_other_settings_names_them(bench):
     spec = make_spec()
-    replay = await bench.open(spec)
-    await replay.open(spec)
+    ledger = await bench.open(spec)
+    await ledger.open(spec)
     with pytest.raises(LedgerMismatch, match="eta is '1' there, '2' here"):
-        await replay.open(make_spec(eta=2))
+        await ledger.open(make_spec(eta=2))
 
 
 async def test_a_specification_that_could_never_fill_an_update_is_refused(bench):
@@ -524,26 +524,26 @@ async def test_a_specification_that_could_never_fill_an_update_is_refused(bench)
 
 
 async def test_peek_and_queues_show_what_is_stored(bench):
-    replay = await bench.open(make_spec())
-    [lease, _] = (await replay.lease(GENERATOR, max_trajectories=2)).leases
-    await finish(replay, lease)
+    ledger = await bench.open(make_spec())
+    [lease, _] = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
+    await finish(ledger, lease)
     bench.now += 4.0
-    assert len(await replay.peek(f"{lease.trajectory}.0")) == 2
-    assert await replay.peek("nothing") == []
-    queues = {stat.name: stat for stat in await replay.queues()}
+    assert len(await ledger.peek(f"{lease.trajectory}.0")) == 2
+    assert await ledger.peek("nothing") == []
+    queues = {stat.name: stat for stat in await ledger.queues()}
     assert (queues["leased"].depth, queues["credit"].depth, queues["credit"].limit) == (1, 2, 8)
     assert queues["reward"].waiting_for == "reward"
 
 
 async def test_a_claim_is_kept_in_full_across_chunks(bench):
-    replay = await bench.open(make_spec(Unit.TRAJECTORY, units_per_update=1))
-    [lease] = (await replay.lease(GENERATOR, max_trajectories=1)).leases
-    await replay.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False))
+    ledger = await bench.open(make_spec(Unit.TRAJECTORY, units_per_update=1))
+    [lease] = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False))
     chunk = make_chunk(lease.trajectory, 1, context=3)
-    await replay.write_chunk(GENERATOR, chunk)
-    await replay.write_score(SCORER, chunk.id, reward())
-    claim = await replay.claim(LEARNER, policy_version=0)
+    await ledger.write_chunk(GENERATOR, chunk)
+    await ledger.write_score(SCORER, chunk.id, reward())
+    claim = await ledger.claim(LEARNER, policy_version=0)
     assert isinstance(claim, Claim)
-    [unit] = await replay.fetch(claim)
+    [unit] = await ledger.fetch(claim)
     assert [scored.chunk.id.index for scored in unit.trajectories[0]] == [0, 1]
     assert unit.trajectories[0][1].chunk.tokens.tolist() == [0, 1, 2]

@@ -37,15 +37,15 @@ ASKED_S = 0.5
 WHO = Incarnation(Role.LEARNER, "learner", 1)
 Call = Callable[[RedisLedger, RedisRegistry], Awaitable[object]]
 CALLS: dict[str, Call] = {
-    "open": lambda replay, _: replay.open(make_spec()),
-    "claim": lambda replay, _: replay.claim(WHO, policy_version=0),
-    "totals": lambda replay, _: replay.totals(),
-    "dead letters": lambda replay, _: replay.dead_letters(),
-    "make durable": lambda replay, _: replay.make_durable(WHO),
+    "open": lambda ledger, _: ledger.open(make_spec()),
+    "claim": lambda ledger, _: ledger.claim(WHO, policy_version=0),
+    "totals": lambda ledger, _: ledger.totals(),
+    "dead letters": lambda ledger, _: ledger.dead_letters(),
+    "make durable": lambda ledger, _: ledger.make_durable(WHO),
     "register": lambda _, registry: registry.register(Role.REWARD, "reward-0"),
     "set fleet": lambda _, registry: registry.set_fleet(Fleet({})),
     "heartbeats": lambda _, registry: registry.heartbeats(),
-    "news": lambda _, registry: registry.news({Topic.RUN: ""}, timeout_s=0.1),
+    "news": lambda _, registry: registry.notifications({Topic.RUN: ""}, timeout_s=0.1),
 }
 
 
@@ -69,40 +69,40 @@ def within(limit_s: float):
 async def test_no_call_of_ledger_or_registry_outlasts_what_was_asked(manner: Manner) -> None:
     with mute_server(manner) as server:
         client = connect(server.url, timeout_s=0.2, patience_s=ASKED_S)
-        replay, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
+        ledger, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
         for name, call in CALLS.items():
             with within(ASKED_S + 1.0), pytest.raises(LedgerUnavailable, match="does not answer"):
-                await call(replay, registry)
+                await call(ledger, registry)
                 raise AssertionError(name)
         with within(1.0):
-            await replay.aclose()
+            await ledger.aclose()
             await registry.aclose()
 
 
 async def test_calls_at_the_same_time_end_at_the_same_time() -> None:
     with mute_server(Manner.MUTE) as server:
-        replay = RedisLedger(connect(server.url, timeout_s=0.1, patience_s=ASKED_S), "r")
+        ledger = RedisLedger(connect(server.url, timeout_s=0.1, patience_s=ASKED_S), "r")
 
         async def fails() -> None:
             with pytest.raises(LedgerUnavailable):
-                await replay.totals()
+                await ledger.totals()
 
         with within(ASKED_S + 1.0):
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(100):
                     tasks.create_task(fails())
-        await replay.aclose()
+        await ledger.aclose()
         assert server.num_connections < 20, "they connect together, not each for itself"
 
 
 @ALL
 def test_a_heartbeat_ends_by_its_deadline(manner: Manner) -> None:
-    pulse = WorkerState(WHO, RealClock())
+    worker_state = WorkerState(WHO, RealClock())
     with mute_server(manner) as server:
         writer = RedisHeartbeatWriter(server.url, "r", timeout_s=0.3)
         for _ in range(2):
             with within(1.5), pytest.raises(LedgerUnavailable):
-                writer.beat(pulse.heartbeat())
+                writer.beat(worker_state.heartbeat())
         with within(1.0):
             writer.close()
 
@@ -111,14 +111,14 @@ async def test_a_server_that_finds_its_voice_within_the_deadline_serves_the_call
     """The connection that got no answer is given up, and the call is asked again on another."""
     path = redis_server.removeprefix("unix://")
     with mute_server(Manner.MUTE) as server:
-        replay = RedisLedger(connect(server.url.replace(":secret@", ""), timeout_s=0.2, patience_s=10.0), "deadlines")
+        ledger = RedisLedger(connect(server.url.replace(":secret@", ""), timeout_s=0.2, patience_s=10.0), "deadlines")
         async with asyncio.TaskGroup() as tasks:
-            asking = tasks.create_task(replay.dead_letters())
+            asking = tasks.create_task(ledger.dead_letters())
             await asyncio.sleep(0.3)
             server.path.unlink()
             server.path.symlink_to(path)
         assert asking.result() == []
-        await replay.aclose()
+        await ledger.aclose()
 
 
 async def test_a_server_that_is_away_is_borne_as_a_full_disk_for_as_long_as_its_disk_has_no_room(
@@ -127,18 +127,18 @@ async def test_a_server_that_is_away_is_borne_as_a_full_disk_for_as_long_as_its_
     room = [""]
     url = f"unix://{tmp_path / 'nothing'}"
     client = connect(url, patience_s=0.3, disk_patience_s=1.5, disk_trouble=lambda: room[0])
-    replay, told = RedisLedger(client, "r"), []
-    replay.on_trouble(told.append)
+    ledger, told = RedisLedger(client, "r"), []
+    ledger.on_trouble(told.append)
     took: list[float] = []
     for room[0] in ("", "no room in the folder"):
         began = time.monotonic()
         with pytest.raises(LedgerUnavailable, match="does not answer"):
-            await replay.totals()
+            await ledger.totals()
         took.append(time.monotonic() - began)
     assert took[0] < 1.2, "with room it is away, and no more"
     assert 1.4 < took[1] < 3.0
     assert any("no room in the folder" in words for words in told), "what a worker says that it waits for"
-    await replay.aclose()
+    await ledger.aclose()
 
 
 def test_a_worker_sees_the_disk_of_its_runs_own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +159,14 @@ async def test_a_refused_password_ends_every_call_at_once_with_what_to_do(
 ) -> None:
     url = f"unix://{':' if given == 'wrong@' else ''}{given}{locked_server.socket}"
     client = connect(url, patience_s=40.0, disk_patience_s=40.0)
-    replay, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
+    ledger, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
     for call in CALLS.values():
         with (
             within(5.0),
             pytest.raises(LedgerRefused, match=r"refused the password.*expected.*requirepass.*ledger\.url"),
         ):
-            await call(replay, registry)
-    await replay.aclose()
+            await call(ledger, registry)
+    await ledger.aclose()
     await registry.aclose()
 
 
@@ -188,25 +188,25 @@ def test_a_heartbeat_with_a_refused_password_is_one_that_was_lost(locked_server:
 
 async def test_a_full_disk_is_borne_longer_than_a_server_that_is_away_and_said_to_be_one() -> None:
     with mute_server(Manner.DISK_FULL) as server:
-        replay = RedisLedger(connect(server.url, patience_s=0.2, disk_patience_s=1.0), "r")
-        pulse = WorkerState(WHO, RealClock())
-        replay.on_trouble(pulse.ledger_trouble)
+        ledger = RedisLedger(connect(server.url, patience_s=0.2, disk_patience_s=1.0), "r")
+        worker_state = WorkerState(WHO, RealClock())
+        ledger.on_trouble(worker_state.ledger_trouble)
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
 
             async def claim() -> None:
                 with pytest.raises(LedgerDiskFailed, match=r"No space left.*|cannot write its append-only file"):
-                    await replay.claim(WHO, policy_version=0)
+                    await ledger.claim(WHO, policy_version=0)
 
             claiming = tasks.create_task(claim())
             await asyncio.sleep(0.5)
             assert not claiming.done(), "0.2 s are for a server that does not answer; this one does"
-            beat = pulse.heartbeat()
+            beat = worker_state.heartbeat()
             assert beat.waiting_for is WaitingFor.LEDGER
             assert "No space left on device" in beat.detail
         assert 0.9 < time.monotonic() - began < 3.0
-        assert pulse.heartbeat().waiting_for is WaitingFor.STARTING, "what it was before"
+        assert worker_state.heartbeat().waiting_for is WaitingFor.STARTING, "what it was before"
         server.manner = Manner.MUTE
         with within(1.5), pytest.raises(LedgerUnavailable):
-            await replay.totals()
-        await replay.aclose()
+            await ledger.totals()
+        await ledger.aclose()

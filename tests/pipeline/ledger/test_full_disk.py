@@ -44,12 +44,12 @@ async def test_a_server_without_room_names_its_folder_until_there_is_room_again(
     server = EmbeddedServer(small_disk, max_memory_mb=64)
     server.start()
     client = connect(server.url)
-    replay, registry = RedisLedger(client, "full"), RedisRegistry(client, "full")
+    ledger, registry = RedisLedger(client, "full"), RedisRegistry(client, "full")
     ballast = small_disk / "ledger" / "ballast"
 
     async def until(folder: str | None) -> None:
         deadline = time.monotonic() + 20.0
-        while await replay.unwritten() != folder:
+        while await ledger.unwritten() != folder:
             assert time.monotonic() < deadline, f"expected {folder}"
             with suppress(LedgerError):
                 await registry.set_run_status(RunStatus(RunState.RUNNING, "x" * 5000))
@@ -57,7 +57,7 @@ async def test_a_server_without_room_names_its_folder_until_there_is_room_again(
 
     try:
         await registry.set_run_status(RunStatus(RunState.RUNNING))
-        assert await replay.unwritten() is None
+        assert await ledger.unwritten() is None
         with suppress(OSError):
             ballast.write_bytes(bytes(8 << 20))
         await until(str(small_disk / "ledger"))
@@ -67,7 +67,7 @@ async def test_a_server_without_room_names_its_folder_until_there_is_room_again(
         await registry.set_run_status(RunStatus(RunState.FINISHED))
     finally:
         await registry.aclose()
-        await replay.aclose()
+        await ledger.aclose()
         server.stop()
 
 

@@ -18,133 +18,133 @@ UNITS = (Unit.GROUP, Unit.TRAJECTORY, Unit.CHUNK)
 
 
 def test_a_version_stands_for_the_updates_of_the_line_that_it_is_on():
-    lineage = VersionHistory().after(Restart(0, 0)).after(Restart(6, 3)).after(Restart(9, 4))
-    assert [lineage.updates(version) for version in range(11)] == [0, 1, 2, 3, 4, 5, 3, 4, 5, 4, 5]
+    version_history = VersionHistory().after(Restart(0, 0)).after(Restart(6, 3)).after(Restart(9, 4))
+    assert [version_history.updates(version) for version in range(11)] == [0, 1, 2, 3, 4, 5, 3, 4, 5, 4, 5]
     # the one before died before it had published
-    again = lineage.after(Restart(9, 5))
+    again = version_history.after(Restart(9, 5))
     assert again.restarts == (Restart(0, 0), Restart(6, 3), Restart(9, 5))
 
 
-async def fill(replay, version: int) -> int:
+async def fill(ledger, version: int) -> int:
     """Finish all that there is credit for; return how many trajectories."""
-    grant = await replay.lease(GENERATOR, max_trajectories=100, policy_version=version)
+    grant = await ledger.lease(GENERATOR, max_trajectories=100, policy_version=version)
     for lease in grant.leases:
         chunk = make_chunk(lease.trajectory, version=version)
-        assert (await replay.write_chunk(GENERATOR, chunk)).status is WriteStatus.STORED
-        assert await replay.write_score(SCORER, chunk.id, reward(lease.trajectory.member % 2)) is WriteStatus.STORED
+        assert (await ledger.write_chunk(GENERATOR, chunk)).status is WriteStatus.STORED
+        assert await ledger.write_score(SCORER, chunk.id, reward(lease.trajectory.member % 2)) is WriteStatus.STORED
     return len(grant.leases)
 
 
-async def update(replay, who, version: int) -> Claim:
+async def update(ledger, who, version: int) -> Claim:
     """Claim at a version and publish the next."""
-    claim = await replay.claim(who, policy_version=version)
+    claim = await ledger.claim(who, policy_version=version)
     assert isinstance(claim, Claim)
-    await replay.advance(who, version + 1)
+    await ledger.advance(who, version + 1)
     return claim
 
 
 @pytest.mark.parametrize("unit", UNITS)
 async def test_what_comes_back_to_an_older_checkpoint_is_as_fresh_as_it_was(bench, unit):
-    replay = await bench.open(make_spec(unit, eta=1))
-    await replay.resume_from(LEARNER, Restart(0, 0))
+    ledger = await bench.open(make_spec(unit, eta=1))
+    await ledger.resume_from(LEARNER, Restart(0, 0))
     version, claims = 0, []
     for _ in range(5):
-        await fill(replay, version)
-        claims.append(await update(replay, LEARNER, version))
+        await fill(ledger, version)
+        claims.append(await update(ledger, LEARNER, version))
         version += 1
-    await fill(replay, version)
-    await replay.settle(LEARNER, (claims[0].claim_id,), num_updates=1)
-    admitted = (await replay.audit()).trajectories.admitted
+    await fill(ledger, version)
+    await ledger.settle(LEARNER, (claims[0].claim_id,), num_updates=1)
+    admitted = (await ledger.audit()).trajectories.admitted
     newer = Incarnation(LEARNER.role, LEARNER.worker, 2)
     await bench.set_epoch(LEARNER.worker, 2)
     with pytest.raises(Fenced):
-        await replay.resume_from(LEARNER, Restart(6, 1))
-    assert await replay.recover(newer, ()) == sum(len(claim.units) for claim in claims[1:])
-    assert await replay.resume_from(newer, Restart(6, 1)) == 0
-    assert await replay.restarts() == (Restart(0, 0), Restart(6, 1))
-    totals = await replay.totals()
+        await ledger.resume_from(LEARNER, Restart(6, 1))
+    assert await ledger.recover(newer, ()) == sum(len(claim.units) for claim in claims[1:])
+    assert await ledger.resume_from(newer, Restart(6, 1)) == 0
+    assert await ledger.restarts() == (Restart(0, 0), Restart(6, 1))
+    totals = await ledger.totals()
     assert (totals.policy_version, totals.credit_limit) == (6, (1 + 1 + 1) * 4), "credit is counted in updates"
-    assert await fill(replay, 6) == 0, "nothing new is admitted before the learner has caught up"
+    assert await fill(ledger, 6) == 0, "nothing new is admitted before the learner has caught up"
     for lost in claims[1:]:
-        again = await update(replay, newer, version := version + 1)
+        again = await update(ledger, newer, version := version + 1)
         assert again.units == lost.units
-        await fill(replay, version + 1)
-    audit = await replay.audit()
+        await fill(ledger, version + 1)
+    audit = await ledger.audit()
     assert audit.balances
     assert not audit.trajectories.dropped, "a unit was dropped for its age, though no update had passed"
     assert audit.trajectories.admitted == admitted
-    await update(replay, newer, version := version + 1)
-    assert await fill(replay, version + 1) > 0
+    await update(ledger, newer, version := version + 1)
+    assert await fill(ledger, version + 1) > 0
 
 
 @pytest.mark.parametrize("unit", UNITS)
 async def test_what_only_a_lost_checkpoint_held_is_counted_as_given_up_and_its_credit_returns(bench, unit):
-    replay = await bench.open(make_spec(unit, eta=1))
-    await replay.resume_from(LEARNER, Restart(0, 0))
+    ledger = await bench.open(make_spec(unit, eta=1))
+    await ledger.resume_from(LEARNER, Restart(0, 0))
     for version in range(4):
-        await fill(replay, version)
-        claim = await update(replay, LEARNER, version)
-        await replay.settle(LEARNER, (claim.claim_id,), num_updates=version + 1)
-    before = await replay.audit()
+        await fill(ledger, version)
+        claim = await update(ledger, LEARNER, version)
+        await ledger.settle(LEARNER, (claim.claim_id,), num_updates=version + 1)
+    before = await ledger.audit()
     assert before.trajectories.trained == 16
-    assert await replay.resume_from(LEARNER, Restart(5, 2)) == 8
-    audit = await replay.audit()
+    assert await ledger.resume_from(LEARNER, Restart(5, 2)) == 8
+    audit = await ledger.audit()
     assert audit.balances
     assert audit.trajectories.trained == 8
     assert audit.groups.dropped == {"rolled_back": 4}
     assert audit.trajectories.dropped == {"rolled_back": 8}
     assert audit.tokens.dropped == {"rolled_back": 24}
-    assert await replay.resume_from(LEARNER, Restart(5, 2)) == 0, "a repeat gives nothing more up"
-    assert (await replay.audit()) == audit
-    assert await fill(replay, 5) == 4 * (1 + 2 + 1) - 8 - sum(before.trajectories.in_flight.values())
-    assert (await replay.lease(GENERATOR, max_trajectories=1, policy_version=5)).refusal is Refusal.NO_CREDIT
+    assert await ledger.resume_from(LEARNER, Restart(5, 2)) == 0, "a repeat gives nothing more up"
+    assert (await ledger.audit()) == audit
+    assert await fill(ledger, 5) == 4 * (1 + 2 + 1) - 8 - sum(before.trajectories.in_flight.values())
+    assert (await ledger.lease(GENERATOR, max_trajectories=1, policy_version=5)).refusal is Refusal.NO_CREDIT
 
 
 async def test_going_back_to_where_nothing_was_settled_is_refused_except_to_the_very_beginning(bench):
-    replay = await bench.open(make_spec(eta=1))
+    ledger = await bench.open(make_spec(eta=1))
     claims = []
     for version in range(3):
-        await fill(replay, version)
-        claims.append((await update(replay, LEARNER, version)).claim_id)
-    await replay.settle(LEARNER, tuple(claims), num_updates=3)
-    before = await replay.audit()
+        await fill(ledger, version)
+        claims.append((await update(ledger, LEARNER, version)).claim_id)
+    await ledger.settle(LEARNER, tuple(claims), num_updates=3)
+    before = await ledger.audit()
     with pytest.raises(LedgerError, match="no checkpoint of 2 updates"):
-        await replay.resume_from(LEARNER, Restart(4, 2))
-    assert await replay.audit() == before and await replay.restarts() == ()
-    assert await replay.resume_from(LEARNER, Restart(4, 0)) == 12
-    assert (await replay.audit()).groups.trained == 0
+        await ledger.resume_from(LEARNER, Restart(4, 2))
+    assert await ledger.audit() == before and await ledger.restarts() == ()
+    assert await ledger.resume_from(LEARNER, Restart(4, 0)) == 12
+    assert (await ledger.audit()).groups.trained == 0
 
 
 async def test_a_drop_of_claims_that_no_update_trained_on_marks_nothing(bench):
-    replay = await bench.open(make_spec(eta=1))
-    await fill(replay, 0)
-    claim = await update(replay, LEARNER, 0)
-    await replay.settle(LEARNER, (claim.claim_id,))
-    assert await replay.resume_from(LEARNER, Restart(2, 0)) == 0
+    ledger = await bench.open(make_spec(eta=1))
+    await fill(ledger, 0)
+    claim = await update(ledger, LEARNER, 0)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    assert await ledger.resume_from(LEARNER, Restart(2, 0)) == 0
 
 
 @pytest.mark.parametrize("unit", UNITS)
 async def test_nothing_is_sampled_by_restored_weights_that_would_be_too_old_when_its_turn_comes(bench, unit):
-    replay = await bench.open(make_spec(unit, eta=1))
-    await replay.resume_from(LEARNER, Restart(0, 0))
+    ledger = await bench.open(make_spec(unit, eta=1))
+    await ledger.resume_from(LEARNER, Restart(0, 0))
     claims = []
     for version in range(5):
-        await fill(replay, version)
-        claims.append((await update(replay, LEARNER, version)).claim_id)
-    begun = await replay.lease(GENERATOR, max_trajectories=4, policy_version=5)
+        await fill(ledger, version)
+        claims.append((await update(ledger, LEARNER, version)).claim_id)
+    begun = await ledger.lease(GENERATOR, max_trajectories=4, policy_version=5)
     assert len(begun.leases) == 4
     # it dies, as everything does
-    assert await replay.give_back(GENERATOR) == 4
-    await replay.settle(LEARNER, (claims[0],), num_updates=1)
-    await replay.recover(LEARNER, ())
-    await replay.resume_from(LEARNER, Restart(6, 1))
+    assert await ledger.give_back(GENERATOR) == 4
+    await ledger.settle(LEARNER, (claims[0],), num_updates=1)
+    await ledger.recover(LEARNER, ())
+    await ledger.resume_from(LEARNER, Restart(6, 1))
     for version in range(6, 10):
-        refused = await replay.lease(GENERATOR, max_trajectories=8, policy_version=version)
+        refused = await ledger.lease(GENERATOR, max_trajectories=8, policy_version=version)
         assert refused.leases == () and refused.refusal is Refusal.NO_CREDIT
-        await update(replay, LEARNER, version)
-    assert await fill(replay, 10) == 4
-    claim = await update(replay, LEARNER, 10)
-    assert not (await replay.audit()).trajectories.dropped
+        await update(ledger, LEARNER, version)
+    assert await fill(ledger, 10) == 4
+    claim = await update(ledger, LEARNER, 10)
+    assert not (await ledger.audit()).trajectories.dropped
     assert len(claim.units) > 0
 
 
@@ -152,34 +152,34 @@ async def test_a_learner_that_waits_for_a_unit_is_given_it_although_it_catches_u
     """One member is sampled by restored weights, so the group is as old as they are; its other
     member must come, too.
     """
-    replay = await bench.open(make_spec(Unit.GROUP, eta=1))
-    await replay.resume_from(LEARNER, Restart(0, 0))
+    ledger = await bench.open(make_spec(Unit.GROUP, eta=1))
+    await ledger.resume_from(LEARNER, Restart(0, 0))
     for version in range(5):
-        await fill(replay, version)
-        await update(replay, LEARNER, version)
-    held = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=5)).leases[0].trajectory
-    await replay.recover(LEARNER, ())
-    await replay.resume_from(LEARNER, Restart(6, 0))
-    await replay.write_chunk(GENERATOR, make_chunk(held, version=6))
-    grant = await replay.lease(GENERATOR, max_trajectories=8, policy_version=6)
+        await fill(ledger, version)
+        await update(ledger, LEARNER, version)
+    held = (await ledger.lease(GENERATOR, max_trajectories=1, policy_version=5)).leases[0].trajectory
+    await ledger.recover(LEARNER, ())
+    await ledger.resume_from(LEARNER, Restart(6, 0))
+    await ledger.write_chunk(GENERATOR, make_chunk(held, version=6))
+    grant = await ledger.lease(GENERATOR, max_trajectories=8, policy_version=6)
     assert [lease.trajectory.group for lease in grant.leases] == [held.group]
 
 
 @pytest.mark.parametrize("unit", UNITS)
 async def test_a_chunk_begun_by_abandoned_weights_and_ended_by_restored_ones_is_as_old_as_the_restored(bench, unit):
     """Its smallest version is 3, but version 4 stands for fewer updates: it is as old as those."""
-    replay = await bench.open(make_spec(unit, eta=1, group_size=1, units_per_update=1))
-    await replay.resume_from(LEARNER, Restart(0, 0))
+    ledger = await bench.open(make_spec(unit, eta=1, group_size=1, units_per_update=1))
+    await ledger.resume_from(LEARNER, Restart(0, 0))
     for version in range(3):
-        await fill(replay, version)
-        await update(replay, LEARNER, version)
-    held = (await replay.lease(GENERATOR, max_trajectories=1, policy_version=3)).leases[0].trajectory
-    await replay.resume_from(LEARNER, Restart(4, 2))
+        await fill(ledger, version)
+        await update(ledger, LEARNER, version)
+    held = (await ledger.lease(GENERATOR, max_trajectories=1, policy_version=3)).leases[0].trajectory
+    await ledger.resume_from(LEARNER, Restart(4, 2))
     chunk = msgspec.structs.replace(make_chunk(held, tokens=4), segments=(Segment(3, 2), Segment(4, 2)))
-    await replay.write_chunk(GENERATOR, chunk)
-    await replay.write_score(SCORER, chunk.id, reward(1))
+    await ledger.write_chunk(GENERATOR, chunk)
+    await ledger.write_score(SCORER, chunk.id, reward(1))
     # four updates
-    await replay.advance(LEARNER, 6)
-    refused = await replay.claim(LEARNER, policy_version=6)
+    await ledger.advance(LEARNER, 6)
+    refused = await ledger.claim(LEARNER, policy_version=6)
     assert isinstance(refused, ClaimRefused) and refused.num_ready == 0
-    assert set((await replay.audit()).trajectories.dropped) == {"stale"}
+    assert set((await ledger.audit()).trajectories.dropped) == {"stale"}

@@ -50,51 +50,51 @@ async def full(redis_client):
 
 async def test_a_full_server_refuses_new_work_whole_and_lets_through_what_makes_room(redis_client, full):
     fill, empty = full
-    replay = RedisLedger(redis_client, "test")
-    await replay.open(make_spec(fields=frozenset({Field.REWARD, Field.REFERENCE})))
-    leases = (await replay.lease(GENERATOR, max_trajectories=5)).leases
+    ledger = RedisLedger(redis_client, "test")
+    await ledger.open(make_spec(fields=frozenset({Field.REWARD, Field.REFERENCE})))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=5)).leases
     chunks = [make_chunk(lease.trajectory) for lease in leases]
     for chunk in chunks[:4]:
-        await replay.write_chunk(GENERATOR, chunk)
+        await ledger.write_chunk(GENERATOR, chunk)
     await fill()
     before = await dump(redis_client)
     with pytest.raises(LedgerFull, match="nothing was changed"):
-        await replay.write_chunk(GENERATOR, chunks[4])
+        await ledger.write_chunk(GENERATOR, chunks[4])
     with pytest.raises(LedgerFull):
-        await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 2, 1, 0.0))
-    grant = await replay.lease(OTHER_GENERATOR, max_trajectories=2)
+        await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 2, 1, 0.0))
+    grant = await ledger.lease(OTHER_GENERATOR, max_trajectories=2)
     assert (grant.leases, grant.refusal) == ((), Refusal.MEMORY)
     assert await dump(redis_client) == before
 
     for chunk in chunks[:4]:
         for score in (reward(), reference()):
-            assert await replay.write_score(SCORER, chunk.id, score) is WriteStatus.STORED
-    claim = await replay.claim(LEARNER, policy_version=0)
-    assert len(await replay.fetch(claim)) == 2
-    assert await replay.settle(LEARNER, (claim.claim_id,)) == 1
-    await replay.advance(LEARNER, 1)
-    await replay.renew(GENERATOR)
-    assert await replay.give_back(GENERATOR) == 1
+            assert await ledger.write_score(SCORER, chunk.id, score) is WriteStatus.STORED
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    assert len(await ledger.fetch(claim)) == 2
+    assert await ledger.settle(LEARNER, (claim.claim_id,)) == 1
+    await ledger.advance(LEARNER, 1)
+    await ledger.renew(GENERATOR)
+    assert await ledger.give_back(GENERATOR) == 1
     await empty()
-    assert (await replay.audit()).balances
-    assert len((await replay.lease(GENERATOR, max_trajectories=1)).leases) == 1
+    assert (await ledger.audit()).balances
+    assert len((await ledger.lease(GENERATOR, max_trajectories=1)).leases) == 1
 
 
-async def losing_the_reply(replay, name, call):
+async def losing_the_reply(ledger, name, call):
     """Let the server do its part, then cut the connection before the caller has the answer; return
     that answer.
     """
     answers = []
-    send = replay._call
+    send = ledger._call
 
     async def cut(*args):
         answers.append(await send(*args))
         raise LedgerUnavailable("the reply was lost")
 
-    replay._call = cut
+    ledger._call = cut
     with pytest.raises(LedgerUnavailable):
         await call
-    replay._call = send
+    ledger._call = send
     [reply] = answers
     if name == "claim_finished":
         return [trajectory.decode() for trajectory in reply[1:]]
@@ -104,48 +104,48 @@ async def losing_the_reply(replay, name, call):
 
 
 async def test_a_lease_or_claim_whose_reply_was_lost_is_given_again_not_anew(redis_client):
-    replay = RedisLedger(redis_client, "test")
-    await replay.open(make_spec())
-    lost = await losing_the_reply(replay, "lease", replay.lease(GENERATOR, max_trajectories=4))
-    again = (await replay.lease(GENERATOR, max_trajectories=4)).leases
+    ledger = RedisLedger(redis_client, "test")
+    await ledger.open(make_spec())
+    lost = await losing_the_reply(ledger, "lease", ledger.lease(GENERATOR, max_trajectories=4))
+    again = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     assert [str(lease.trajectory) for lease in again] == lost
-    assert (await replay.totals()).num_groups_admitted == 2
+    assert (await ledger.totals()).num_groups_admitted == 2
     for lease in again:
         chunk = make_chunk(lease.trajectory)
-        await replay.write_chunk(GENERATOR, chunk)
-        await replay.write_score(SCORER, chunk.id, reward())
-    lost_claim = await losing_the_reply(replay, "claim", replay.claim(LEARNER, policy_version=0))
-    assert (await replay.claim(LEARNER, policy_version=0)).units == lost_claim
+        await ledger.write_chunk(GENERATOR, chunk)
+        await ledger.write_score(SCORER, chunk.id, reward())
+    lost_claim = await losing_the_reply(ledger, "claim", ledger.claim(LEARNER, policy_version=0))
+    assert (await ledger.claim(LEARNER, policy_version=0)).units == lost_claim
 
 
 async def test_a_value_batch_whose_reply_was_lost_is_given_again_also_by_a_full_server(redis_client, full):
     fill, _ = full
-    replay = RedisLedger(redis_client, "test")
-    await replay.open(make_spec(Unit.TRAJECTORY, fields=frozenset({Field.REWARD, Field.VALUE}), value_training=True))
-    for lease in (await replay.lease(GENERATOR, max_trajectories=3)).leases:
+    ledger = RedisLedger(redis_client, "test")
+    await ledger.open(make_spec(Unit.TRAJECTORY, fields=frozenset({Field.REWARD, Field.VALUE}), value_training=True))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=3)).leases:
         chunk = make_chunk(lease.trajectory)
-        await replay.write_chunk(GENERATOR, chunk)
-        await replay.write_score(SCORER, chunk.id, value())
-        await replay.write_score(SCORER, chunk.id, reward())
+        await ledger.write_chunk(GENERATOR, chunk)
+        await ledger.write_score(SCORER, chunk.id, value())
+        await ledger.write_score(SCORER, chunk.id, reward())
     await fill()
-    lost = await losing_the_reply(replay, "claim_finished", replay.claim_finished(SCORER, num_trajectories=2))
-    again = await replay.claim_finished(SCORER, num_trajectories=2)
+    lost = await losing_the_reply(ledger, "claim_finished", ledger.claim_finished(SCORER, num_trajectories=2))
+    again = await ledger.claim_finished(SCORER, num_trajectories=2)
     assert [str(trajectory.chunk.trajectory) for trajectory in again.trajectories] == lost == ["t.0.0", "t.0.1"]
-    assert await replay.settle_finished(SCORER, (again.claim_id,)) == 1
-    assert await replay.claim_finished(SCORER, num_trajectories=2) == 1
-    assert await replay.recover_finished(SCORER, ()) == 0
+    assert await ledger.settle_finished(SCORER, (again.claim_id,)) == 1
+    assert await ledger.claim_finished(SCORER, num_trajectories=2) == 1
+    assert await ledger.recover_finished(SCORER, ()) == 0
 
 
 async def test_without_a_clock_of_its_own_the_ledger_uses_the_servers(redis_client):
-    replay = RedisLedger(redis_client, "test")
-    await replay.open(make_spec(lease_s=0.05))
-    await replay.lease(GENERATOR, max_trajectories=2)
+    ledger = RedisLedger(redis_client, "test")
+    await ledger.open(make_spec(lease_s=0.05))
+    await ledger.lease(GENERATOR, max_trajectories=2)
     seconds, micros = await redis_client.time()
     until = await redis_client.zscore("{test}:holders", str(GENERATOR))
     assert 0.0 < until - (seconds + micros / 1e6) <= 0.05
     async with asyncio.timeout(5.0):
-        while (await replay.lease(OTHER_GENERATOR, max_trajectories=1)).leases[0].trajectory.group != 0:
-            await replay.give_back(OTHER_GENERATOR)
+        while (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases[0].trajectory.group != 0:
+            await ledger.give_back(OTHER_GENERATOR)
 
 
 async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_server, redis_client):
@@ -156,7 +156,7 @@ async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_serve
     async with asyncio.TaskGroup() as group:
         who = [Incarnation(Role.GENERATOR, f"generator-{number}", 1) for number in range(4)]
         grants = [
-            group.create_task(replay.lease(name, max_trajectories=8)) for replay, name in zip(replays, who, strict=True)
+            group.create_task(ledger.lease(name, max_trajectories=8)) for ledger, name in zip(replays, who, strict=True)
         ]
     leased = [
         (lease.trajectory, name) for task, name in zip(grants, who, strict=True) for lease in task.result().leases
@@ -171,8 +171,8 @@ async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_serve
     async with asyncio.TaskGroup() as group:
         learners = [Incarnation(Role.LEARNER, f"learner-{number}", 1) for number in range(4)]
         claims = [
-            group.create_task(replay.claim(name, policy_version=0))
-            for replay, name in zip(replays, learners, strict=True)
+            group.create_task(ledger.claim(name, policy_version=0))
+            for ledger, name in zip(replays, learners, strict=True)
         ]
     units = [unit for task in claims if isinstance(task.result(), Claim) for unit in task.result().units]
     assert sorted(units, key=int) == [str(number) for number in range(16)]
@@ -180,14 +180,14 @@ async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_serve
 
 
 async def test_every_ledger_key_has_the_runs_hash_tag(redis_client):
-    replay = RedisLedger(redis_client, "test")
-    await replay.open(make_spec())
-    for lease in (await replay.lease(GENERATOR, max_trajectories=5)).leases:
+    ledger = RedisLedger(redis_client, "test")
+    await ledger.open(make_spec())
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=5)).leases:
         chunk = make_chunk(lease.trajectory)
-        await replay.write_chunk(GENERATOR, chunk)
-        await replay.write_score(SCORER, chunk.id, reward())
-    await replay.claim(LEARNER, policy_version=0)
-    await replay.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
+        await ledger.write_chunk(GENERATOR, chunk)
+        await ledger.write_score(SCORER, chunk.id, reward())
+    await ledger.claim(LEARNER, policy_version=0)
+    await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 1, 0.0))
     found = [key.decode() for key in await redis_client.keys("*")]
     assert len(found) > 10
     assert all(key.startswith(keys.prefix("test")) for key in found)
@@ -214,11 +214,11 @@ async def test_a_ledger_that_an_earlier_release_made_is_refused_by_name(redis_cl
 
 
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(redis_client):
-    replay = RedisLedger(redis_client, "test")
-    await replay.open(make_spec())
-    await replay.totals()
+    ledger = RedisLedger(redis_client, "test")
+    await ledger.open(make_spec())
+    await ledger.totals()
     await redis_client.script_flush()
-    assert (await replay.totals()).credit_used == 0
+    assert (await ledger.totals()).credit_used == 0
 
 
 async def test_no_server_is_unavailable_and_a_bad_url_a_setting(tmp_path):
@@ -233,10 +233,10 @@ async def test_no_server_is_unavailable_and_a_bad_url_a_setting(tmp_path):
 
 async def test_more_callers_than_connections_wait_their_turn(redis_server, redis_client):
     client = connect(redis_server, max_connections=2)
-    replay = RedisLedger(client, "test")
-    await replay.open(make_spec())
+    ledger = RedisLedger(client, "test")
+    await ledger.open(make_spec())
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(replay.totals()) for _ in range(50)]
+        tasks = [group.create_task(ledger.totals()) for _ in range(50)]
     assert {task.result().credit_limit for task in tasks} == {8}
     await client.aclose()
 

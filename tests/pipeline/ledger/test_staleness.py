@@ -108,43 +108,43 @@ async def _story(unit: Unit, eta: int, seed: int, late: LatePolicy, signal: bool
     """
     dice = random.Random(seed)
     now = 0.0
-    replay = MemoryLedger(lambda worker: 0, lambda: now)
+    ledger = MemoryLedger(lambda worker: 0, lambda: now)
     spec = make_spec(unit, eta=eta, late=late, signal_filter=signal and unit is Unit.GROUP, lease_s=1e9)
-    await replay.open(spec)
+    await ledger.open(spec)
     version, worst, held, pending = 0, 0, {}, []
     for _ in range(20_000):
         if version == 12:
             break
         step = dice.random()
         if step < 0.3:
-            for lease in (await replay.lease(GENERATOR, max_trajectories=dice.randint(1, 4))).leases:
+            for lease in (await ledger.lease(GENERATOR, max_trajectories=dice.randint(1, 4))).leases:
                 # sampled from now on, under what is published now
                 held[lease.trajectory] = (lease.next_index, version)
         elif step < 0.6 and held:
             trajectory = dice.choice(sorted(held))
             index, began = held.pop(trajectory)
             chunk = make_chunk(trajectory, index, tokens=1, final=dice.random() < 0.4, version=began, context=index)
-            if (await replay.write_chunk(GENERATOR, chunk)).keeps_lease:
+            if (await ledger.write_chunk(GENERATOR, chunk)).keeps_lease:
                 held[trajectory] = (index + 1, version)
             if chunk.finish_reason.is_final:
                 pending.append(chunk.id)
         elif step < 0.9 and pending:
-            await replay.write_score(
+            await ledger.write_score(
                 SCORER, pending.pop(dice.randrange(len(pending))), reward(float(dice.random() < 0.7))
             )
         else:
-            claim = await replay.claim(LEARNER, policy_version=version)
+            claim = await ledger.claim(LEARNER, policy_version=version)
             if not isinstance(claim, Claim):
                 assert claim.wait is not ClaimWait.STARVED
                 continue
-            for claimed in await replay.fetch(claim):
+            for claimed in await ledger.fetch(claim):
                 chunks = [scored.chunk for trajectory in claimed.trajectories for scored in trajectory]
                 worst = max(worst, version - min(chunk.oldest_version for chunk in chunks))
-            await replay.settle(LEARNER, (claim.claim_id,))
+            await ledger.settle(LEARNER, (claim.claim_id,))
             version += 1
-            await replay.advance(LEARNER, version)
+            await ledger.advance(LEARNER, version)
     assert version == 12, "the pipeline hangs"
-    audit = await replay.audit()
+    audit = await ledger.audit()
     assert audit.balances
     return worst, audit.tokens.dropped
 

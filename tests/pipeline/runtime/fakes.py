@@ -52,7 +52,7 @@ async def context_of(
         config=config,
         run_dir=run_dir,
         who=who,
-        replay=MemoryLedger(lambda _: who.epoch),
+        ledger=MemoryLedger(lambda _: who.epoch),
         registry=registry,
         transport=transport,
         log=cast("FilteringBoundLogger", structlog.get_logger("test")),

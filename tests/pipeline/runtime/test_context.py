@@ -53,7 +53,7 @@ async def test_blocking_work_runs_in_order_on_one_thread_and_counts_as_progress(
         assert [job.result()[0] for job in jobs] == order == [0, 1, 2, 3, 4]
         assert len({job.result()[1] for job in jobs}) == 1
         assert threading.current_thread().name not in {job.result()[1] for job in jobs}
-        assert ctx.pulse.heartbeat().progress == 5
+        assert ctx.worker_state.heartbeat().progress == 5
 
 
 async def test_while_computing_the_loop_lives_and_the_heartbeat_says_compute(tmp_path: Path):
@@ -68,11 +68,11 @@ async def test_while_computing_the_loop_lives_and_the_heartbeat_says_compute(tmp
         job = ctx.tasks.create_task(ctx.compute(work))
         assert await asyncio.to_thread(began.wait, 10.0)
         assert ctx.is_computing
-        assert ctx.pulse.heartbeat().waiting_for is WaitingFor.COMPILE, "its first call may compile"
+        assert ctx.worker_state.heartbeat().waiting_for is WaitingFor.COMPILE, "its first call may compile"
         release.set()
         assert await job is True
         assert not ctx.is_computing
-        assert ctx.pulse.heartbeat().waiting_for is WaitingFor.INPUT
+        assert ctx.worker_state.heartbeat().waiting_for is WaitingFor.INPUT
 
 
 async def test_work_says_whether_it_is_new_and_keeps_to_a_wait_with_a_limit_of_its_own(tmp_path: Path):
@@ -81,7 +81,7 @@ async def test_work_says_whether_it_is_new_and_keeps_to_a_wait_with_a_limit_of_i
     async with opened(tmp_path) as ctx:
 
         def work() -> None:
-            said.append(ctx.pulse.heartbeat().waiting_for)
+            said.append(ctx.worker_state.heartbeat().waiting_for)
 
         # while it starts
         await ctx.compute(work)
@@ -97,7 +97,7 @@ async def test_an_error_in_blocking_work_reaches_its_caller_and_is_no_progress(t
     async with opened(tmp_path) as ctx:
         with pytest.raises(ZeroDivisionError):
             await ctx.compute(lambda: 1 // 0)
-        assert ctx.pulse.heartbeat().progress == 0
+        assert ctx.worker_state.heartbeat().progress == 0
 
 
 async def test_an_endless_task_that_returns_before_the_drain_is_a_crash(tmp_path: Path):
@@ -162,8 +162,8 @@ def test_a_limit_that_comes_after_torch_is_refused(monkeypatch: pytest.MonkeyPat
 async def test_what_starting_takes_its_time_over_is_told_while_it_computes_and_no_later(tmp_path: Path):
     async with opened(tmp_path) as ctx:
         ctx.starting("loading a-model, 3 MB")
-        told = await ctx.compute(ctx.pulse.heartbeat)
+        told = await ctx.compute(ctx.worker_state.heartbeat)
         assert (told.waiting_for, told.detail) == (WaitingFor.STARTING, "loading a-model, 3 MB")
         ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
-        later = await ctx.compute(ctx.pulse.heartbeat)
+        later = await ctx.compute(ctx.worker_state.heartbeat)
         assert (later.waiting_for, later.detail) == (WaitingFor.COMPUTE, "")

@@ -46,10 +46,10 @@ class Script:
 def thread_of(
     script: Script, *, on_fenced: Callable[[], None], on_deaf: Callable[[], None], grace_s: float = PATIENCE_S
 ):
-    pulse = WorkerState(WHO, ManualClock())
+    worker_state = WorkerState(WHO, ManualClock())
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
     thread = HeartbeatThread(
-        script, pulse.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=log, interval_s=0.001, grace_s=grace_s
+        script, worker_state.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=log, interval_s=0.001, grace_s=grace_s
     )
     thread.start()
     return thread
@@ -101,15 +101,15 @@ def test_after_stop_nothing_is_written():
 
 def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_second() -> None:
     script = Script([True, True])
-    pulse = WorkerState(WHO, ManualClock())
+    worker_state = WorkerState(WHO, ManualClock())
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
     thread = HeartbeatThread(
-        script, pulse.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_s=PATIENCE_S * 60
+        script, worker_state.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_s=PATIENCE_S * 60
     )
-    pulse.on_version = thread.nudge
+    worker_state.on_version = thread.nudge
     thread.start()
-    pulse.policy_version = 7
-    pulse.on_version()
+    worker_state.policy_version = 7
+    worker_state.on_version()
     assert script.reached_last.wait(PATIENCE_S)
     thread.stop()
     assert script.beats[-1].policy_version == 7

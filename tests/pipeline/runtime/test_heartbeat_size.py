@@ -42,7 +42,7 @@ async def opened(folder: Path, role: Role, worker: str, tasks: asyncio.TaskGroup
 
 def size_of(ctx: ActorContext) -> int:
     ctx.refresh_links()
-    return len(msgspec.json.encode(ctx.pulse.heartbeat()))
+    return len(msgspec.json.encode(ctx.worker_state.heartbeat()))
 
 
 class ManyPeers:
@@ -63,7 +63,7 @@ async def test_a_receivers_heartbeat_does_not_grow_with_its_senders(tmp_path: Pa
         alone = size_of(ctx)
         ctx.watch_mailbox(mailbox)
         assert size_of(ctx) - alone < 1_000
-        links = ctx.pulse.heartbeat().links
+        links = ctx.worker_state.heartbeat().links
         assert len(links) <= MAX_NAMED_LINKS + 1
         # nothing is lost from the sums
         for name in ("received", "refused", "gaps"):
@@ -75,21 +75,21 @@ async def test_a_receivers_heartbeat_does_not_grow_with_its_senders(tmp_path: Pa
 async def test_a_senders_heartbeat_does_not_grow_with_its_receivers(tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as tasks:
         ctx = await opened(tmp_path, Role.GENERATOR, "generator-0", tasks)
-        outbox = RoleSender(ctx, Role.REWARD)
+        sender = RoleSender(ctx, Role.REWARD)
         alone = size_of(ctx)
         mailboxes: list[Mailbox] = []
         for number in range(64):
             who = await ctx.registry.register(Role.REWARD, f"reward-{number}")
             mailboxes.append(ctx.transport.mailbox(f"ipc://{tmp_path}/{number}"))
             await ctx.registry.set_endpoint(who, mailboxes[-1].endpoint)
-        await outbox.refresh()
+        await sender.refresh()
         for _ in range(128):
-            assert await outbox.send(request(), timeout_s=1.0)
+            assert await sender.send(request(), timeout_s=1.0)
         assert size_of(ctx) - alone < 1_000
-        links = ctx.pulse.heartbeat().links
+        links = ctx.worker_state.heartbeat().links
         assert len(links) == MAX_NAMED_LINKS + 1
         assert sum(link.sent for link in links) == 128
-        outbox.close()
+        sender.close()
         ctx.close()
 
 
@@ -97,7 +97,7 @@ async def test_what_is_waited_for_is_told_in_few_words(tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as tasks:
         ctx = await opened(tmp_path, Role.GENERATOR, "generator-0", tasks)
         ctx.waiting_for(WaitingFor.ROOM, "x" * 100_000)
-        assert len(ctx.pulse.heartbeat().detail) == MAX_DETAIL_CHARS
+        assert len(ctx.worker_state.heartbeat().detail) == MAX_DETAIL_CHARS
         ctx.close()
 
 

@@ -22,27 +22,27 @@ class Away(MemoryRegistry):
 
     is_away = False
 
-    async def news(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
+    async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         if self.is_away:
             raise LedgerUnavailable("away")
-        return await super().news(seen, timeout_s=timeout_s)
+        return await super().notifications(seen, timeout_s=timeout_s)
 
 
 async def test_every_bell_of_a_topic_rings_and_no_other() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
-    news = Notifications(registry, clock)
-    bells = [news.bell(topic) for topic in (Topic.RUN, Topic.RUN, Topic.WEIGHTS)]
+    notifications = Notifications(registry, clock)
+    bells = [notifications.subscribe(topic) for topic in (Topic.RUN, Topic.RUN, Topic.WEIGHTS)]
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(news.watch())
+        watch = tasks.create_task(notifications.watch())
         await settle()
         await registry.set_run_status(RunStatus(RunState.RUNNING))
         await settle()
-        assert [bell.is_set() for bell in bells] == [True, True, False]
-        for bell in bells:
-            bell.clear()
+        assert [subscribe.is_set() for subscribe in bells] == [True, True, False]
+        for subscribe in bells:
+            subscribe.clear()
         await clock.advance(60.0)
-        assert not any(bell.is_set() for bell in bells), "what was heard once is not told again"
+        assert not any(subscribe.is_set() for subscribe in bells), "what was heard once is not told again"
         watch.cancel()
 
 
@@ -50,28 +50,28 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back() -
     clock = ManualClock()
     registry = Away(clock)
     registry.is_away = True
-    news = Notifications(registry, clock)
-    bell = news.bell(Topic.RUN)
+    notifications = Notifications(registry, clock)
+    subscribe = notifications.subscribe(Topic.RUN)
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(news.watch())
+        watch = tasks.create_task(notifications.watch())
         await registry.set_run_status(RunStatus(RunState.STOPPING))
         await clock.advance(30.0)
-        assert not bell.is_set()
+        assert not subscribe.is_set()
         registry.is_away = False
         await clock.advance(2.0)
-        assert bell.is_set()
+        assert subscribe.is_set()
         watch.cancel()
 
 
 async def test_a_watch_on_a_server_is_ended_at_once_in_the_middle_of_its_wait(redis_server: str) -> None:
     registry = RedisRegistry(connect(redis_server), "news")
     await registry.register(Role.LEARNER, "learner")
-    news = Notifications(registry, RealClock())
-    bell = news.bell(Topic.RUN)
+    notifications = Notifications(registry, RealClock())
+    subscribe = notifications.subscribe(Topic.RUN)
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(news.watch())
+        watch = tasks.create_task(notifications.watch())
         await registry.set_run_status(RunStatus(RunState.RUNNING))
-        await asyncio.wait_for(bell.wait(), 5.0)
+        await asyncio.wait_for(subscribe.wait(), 5.0)
         # it waits again
         await asyncio.sleep(0.02)
         watch.cancel()

@@ -192,7 +192,7 @@ NOTHING_HEARD = dict.fromkeys(Topic, "")
 
 async def caught_up(registry: Registry) -> dict[Topic, str]:
     """What somebody has heard who heard all there was."""
-    return NOTHING_HEARD | await registry.news(NOTHING_HEARD, timeout_s=0.001)
+    return NOTHING_HEARD | await registry.notifications(NOTHING_HEARD, timeout_s=0.001)
 
 
 async def test_whoever_waits_for_news_is_told_what_changed_and_can_read_it_then(subject: Subject):
@@ -200,7 +200,7 @@ async def test_whoever_waits_for_news_is_told_what_changed_and_can_read_it_then(
     learner = await registry.register(Role.LEARNER, "learner-0")
     seen = await caught_up(registry)
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(registry.news(seen, timeout_s=4.0))
+        waiting = tasks.create_task(registry.notifications(seen, timeout_s=4.0))
         # nobody waits for that
         await registry.set_fleet(Fleet({Role.GENERATOR: 2}))
         await asyncio.sleep(0.02)
@@ -208,7 +208,7 @@ async def test_whoever_waits_for_news_is_told_what_changed_and_can_read_it_then(
         await registry.announce_weights(learner, announcement(1))
     assert list(waiting.result()) == [Topic.WEIGHTS]
     assert await registry.weights() == announcement(1)
-    assert await registry.news(seen | waiting.result(), timeout_s=0.001) == {}
+    assert await registry.notifications(seen | waiting.result(), timeout_s=0.001) == {}
 
 
 async def test_news_that_came_while_nobody_waited_is_told_at_the_next_call_and_once(subject: Subject):
@@ -218,11 +218,13 @@ async def test_news_that_came_while_nobody_waited_is_told_at_the_next_call_and_o
     for version in (1, 2, 3):
         await registry.announce_weights(learner, announcement(version))
     await registry.set_run_status(RunStatus(RunState.RUNNING))
-    found = await registry.news(seen, timeout_s=4.0)
+    found = await registry.notifications(seen, timeout_s=4.0)
     assert set(found) == {Topic.WEIGHTS, Topic.RUN}
-    assert await registry.news(seen | found, timeout_s=0.001) == {}
-    assert set(await registry.news(NOTHING_HEARD, timeout_s=0.001)) >= set(found), "one who comes late hears it, too"
-    only_run = await registry.news({Topic.RUN: seen[Topic.RUN]}, timeout_s=4.0)
+    assert await registry.notifications(seen | found, timeout_s=0.001) == {}
+    assert set(await registry.notifications(NOTHING_HEARD, timeout_s=0.001)) >= set(found), (
+        "one who comes late hears it, too"
+    )
+    only_run = await registry.notifications({Topic.RUN: seen[Topic.RUN]}, timeout_s=4.0)
     assert list(only_run) == [Topic.RUN]
 
 
@@ -232,7 +234,7 @@ async def test_every_change_of_the_mailboxes_is_news_and_nothing_else_of_a_worke
     async def is_told(change: Callable[[], Awaitable[object]]) -> bool:
         seen = await caught_up(registry)
         await change()
-        return Topic.ENDPOINTS in await registry.news(seen, timeout_s=0.001)
+        return Topic.ENDPOINTS in await registry.notifications(seen, timeout_s=0.001)
 
     async def bind(worker: str) -> Incarnation:
         who = await registry.register(Role.REWARD, worker)
@@ -264,7 +266,7 @@ async def test_what_was_refused_is_no_news(subject: Subject):
         await registry.set_endpoint(old, "ipc://old")
     with pytest.raises(ValueError, match="versions only grow"):
         await registry.announce_weights(new, announcement(1))
-    assert await registry.news(seen, timeout_s=0.001) == {}
+    assert await registry.notifications(seen, timeout_s=0.001) == {}
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -273,9 +275,9 @@ async def test_news_is_read_in_both_versions_of_the_server_s_protocol(redis_serv
     registry = RedisRegistry(connect(url), f"protocol-{protocol}")
     seen = await caught_up(registry)
     await registry.set_run_status(RunStatus(RunState.RUNNING))
-    found = await registry.news(seen, timeout_s=4.0)
+    found = await registry.notifications(seen, timeout_s=4.0)
     assert list(found) == [Topic.RUN]
-    assert await registry.news(seen | found, timeout_s=0.001) == {}
+    assert await registry.notifications(seen | found, timeout_s=0.001) == {}
     await registry.aclose()
 
 
@@ -325,7 +327,7 @@ async def test_a_server_at_its_memory_limit_still_takes_heartbeats_versions_and_
         assert await registry.weights() == announcement(1)
         assert await registry.heartbeats() == [beat_of(who)]
         await registry.fence("learner-0")
-        assert set(await registry.news(NOTHING_HEARD, timeout_s=0.001)) == set(Topic)
+        assert set(await registry.notifications(NOTHING_HEARD, timeout_s=0.001)) == set(Topic)
     finally:
         await redis_client.config_set("maxmemory", "0")
         await asyncio.to_thread(writer.close)

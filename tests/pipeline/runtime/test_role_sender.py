@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, kind: str, config: RunConfig, folder: Path, ctx: ActorContext, transport: Transport) -> None:
         self.kind, self.config, self.folder, self.ctx, self.transport = kind, config, folder, ctx, transport
-        self.outbox = RoleSender(ctx, Role.REWARD)
+        self.sender = RoleSender(ctx, Role.REWARD)
         self.mailboxes: list[Mailbox] = []
 
     async def open_mailbox(self, worker: str, endpoint: str = "") -> Mailbox:
@@ -67,7 +67,7 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         )
         bench = Bench(request.param, config, tmp_path, ctx, transport)
         yield bench
-        bench.outbox.close()
+        bench.sender.close()
         for mailbox in bench.mailboxes:
             mailbox.close()
         ctx.close()
@@ -76,10 +76,10 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def test_messages_go_to_every_worker_of_the_role_in_turn(bench: Bench):
     first, second = await bench.open_mailbox("reward-0"), await bench.open_mailbox("reward-1")
-    await bench.outbox.refresh()
-    assert bench.outbox.workers == ["reward-0", "reward-1"]
+    await bench.sender.refresh()
+    assert bench.sender.workers == ["reward-0", "reward-1"]
     for number in range(4):
-        assert await bench.outbox.send(message(number), timeout_s=2.0)
+        assert await bench.sender.send(message(number), timeout_s=2.0)
     got = [await bench.received(first), await bench.received(second)]
     assert sorted(got[0] + got[1]) == [0, 1, 2, 3]
     # a ZeroMQ link may still be connecting when its turn comes
@@ -89,30 +89,30 @@ async def test_messages_go_to_every_worker_of_the_role_in_turn(bench: Bench):
 
 async def test_a_full_mailbox_makes_the_sender_wait_and_say_for_whom(bench: Bench):
     mailbox = await bench.open_mailbox("reward-0")
-    await bench.outbox.refresh()
+    await bench.sender.refresh()
     sent = 0
-    while await bench.outbox.send(message(sent), timeout_s=0.2):
+    while await bench.sender.send(message(sent), timeout_s=0.2):
         sent += 1
         assert sent < 1_000, "there was always room: no back-pressure"
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(bench.outbox.send(message(sent), timeout_s=10.0))
+        waiting = tasks.create_task(bench.sender.send(message(sent), timeout_s=10.0))
         await asyncio.sleep(0.05)
-        beat = bench.ctx.pulse.heartbeat()
+        beat = bench.ctx.worker_state.heartbeat()
         assert (beat.waiting_for, beat.detail) == (WaitingFor.ROOM, "reward-0 to read")
         assert not waiting.done()
         read = await bench.received(mailbox)
     assert waiting.result() is True
     read += await bench.received(mailbox, timeout_s=0.2)
     assert read == list(range(sent + 1))
-    assert bench.ctx.pulse.heartbeat().waiting_for is not WaitingFor.ROOM
+    assert bench.ctx.worker_state.heartbeat().waiting_for is not WaitingFor.ROOM
 
 
 async def test_a_full_worker_is_passed_over_for_one_with_room(bench: Bench):
     full, free = await bench.open_mailbox("reward-0"), await bench.open_mailbox("reward-1")
-    await bench.outbox.refresh()
+    await bench.sender.refresh()
     num_sent, read = 0, 0
     for _ in range(60):
-        assert await bench.outbox.send(message(num_sent), timeout_s=5.0), "only one of two mailboxes was full"
+        assert await bench.sender.send(message(num_sent), timeout_s=5.0), "only one of two mailboxes was full"
         num_sent += 1
         read += len(await bench.received(free, timeout_s=0.01, then_s=0.0))
     read += len(await bench.received(free))
@@ -121,25 +121,25 @@ async def test_a_full_worker_is_passed_over_for_one_with_room(bench: Bench):
 
 
 async def test_without_a_worker_of_the_role_it_waits_until_the_deadline_or_until_one_joins(bench: Bench):
-    await bench.outbox.refresh()
-    assert await bench.outbox.send(message(0), timeout_s=0.02) is False
-    assert [(link.name, link.refused) for link in bench.outbox.reports()] == [("generator-0>reward", 1)]
+    await bench.sender.refresh()
+    assert await bench.sender.send(message(0), timeout_s=0.02) is False
+    assert [(link.name, link.refused) for link in bench.sender.reports()] == [("generator-0>reward", 1)]
     async with asyncio.TaskGroup() as tasks:
-        sending = tasks.create_task(bench.outbox.send(message(1), timeout_s=10.0))
+        sending = tasks.create_task(bench.sender.send(message(1), timeout_s=10.0))
         await asyncio.sleep(0.02)
-        assert bench.ctx.pulse.heartbeat().detail == "a reward worker to join"
+        assert bench.ctx.worker_state.heartbeat().detail == "a reward worker to join"
         mailbox = await bench.open_mailbox("reward-0")
-        await bench.outbox.refresh()
+        await bench.sender.refresh()
     assert sending.result() is True
     assert await bench.received(mailbox) == [1]
 
 
 async def test_a_mailbox_that_opens_is_linked_when_it_is_told_of(bench: Bench):
     async with asyncio.TaskGroup() as tasks:
-        watching = [tasks.create_task(bench.outbox.discover()), tasks.create_task(bench.ctx.news.watch())]
+        watching = [tasks.create_task(bench.sender.discover()), tasks.create_task(bench.ctx.notifications.watch())]
         await asyncio.sleep(0.01)
         mailbox = await bench.open_mailbox("reward-0")
-        assert await bench.outbox.send(message(1), timeout_s=1.0), "sooner than it would have looked by itself"
+        assert await bench.sender.send(message(1), timeout_s=1.0), "sooner than it would have looked by itself"
         assert await bench.received(mailbox) == [1]
         for task in watching:
             task.cancel()
@@ -147,25 +147,25 @@ async def test_a_mailbox_that_opens_is_linked_when_it_is_told_of(bench: Bench):
 
 async def test_a_replaced_worker_is_linked_at_its_new_address_and_a_departed_one_is_left(bench: Bench):
     await bench.open_mailbox("reward-0")
-    await bench.outbox.refresh()
+    await bench.sender.refresh()
     successor = await bench.open_mailbox("reward-0")
-    await bench.outbox.refresh()
-    assert await bench.outbox.send(message(5), timeout_s=2.0)
+    await bench.sender.refresh()
+    assert await bench.sender.send(message(5), timeout_s=2.0)
     assert await bench.received(successor) == [5]
     await bench.ctx.registry.fence("reward-0")
-    await bench.outbox.refresh()
-    assert bench.outbox.workers == []
+    await bench.sender.refresh()
+    assert bench.sender.workers == []
 
 
 async def test_the_heartbeat_tells_what_each_link_carried(bench: Bench):
     mailbox = await bench.open_mailbox("reward-0")
-    await bench.outbox.refresh()
+    await bench.sender.refresh()
     for number in range(3):
-        assert await bench.outbox.send(message(number), timeout_s=2.0)
+        assert await bench.sender.send(message(number), timeout_s=2.0)
         await bench.received(mailbox, timeout_s=0.5)
     bench.ctx.watch_mailbox(mailbox)
     bench.ctx.refresh_links()
-    sent, received = bench.ctx.pulse.heartbeat().links
+    sent, received = bench.ctx.worker_state.heartbeat().links
     assert (sent.name, sent.sent) == ("generator-0>reward-0", 3)
     assert received.received == 3
 
@@ -203,35 +203,37 @@ async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_ano
         for number in range(2):
             who = await ctx.registry.register(Role.REWARD, f"reward-{number}")
             await ctx.registry.set_endpoint(who, f"tcp://10.0.0.{number}:5600")
-        outbox = RoleSender(ctx, Role.REWARD)
-        await outbox.refresh()
+        sender = RoleSender(ctx, Role.REWARD)
+        await sender.refresh()
         near, far = (links[f"tcp://10.0.0.{number}:5600"] for number in range(2))
         far.down_s = SAID_AFTER_S - 0.1
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == "", "a handshake may take a moment"
+        assert ctx.worker_state.heartbeat().unreached == "", "a handshake may take a moment"
         near.down_s, far.down_s = 0.0, SAID_AFTER_S
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no answer for 2 s)"
+        assert ctx.worker_state.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no answer for 2 s)"
         near.down_s = far.down_s = UNREACHED_AFTER_S - 0.1
-        assert not outbox.is_cut_off, "it is named before anything is done about it"
+        assert not sender.is_cut_off, "it is named before anything is done about it"
         near.down_s = 0.0
         far.down_s = 7.0
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no answer for 7 s)"
-        assert not outbox.is_cut_off
-        assert await outbox.send(message(0), timeout_s=60.0)
+        assert ctx.worker_state.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no answer for 7 s)"
+        assert not sender.is_cut_off
+        assert await sender.send(message(0), timeout_s=60.0)
         near.down_s = 6.0
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == "reward-0 at tcp://10.0.0.0:5600 (no answer for 6 s) and 1 more"
-        assert outbox.is_cut_off
+        assert (
+            ctx.worker_state.heartbeat().unreached == "reward-0 at tcp://10.0.0.0:5600 (no answer for 6 s) and 1 more"
+        )
+        assert sender.is_cut_off
         # far less than the wait for room
         async with asyncio.timeout(5.0):
-            assert not await outbox.send(message(1), timeout_s=60.0)
+            assert not await sender.send(message(1), timeout_s=60.0)
         near.down_s = 0.0
-        assert await outbox.send(message(2), timeout_s=60.0)
+        assert await sender.send(message(2), timeout_s=60.0)
         far.down_s = 0.0
         ctx.refresh_links()
-        assert ctx.pulse.heartbeat().unreached == ""
+        assert ctx.worker_state.heartbeat().unreached == ""
         assert (near.sent, far.sent) != (0, 0)
-        outbox.close()
+        sender.close()
         ctx.close()

@@ -17,7 +17,7 @@ def test_each_refusal_doubles_the_pause_up_to_a_limit_and_news_ends_it() -> None
         now += pause
     assert pauses == [0.02, 0.04, 0.08, 0.1, 0.1]
     backoff.refused(now)
-    backoff.news()
+    backoff.reset()
     assert backoff.may_ask(now)
     backoff.refused(now)
     assert not backoff.may_ask(now + 0.019)

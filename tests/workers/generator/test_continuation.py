@@ -53,7 +53,7 @@ class Ledger:
         run_dir.mkdir()
         self.run_dir, self._tasks, self.now = run_dir, tasks, 0.0
         self._registry = MemoryRegistry(ManualClock())
-        self.replay = MemoryLedger(lambda _: 1, lambda: self.now)
+        self.ledger = MemoryLedger(lambda _: 1, lambda: self.now)
         config = small_config(run_dir)
         generation = config.generation.model_copy(
             update={"window_tokens": WINDOW, "max_response_tokens": 24, "steps_per_turn": 3, "num_slots": 4}
@@ -65,7 +65,7 @@ class Ledger:
             *(self.config, self.run_dir, Role.GENERATOR, name, self._tasks),
             *(self._registry, memory_transport(4), ManualClock()),
         )
-        ctx.replay = self.replay
+        ctx.ledger = self.ledger
         generator = Generator(ctx)
         engine = build_generation_engine(self.config)
         engine.load_weights(load_file(MODEL / "model.safetensors"), 0)
@@ -86,14 +86,14 @@ class Ledger:
 
     def response(self, member: TrajectoryId) -> tuple[np.ndarray, np.ndarray]:
         """Return a member's tokens and their behaviour log-probs as the ledger has them."""
-        stored = self.replay.state
+        stored = self.ledger.state
         blobs = [stored.chunks[ChunkId(member, index)].blob for index in range(stored.trajectories[member].next)]
         chunks = [from_blob(blob, TrajectoryChunk) for blob in blobs]
         return np.concatenate([c.tokens for c in chunks]), np.concatenate([c.behavior_logprobs for c in chunks])
 
     @property
     def is_finished(self) -> bool:
-        return all(self.replay.state.trajectories[member].final for member in MEMBERS)
+        return all(self.ledger.state.trajectories[member].final for member in MEMBERS)
 
 
 @pytest.mark.timeout(600)
@@ -103,12 +103,12 @@ async def test_a_trajectory_goes_on_identically_whoever_continues_it_and_at_most
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         alone = Ledger(tmp_path / "alone", tasks)
-        await alone.replay.open(make_spec(group_size=4, num_prompts=1, eta=0))
+        await alone.ledger.open(make_spec(group_size=4, num_prompts=1, eta=0))
         await alone.decode(await alone.generator("generator-0"), 200)
         assert alone.is_finished
 
         shared = Ledger(tmp_path / "shared", tasks)
-        await shared.replay.open(make_spec(group_size=4, num_prompts=1, eta=0))
+        await shared.ledger.open(make_spec(group_size=4, num_prompts=1, eta=0))
         for number, length in enumerate(turns):
             await shared.decode(await shared.generator(f"generator-{number}"), length)
             shared.now += 11.0  # its lease ends
@@ -120,12 +120,12 @@ async def test_a_trajectory_goes_on_identically_whoever_continues_it_and_at_most
             np.testing.assert_array_equal(tokens, expected)
             np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-5)
 
-        audit = await shared.replay.audit()
+        audit = await shared.ledger.audit()
         rows = read_regenerated(shared.run_dir, audit.tokens_stored, (), window_tokens=WINDOW)
         assert all(row.num_unwritten <= row.limit for row in rows)
         again = sum(row.num_again for row in rows)
         assert again > 0
-        assert sum(row.num_sampled for row in rows) == again + (await alone.replay.audit()).tokens.admitted
+        assert sum(row.num_sampled for row in rows) == again + (await alone.ledger.audit()).tokens.admitted
         assert f"{again:,} of" in in_words(rows)
 
 

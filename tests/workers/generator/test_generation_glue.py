@@ -98,7 +98,7 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
         generator = Generator(ctx)
         await generator.setup()
         asked = EvaluationRequest(0, 0, num_prompts=2, samples_per_prompt=2, temperature=0.3, top_p=0.6)
-        await ctx.replay.request_evaluation(LEARNER, asked)
+        await ctx.ledger.request_evaluation(LEARNER, asked)
         async with asyncio.timeout(30.0):
             await generator.run()
             await generator.drain()

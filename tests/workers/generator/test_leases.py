@@ -44,8 +44,8 @@ class _SlowOutbox:
 
     async def send(self, message: Encoded, *, timeout_s: float) -> bool:
         del message, timeout_s
-        await self._ctx.replay.advance(LEARNER, 1)
-        grant = await self._ctx.replay.lease(self._ctx.who, max_trajectories=1, policy_version=1)
+        await self._ctx.ledger.advance(LEARNER, 1)
+        grant = await self._ctx.ledger.lease(self._ctx.who, max_trajectories=1, policy_version=1)
         (lease,) = grant.leases
         assert lease.next_index == 1, "the parked trajectory comes back before new prompts"
         assert self._held.renewal(lease) is Renewal.NEW
@@ -53,9 +53,9 @@ class _SlowOutbox:
         return True
 
 
-def writer_of(ctx: ActorContext, held: HeldTrajectories, outboxes: Sequence[Any] = ()) -> ChunkWriter:
+def writer_of(ctx: ActorContext, held: HeldTrajectories, senders: Sequence[Any] = ()) -> ChunkWriter:
     """A writer of windows that have not ended, so without a tokenizer."""
-    return ChunkWriter(ctx, held, cast("Any", None), outboxes, max_waiting=2)
+    return ChunkWriter(ctx, held, cast("Any", None), senders, max_waiting=2)
 
 
 @pytest.mark.parametrize("leased_meanwhile", [True, False])
@@ -75,9 +75,9 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
             clock,
         )
         fields = frozenset({Field.REWARD, Field.VALUE})
-        await ctx.replay.open(make_spec(Unit.CHUNK, fields=fields, eta=0, group_size=1, units_per_update=1))
-        await ctx.replay.advance(LEARNER, 0)
-        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
+        await ctx.ledger.open(make_spec(Unit.CHUNK, fields=fields, eta=0, group_size=1, units_per_update=1))
+        await ctx.ledger.advance(LEARNER, 0)
+        (lease,) = (await ctx.ledger.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
         trajectories = HeldTrajectories(4)
         trajectories.hold(lease, PROMPT)
         trajectories.submit(lease.trajectory)
@@ -104,20 +104,20 @@ async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_
         ctx = await context_of(
             small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
         )
-        replay, other = ctx.replay, Incarnation(Role.GENERATOR, "generator-1", 1)
-        assert isinstance(replay, MemoryLedger)
-        admin = MemoryAdmin(replay, lambda _: 1)
-        await replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
-        (lease,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
+        ledger, other = ctx.ledger, Incarnation(Role.GENERATOR, "generator-1", 1)
+        assert isinstance(ledger, MemoryLedger)
+        admin = MemoryAdmin(ledger, lambda _: 1)
+        await ledger.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
+        (lease,) = (await ledger.lease(ctx.who, max_trajectories=1)).leases
         generator, engine = generator_of(ctx)
         await generator._begin(lease)
         await admin.requeue(Wish(worker="generator-0"))
         if moved_on:
-            await replay.lease(other, max_trajectories=1)
-            await replay.write_chunk(other, make_chunk(lease.trajectory, final=False))
-            await replay.give_back(other)
+            await ledger.lease(other, max_trajectories=1)
+            await ledger.write_chunk(other, make_chunk(lease.trajectory, final=False))
+            await ledger.give_back(other)
 
-        (again,) = (await replay.lease(ctx.who, max_trajectories=1)).leases
+        (again,) = (await ledger.lease(ctx.who, max_trajectories=1)).leases
         await generator._begin(again)
         assert engine.submitted == [lease.trajectory]
         assert len(generator._held) == 1
@@ -165,8 +165,8 @@ async def test_a_response_that_ended_frees_its_slot_while_it_is_written_and_one_
         ctx = await context_of(
             small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
         )
-        await ctx.replay.open(make_spec(group_size=1, units_per_update=4))
-        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1)).leases
+        await ctx.ledger.open(make_spec(group_size=1, units_per_update=4))
+        (lease,) = (await ctx.ledger.lease(ctx.who, max_trajectories=1)).leases
         generator, engine = generator_of(ctx)
         await generator._begin(lease)
         engine.submitted.clear()
@@ -209,13 +209,13 @@ async def test_a_neighbour_that_reaches_scorers_is_alive_with_weights_and_reache
         ctx = await context_of(*settings, registry, memory_transport(4), clock)
         neighbour = await registry.register(Role.GENERATOR, "generator-1")
         if other != "none":
-            pulse = WorkerState(neighbour, clock)
-            pulse.policy_version = -1 if other == "serves nothing yet" else 3
-            pulse.unreached = {
+            worker_state = WorkerState(neighbour, clock)
+            worker_state.policy_version = -1 if other == "serves nothing yet" else 3
+            worker_state.unreached = {
                 "reaches nobody either": "learner at tcp://h:1 (7 s); reward-0 at tcp://h:2 (7 s)",
                 "reaches scorers alone": "learner at tcp://h:1 (7 s)",
             }.get(other, "")
-            registry.beat(pulse.heartbeat())
+            registry.beat(worker_state.heartbeat())
         if other == "is silent":
             await clock.advance(30.0)
         assert await Neighbours(ctx).reach_scorers() is (other in ("reaches", "reaches scorers alone"))
@@ -231,11 +231,11 @@ async def test_what_a_generator_holds_that_reaches_no_scorer_goes_on_where_score
         registry = MemoryRegistry(clock)
         settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
         ctx = await context_of(*settings, registry, memory_transport(4), clock)
-        pulse = WorkerState(await registry.register(Role.GENERATOR, "generator-1"), clock)
-        pulse.policy_version = 3
-        registry.beat(pulse.heartbeat())
-        await ctx.replay.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
-        (lease,) = (await ctx.replay.lease(ctx.who, max_trajectories=1)).leases
+        worker_state = WorkerState(await registry.register(Role.GENERATOR, "generator-1"), clock)
+        worker_state.policy_version = 3
+        registry.beat(worker_state.heartbeat())
+        await ctx.ledger.open(make_spec(group_size=1, units_per_update=1, num_prompts=1))
+        (lease,) = (await ctx.ledger.lease(ctx.who, max_trajectories=1)).leases
         generator, engine = generator_of(ctx)
         cut = _Cut()
         cut.is_cut_off = is_cut_off
@@ -245,7 +245,7 @@ async def test_what_a_generator_holds_that_reaches_no_scorer_goes_on_where_score
         assert engine.submitted == ([] if is_cut_off else [lease.trajectory])
         assert len(generator._held) == (0 if is_cut_off else 1)
         other = Incarnation(Role.GENERATOR, "generator-1", 1)
-        assert len((await ctx.replay.lease(other, max_trajectories=1)).leases) == (1 if is_cut_off else 0)
+        assert len((await ctx.ledger.lease(other, max_trajectories=1)).leases) == (1 if is_cut_off else 0)
         generator._tally.close()
         ctx.close()
 
@@ -263,7 +263,7 @@ async def test_leases_are_kept_through_a_turn_longer_than_they_last_and_run_out_
         async def renew(_who: Incarnation) -> None:
             renewed.append(clock.monotonic())
 
-        ctx.replay.renew = renew  # pyright: ignore[reportAttributeAccessIssue]
+        ctx.ledger.renew = renew  # pyright: ignore[reportAttributeAccessIssue]
         generator = Generator(ctx)
         generator._held = HeldTrajectories(1)
         generator._held.hold(Lease(TrajectoryId.parse("t.0.0"), 0, 0, None), PROMPT)

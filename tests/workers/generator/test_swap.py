@@ -48,8 +48,8 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
         ctx = await context_of(
             config, tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
         )
-        await ctx.replay.open(make_spec(Unit.CHUNK, fields=frozenset({Field.REWARD}), eta=2, group_size=1))
-        await ctx.replay.advance(LEARNER, 0)
+        await ctx.ledger.open(make_spec(Unit.CHUNK, fields=frozenset({Field.REWARD}), eta=2, group_size=1))
+        await ctx.ledger.advance(LEARNER, 0)
         generator = Generator(ctx)
         engine = EmulatedEngine(
             num_slots=4,

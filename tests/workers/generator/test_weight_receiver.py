@@ -225,12 +225,12 @@ async def test_a_version_is_brought_as_soon_as_it_is_announced_and_a_lost_notice
         world.ctx.spawn("weights", world.taker.watch())
         await until(lambda: world.taker.has_newer)
         await world.taker.swap()
-        news = world.ctx.tasks.create_task(world.ctx.news.watch())
+        notifications = world.ctx.tasks.create_task(world.ctx.notifications.watch())
         await until(lambda: world.clock.num_sleepers == 2)  # the taker, and who listens for it
         await world.publish(2)
         await until(lambda: world.taker.has_newer)  # and time stood still
         await world.taker.swap()
-        news.cancel()
+        notifications.cancel()
         await until(lambda: world.clock.num_sleepers == 1)
         await world.publish(3)
         await world.clock.advance(7.9)
@@ -274,11 +274,11 @@ async def test_the_learner_mends_a_damaged_version_that_was_refused_and_it_is_se
         damage(path)
         with pytest.raises(WeightsDamaged):
             await world.taker.look()
-        await world.publisher.mend(1, world.backend)
+        await world.publisher.repair(1, world.backend)
         assert path.read_bytes()[-1] == make_mended(1) ^ 1, "nobody said yet that it was refused"
         world.beat(rejected_version=1)
         await world.clock.advance(2.0)
-        await world.publisher.mend(1, world.backend)  # pyright: ignore[reportArgumentType]
+        await world.publisher.repair(1, world.backend)  # pyright: ignore[reportArgumentType]
         await world.take()
         np.testing.assert_array_equal(world.engine.served[1], make_tensor(f"{1:016x}", NUM_WEIGHTS))
 
@@ -294,7 +294,7 @@ async def test_weights_that_have_moved_on_cannot_mend_a_version(tmp_path: Path) 
         world.beat(rejected_version=1)
         world.backend.version = 2
         with pytest.raises(WeightsDamaged, match="now give"):
-            await world.publisher.mend(1, world.backend)  # pyright: ignore[reportArgumentType]
+            await world.publisher.repair(1, world.backend)  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_version_that_is_intact_is_not_published_again_because_one_generator_refused_it(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ async def test_a_version_that_is_intact_is_not_published_again_because_one_gener
         path = await world.publish(1)
         number = path.stat().st_ino
         world.beat(rejected_version=1)
-        await world.publisher.mend(1, world.backend)  # pyright: ignore[reportArgumentType]
+        await world.publisher.repair(1, world.backend)  # pyright: ignore[reportArgumentType]
         assert path.stat().st_ino == number
 
 
@@ -353,7 +353,7 @@ async def test_a_learner_that_weights_cannot_be_fetched_from_is_named_until_they
 
         def said() -> str:
             world.ctx.refresh_links()
-            return world.ctx.pulse.heartbeat().unreached
+            return world.ctx.worker_state.heartbeat().unreached
 
         await world.publish(1)
         announced = await world.learner.registry.weights()

@@ -170,7 +170,7 @@ async def test_a_base_that_is_damaged_where_it_was_published_is_refused_until_it
         assert not world.taker.has_newer
         world.beat(rejected_version=1)
         await world.clock.advance(2.0)
-        await world.publisher.mend(1, world.backend)
+        await world.publisher.repair(1, world.backend)
         await world.take()
         check_served(world, 1)
         assert world.ctx.counters["rejected_version"] == -1
@@ -189,7 +189,7 @@ async def test_a_base_that_is_damaged_while_it_is_used_serves_no_further_version
         assert list(world.engine.served) == [1]
         world.beat(rejected_version=2)
         await world.clock.advance(2.0)
-        await world.publisher.mend(2, world.backend)
+        await world.publisher.repair(2, world.backend)
         await world.take()
         check_served(world, 2)
 
@@ -216,7 +216,7 @@ async def test_a_damaged_adapter_is_refused_and_mended_and_its_base_is_kept(tmp_
         base = published(tmp_path).stat().st_ino
         world.beat(rejected_version=2)
         await world.clock.advance(2.0)
-        await world.publisher.mend(2, world.backend)
+        await world.publisher.repair(2, world.backend)
         assert published(tmp_path).stat().st_ino == base
         await world.take()
         check_served(world, 2)

@@ -32,7 +32,7 @@ async def learner(folder: Path, unit: Unit) -> AsyncIterator[ActorContext]:
         registry, transport = MemoryRegistry(clock), memory_transport(4)
         ctx = await context_of(small_config(folder), folder, Role.LEARNER, "learner", tasks, registry, transport, clock)
         fields = frozenset({Field.REWARD, Field.VALUE})
-        await ctx.replay.open(make_spec(unit, fields=fields, value_training=True, eta=0, group_size=1))
+        await ctx.ledger.open(make_spec(unit, fields=fields, value_training=True, eta=0, group_size=1))
         yield ctx
         ctx.close()
 
@@ -61,16 +61,16 @@ async def test_what_is_ready_before_the_critic_is_dropped_and_generation_goes_on
     async with learner(tmp_path, unit) as ctx:
         watch = CriticWatch(ctx, was_open=False)
         for batch in range(3):  # with eta = 0 each batch's credit is only there because that before it was dropped
-            grant = await ctx.replay.lease(GENERATOR, max_trajectories=100)
+            grant = await ctx.ledger.lease(GENERATOR, max_trajectories=100)
             assert len(grant.leases) == 4
             for lease in grant.leases:
                 chunk = make_chunk(lease.trajectory)
-                await ctx.replay.write_chunk(GENERATOR, chunk)
+                await ctx.ledger.write_chunk(GENERATOR, chunk)
                 assert isinstance(await watch.drop_batch(0), ClaimRefused)
-                await ctx.replay.write_score(SCORER, chunk.id, reward(lease.trajectory.group % 2))
-                await ctx.replay.write_score(SCORER, chunk.id, value())
+                await ctx.ledger.write_score(SCORER, chunk.id, reward(lease.trajectory.group % 2))
+                await ctx.ledger.write_score(SCORER, chunk.id, value())
             assert await watch.drop_batch(0) is None
-            audit = await ctx.replay.audit()
+            audit = await ctx.ledger.audit()
             assert audit.balances
             assert audit.trajectories.dropped == {DropReason.VALUE_WARMUP: 4 * (batch + 1)}
             assert audit.finished.in_flight == {"waiting": 4 * (batch + 1)}  # the critic learns from them all the same

@@ -27,24 +27,24 @@ from workers.learner.evaluations import Evaluations
 @dataclass
 class Bench:
     ctx: ActorContext
-    replay: MemoryLedger
+    ledger: MemoryLedger
     clock: ManualClock
     evaluations: Evaluations
 
     async def answer(self, accuracies: list[float]) -> None:
         """Sample and score as many evaluation responses as there are accuracies."""
-        grant = await self.replay.lease(GENERATOR, max_trajectories=len(accuracies))
+        grant = await self.ledger.lease(GENERATOR, max_trajectories=len(accuracies))
         for lease, accuracy in zip(grant.leases, accuracies, strict=True):
             chunk = make_chunk(lease.trajectory, version=3)
-            await self.replay.write_chunk(GENERATOR, chunk)
-            await self.replay.write_score(SCORER, chunk.id, reward(accuracy))
+            await self.ledger.write_chunk(GENERATOR, chunk)
+            await self.ledger.write_score(SCORER, chunk.id, reward(accuracy))
 
 
 @asynccontextmanager
 async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
     clock = ManualClock()
-    replay = MemoryLedger(lambda _: 1, clock.time)
-    await replay.open(make_spec())
+    ledger = MemoryLedger(lambda _: 1, clock.time)
+    await ledger.open(make_spec())
     section = EvaluationSection.model_validate({"num_prompts": 4, "timeout_s": 60.0} | settings)
     config = small_config(tmp_path).model_copy(update={"evaluation": section})
     async with asyncio.TaskGroup() as tasks:
@@ -52,7 +52,7 @@ async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
             config=config,
             run_dir=tmp_path,
             who=LEARNER,
-            replay=replay,
+            ledger=ledger,
             registry=MemoryRegistry(clock),
             transport=memory_transport(4),
             log=cast("FilteringBoundLogger", structlog.get_logger("test")),
@@ -61,7 +61,7 @@ async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
         )
         assert LEARNER.role is Role.LEARNER
         try:
-            yield Bench(ctx, replay, clock, Evaluations(ctx, num_prompts=100))
+            yield Bench(ctx, ledger, clock, Evaluations(ctx, num_prompts=100))
         finally:
             ctx.close()
 
@@ -101,8 +101,8 @@ async def test_waiting_ends_at_the_deadline_when_nobody_answers_and_records_noth
 async def test_an_evaluation_that_the_ledger_forgot_is_given_up_at_the_deadline(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
         await bench.evaluations.request(3)
-        bench.ctx.replay = MemoryLedger(lambda _: 1, bench.clock.time)
-        await bench.ctx.replay.open(make_spec())
+        bench.ctx.ledger = MemoryLedger(lambda _: 1, bench.clock.time)
+        await bench.ctx.ledger.open(make_spec())
         await bench.clock.advance(61.0)
         assert await bench.evaluations.wait() == []
 
@@ -119,7 +119,7 @@ async def test_numbers_go_on_after_a_restart_and_prompts_are_those_there_are(tmp
         later = Evaluations(bench.ctx, num_prompts=2, next_number=5)
         await later.request(9)
         assert later.next_number == 6
-        state = await bench.replay.evaluation(5)
+        state = await bench.ledger.evaluation(5)
         assert state is not None
         assert state.request.num_prompts == 2
         assert not Evaluations(bench.ctx, num_prompts=0).is_enabled
@@ -129,6 +129,6 @@ async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) 
     settings = {"num_prompts": 3, "samples_per_prompt": 5, "temperature": 0.7, "top_p": 0.6}
     async with _opened(tmp_path, **settings) as bench:
         await bench.evaluations.request(9)
-        state = await bench.replay.evaluation(0)
+        state = await bench.ledger.evaluation(0)
         assert state is not None
         assert state.request == EvaluationRequest(0, 9, num_prompts=3, samples_per_prompt=5, temperature=0.7, top_p=0.6)

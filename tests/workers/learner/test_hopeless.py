@@ -23,23 +23,23 @@ class Run:
 
     def __init__(self, max_groups: int = LIMIT) -> None:
         self.now = 0.0
-        self.replay = MemoryLedger(lambda _: 1, lambda: self.now)
+        self.ledger = MemoryLedger(lambda _: 1, lambda: self.now)
         self.hopeless = HopelessData(max_groups)
 
     async def open(self, **settings: object) -> Run:
-        await self.replay.open(make_spec(signal_filter=True, oversampling=4.0, **settings))
+        await self.ledger.open(make_spec(signal_filter=True, oversampling=4.0, **settings))
         return self
 
     async def lease(self, num_groups: int, who: Incarnation = GENERATOR) -> list[Lease]:
-        grant = await self.replay.lease(who, max_trajectories=2 * num_groups)
+        grant = await self.ledger.lease(who, max_trajectories=2 * num_groups)
         assert len(grant.leases) == 2 * num_groups, grant.refusal
         return list(grant.leases)
 
     async def finish(self, leases: list[Lease], *, good: bool, who: Incarnation = GENERATOR) -> None:
         for lease in leases:
             chunk = make_chunk(lease.trajectory)
-            await self.replay.write_chunk(who, chunk)
-            await self.replay.write_score(SCORER, chunk.id, reward(lease.trajectory.member if good else 0.0))
+            await self.ledger.write_chunk(who, chunk)
+            await self.ledger.write_score(SCORER, chunk.id, reward(lease.trajectory.member if good else 0.0))
 
     async def sample(self, num_groups: int, *, good: bool) -> None:
         for _ in range(num_groups):
@@ -48,15 +48,15 @@ class Run:
     async def fail(self, leases: Sequence[Lease], who: Incarnation) -> None:
         for lease in leases:
             chunk = make_chunk(lease.trajectory)
-            await self.replay.write_chunk(who, chunk)
-            await self.replay.fail_score(SCORER, chunk.id, Field.REWARD, "Traceback")
+            await self.ledger.write_chunk(who, chunk)
+            await self.ledger.fail_score(SCORER, chunk.id, Field.REWARD, "Traceback")
 
     async def look(self) -> Counter[str] | None:
-        outcome = await self.replay.claim(LEARNER, policy_version=0)
+        outcome = await self.ledger.claim(LEARNER, policy_version=0)
         if not isinstance(outcome, ClaimRefused):
             self.hopeless.claimed()
             return None
-        return self.hopeless.look(outcome, await self.replay.totals())
+        return self.hopeless.look(outcome, await self.ledger.totals())
 
     async def verdict(self) -> Counter[str] | None:
         """Look as often as a learner does in a moment in which nothing happens."""
@@ -83,7 +83,7 @@ async def test_a_learner_with_enough_ready_units_that_waits_for_late_work_is_nev
     await run.lease(1)
     await run.finish(late, good=False, who=OTHER_GENERATOR)
     assert await run.verdict() is None
-    assert (await run.replay.totals()).num_ready_units == 3
+    assert (await run.ledger.totals()).num_ready_units == 3
 
 
 async def test_one_unit_that_becomes_ready_begins_the_count_anew():
@@ -129,7 +129,7 @@ async def test_a_batch_that_was_claimed_begins_the_count_anew_even_if_as_many_un
     assert await run.verdict() is None
     await run.sample(2, good=True)
     await run.look()  # takes two of three
-    assert (await run.replay.totals()).num_ready_units == 1
+    assert (await run.ledger.totals()).num_ready_units == 1
     await run.sample(1, good=False)
     assert await run.verdict() is None
 
@@ -145,10 +145,10 @@ async def test_responses_that_cannot_be_scored_are_told_apart():
 @pytest.mark.parametrize("unit", [Unit.TRAJECTORY, Unit.CHUNK])
 async def test_the_oldest_work_is_recognised_by_its_group_whatever_the_unit(unit: Unit):
     run = Run(max_groups=1)
-    await run.replay.open(make_spec(unit=unit, max_attempts=1, oversampling=4.0))
+    await run.ledger.open(make_spec(unit=unit, max_attempts=1, oversampling=4.0))
     await run.verdict()
-    late = (await run.replay.lease(OTHER_GENERATOR, max_trajectories=2)).leases
-    await run.fail((await run.replay.lease(GENERATOR, max_trajectories=2)).leases, GENERATOR)
+    late = (await run.ledger.lease(OTHER_GENERATOR, max_trajectories=2)).leases
+    await run.fail((await run.ledger.lease(GENERATOR, max_trajectories=2)).leases, GENERATOR)
     assert await run.verdict() is None, f"{late[0].trajectory} is in flight"
     await run.fail(late, OTHER_GENERATOR)
     assert await run.verdict() == Counter({DropReason.DEAD_LETTER.value: 2})

@@ -30,7 +30,7 @@ async def check(world: World, reaper: Reaper) -> None:
     trained = await world.live_until_done(reaper)
     assert len(trained) == len(set(trained)), "trained on twice"
     assert len(trained) == NUM_UPDATES * BATCH
-    audit = await world.replay.audit()
+    audit = await world.ledger.audit()
     assert audit.balances
     assert audit.trajectories.trained == len(trained), "what counts as trained is what the weights were trained on"
     assert set(audit.trajectories.dropped) <= {"cancelled"}, "nothing is lost on the way"
@@ -42,7 +42,7 @@ async def check(world: World, reaper: Reaper) -> None:
     kept = {(sample.update, sample.policy_version) for sample in read_samples(world.folder / SAMPLES_NAME)}
     assert kept == {(row.update, row.policy_version) for row in rows}, "every update has samples, of that update alone"
     assert max(row.staleness_max for row in rows) <= world.eta
-    totals = await world.replay.totals()
+    totals = await world.ledger.totals()
     assert totals.policy_version >= versions[-1]
     announced = await world.registry.weights()
     assert announced is not None and world.published[announced.policy_version] == trained
@@ -100,7 +100,7 @@ async def test_a_disk_that_refuses_checkpoints_stops_nothing_and_nothing_is_sett
     write, tries = CheckpointFolder.write, []
 
     def refuse_twice(self: CheckpointFolder, version: int, *args: Any) -> Path:
-        tries.append((version, world.replay.state.trained["trajectories"]))
+        tries.append((version, world.ledger.state.trained["trajectories"]))
         if len(tries) <= 2:
             raise StorageFailed("no space left on device")
         return write(self, version, *args)
@@ -121,7 +121,7 @@ async def test_after_a_damaged_checkpoint_what_it_held_is_counted_as_given_up(
     world.config = world.config.model_copy(update={"run": world.config.run.model_copy(update={"num_updates": 6})})
     trained = await world.live_until_done(Reaper(None))
     assert len(trained) == len(set(trained)) == 6 * BATCH
-    audit = await world.replay.audit()
+    audit = await world.ledger.audit()
     assert audit.balances
     assert audit.trajectories.trained == len(trained)
     assert audit.trajectories.dropped["rolled_back"] == 2 * BATCH

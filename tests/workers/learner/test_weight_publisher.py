@@ -125,8 +125,8 @@ async def test_a_laggard_is_waited_for_and_unblocks_by_taking_newer_weights(tmp_
             job = tasks.create_task(bench.publish(5))
             await bench.clock.advance(1.0)
             assert not job.done()
-            assert bench.ctx.pulse.heartbeat().waiting_for is WaitingFor.WEIGHTS
-            assert "generator-0 (version 0)" in bench.ctx.pulse.heartbeat().detail
+            assert bench.ctx.worker_state.heartbeat().waiting_for is WaitingFor.WEIGHTS
+            assert "generator-0 (version 0)" in bench.ctx.worker_state.heartbeat().detail
             bench.beat(who, 4)
             await bench.clock.advance(1.0)
         assert await bench.published() == 5

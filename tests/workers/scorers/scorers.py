@@ -26,8 +26,8 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
     """Open the surroundings of worker 0 of ``role``; one failure of a chunk makes a dead letter."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
-    replay = MemoryLedger(lambda _: 1, clock.time)
-    await replay.open(make_spec(max_attempts=1))
+    ledger = MemoryLedger(lambda _: 1, clock.time)
+    await ledger.open(make_spec(max_attempts=1))
     who = Incarnation(role, f"{role.value}-0", 1)
     await registry.register(role, who.worker)
     async with asyncio.TaskGroup() as tasks:
@@ -35,7 +35,7 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
             config=config,
             run_dir=tmp_path,
             who=who,
-            replay=replay,
+            ledger=ledger,
             registry=registry,
             transport=memory_transport(4),
             log=cast("FilteringBoundLogger", structlog.get_logger("test")),

@@ -36,10 +36,10 @@ async def test_a_chunk_that_cannot_be_scored_fails_alone_and_a_dead_engine_fails
     async with scorer_context(tmp_path, small_config(tmp_path), Role.REFERENCE) as ctx:
         worker = Reference(ctx)
         worker._engine = Failing(error, length=2 + 4)
-        grant = await ctx.replay.lease(GENERATOR, max_trajectories=3)
+        grant = await ctx.ledger.lease(GENERATOR, max_trajectories=3)
         chunks = [make_chunk(lease.trajectory, tokens=3 + n) for n, lease in enumerate(grant.leases)]
         for chunk in chunks:
-            await ctx.replay.write_chunk(GENERATOR, chunk)
+            await ctx.ledger.write_chunk(GENERATOR, chunk)
         if isinstance(error, EngineDied):
             with pytest.raises(EngineDied):
                 await worker.score(chunks)

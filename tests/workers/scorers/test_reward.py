@@ -24,18 +24,18 @@ from workers.scorers.reward import Reward
 
 @dataclass
 class Bench:
-    replay: Ledger
+    ledger: Ledger
     worker: Reward
 
     async def finished(self, *texts: str, verifier: str = "arithmetic") -> list[TrajectoryChunk]:
         """Sample one finished response for each text."""
-        grant = await self.replay.lease(GENERATOR, max_trajectories=len(texts))
+        grant = await self.ledger.lease(GENERATOR, max_trajectories=len(texts))
         chunks: list[TrajectoryChunk] = []
         for lease, text in zip(grant.leases, texts, strict=True):
             chunk = make_chunk(lease.trajectory)
             prompt = msgspec.structs.replace(chunk.prompt, verifier=verifier)
             chunk = msgspec.structs.replace(chunk, response_text=text, prompt=prompt)
-            await self.replay.write_chunk(GENERATOR, chunk)
+            await self.ledger.write_chunk(GENERATOR, chunk)
             chunks.append(chunk)
         return chunks
 
@@ -48,7 +48,7 @@ async def opened(tmp_path: Path, **model: object) -> AsyncIterator[Bench]:
         worker = Reward(ctx)
         await worker.setup()
         try:
-            yield Bench(ctx.replay, worker)
+            yield Bench(ctx.ledger, worker)
         finally:
             await worker.teardown()
 
@@ -102,7 +102,7 @@ async def test_what_the_reward_model_cannot_read_is_a_dead_letter_and_the_rest_o
         chunks = await bench.finished("2", "2" * 100, "3", "2")
         scores = await scores_of(bench, chunks)
         assert [score.accuracy for score in scores] == [1.0, 0.0, 1.0]
-        (letter,) = await bench.replay.dead_letters()
+        (letter,) = await bench.ledger.dead_letters()
         assert "which reads at most 40" in letter.error
         assert bench.worker.ctx.counters["failed"] == 1
 
@@ -122,11 +122,11 @@ async def test_an_answer_that_cannot_be_judged_in_time_is_wrong_at_once_and_coun
         worker = Reward(ctx)
         await worker.setup()
         try:
-            bench = Bench(ctx.replay, worker)
+            bench = Bench(ctx.ledger, worker)
             late, fine = await scores_of(bench, await bench.finished("hang", "go on", verifier=hangs))
             assert (late.accuracy, fine.accuracy) == (0.0, 1.0)
             assert late.reward == config.reward.wrong
-            assert await ctx.replay.dead_letters() == []
+            assert await ctx.ledger.dead_letters() == []
             assert worker.ctx.counters == {"scored": 2, "not_judged": 1}
         finally:
             await worker.teardown()

@@ -91,7 +91,7 @@ def chunks_of(trajectory: TrajectoryId) -> list[TrajectoryChunk]:
 @dataclass
 class Bench:
     ctx: ActorContext
-    replay: MemoryLedger
+    ledger: MemoryLedger
     trajectories: list[TrajectoryId]
     chunks: list[TrajectoryChunk]
     """Of all trajectories, in order."""
@@ -100,10 +100,10 @@ class Bench:
         """Fill in what other scorers would write, and read all back as the learner does."""
         for chunk in self.chunks:
             if chunk.finish_reason.is_final and field is not Field.REWARD:
-                await self.replay.write_score(SCORER, chunk.id, RewardScore(reward=0.5, accuracy=1.0))
-        claim = await self.replay.claim(LEARNER, policy_version=0)
+                await self.ledger.write_score(SCORER, chunk.id, RewardScore(reward=0.5, accuracy=1.0))
+        claim = await self.ledger.claim(LEARNER, policy_version=0)
         assert isinstance(claim, Claim)
-        units = await self.replay.fetch(claim)
+        units = await self.ledger.fetch(claim)
         return {scored.chunk.id: scored for unit in units for member in unit.trajectories for scored in member}
 
 
@@ -113,21 +113,21 @@ async def opened(
 ) -> AsyncIterator[Bench]:
     """A ledger with four responses of several windows in it, and the surroundings of one worker of ``role``."""
     clock = ManualClock()
-    replay = MemoryLedger(lambda _: 1, clock.time)
+    ledger = MemoryLedger(lambda _: 1, clock.time)
     fields = frozenset({Field.REWARD, FIELDS[role]})
-    await replay.open(make_spec(Unit.TRAJECTORY, fields=fields, value_training=value_training, eta=4))
-    grant = await replay.lease(GENERATOR, max_trajectories=4)
+    await ledger.open(make_spec(Unit.TRAJECTORY, fields=fields, value_training=value_training, eta=4))
+    grant = await ledger.lease(GENERATOR, max_trajectories=4)
     chunks = [chunk for lease in grant.leases for chunk in chunks_of(lease.trajectory)]
     for chunk in chunks:
-        assert (await replay.write_chunk(GENERATOR, chunk)).status.value == "stored"
+        assert (await ledger.write_chunk(GENERATOR, chunk)).status.value == "stored"
     async with asyncio.TaskGroup() as tasks:
         hub = MemoryHub(high_water_mark=64)
         ctx = await context_of(
             config, tmp_path, role, f"{role}-0", tasks, MemoryRegistry(clock), hub.transport(role), clock
         )
-        ctx.replay = replay
+        ctx.ledger = ledger
         try:
-            yield Bench(ctx, replay, [lease.trajectory for lease in grant.leases], chunks)
+            yield Bench(ctx, ledger, [lease.trajectory for lease in grant.leases], chunks)
         finally:
             ctx.close()
 

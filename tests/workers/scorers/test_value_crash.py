@@ -68,7 +68,7 @@ async def live(fleet: Fleet, reaper: Reaper) -> bool:
                 config=fleet.config,
                 run_dir=fleet.folder,
                 who=who,
-                replay=cast("Any", Mortal(fleet.replay, "ledger", reaper)),
+                ledger=cast("Any", Mortal(fleet.ledger, "ledger", reaper)),
                 registry=cast("Any", Mortal(fleet.registry, "registry", reaper)),
                 transport=fleet.hub.transport(str(who)),
                 log=cast("Any", Quiet()),
@@ -104,14 +104,14 @@ async def check(folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -
     monkeypatch.setattr(workers.scorers.value, "build_value_engine", new_engine)
     await fleet.open()
     for chunk in await fleet.sample(NUM_BATCHES * BATCH):
-        await fleet.replay.write_score(SCORER, chunk.id, value())
+        await fleet.ledger.write_score(SCORER, chunk.id, value())
     while not await live(fleet, reaper):
         reaper = Reaper(None)
     newest = latest_checkpoint(folder / VALUE_CHECKPOINTS)
     assert newest is not None
     trained = json.loads((newest.path / "weights.json").read_text())
     assert len(trained) == len(set(trained)) == NUM_BATCHES * BATCH
-    audit = await fleet.replay.audit()
+    audit = await fleet.ledger.audit()
     assert audit.balances
     assert audit.finished.trained == len(trained)
     assert not audit.finished.dropped and not sum(audit.finished.in_flight.values())

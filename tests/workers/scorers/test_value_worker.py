@@ -90,7 +90,7 @@ class Fleet:
         self.folder = folder
         self.epochs: dict[str, int] = {who.worker: who.epoch for who in (GENERATOR, SCORER, LEARNER)}
         self.clock = ManualClock()
-        self.replay = MemoryLedger(lambda worker: self.epochs.get(worker, 0), self.clock.time)
+        self.ledger = MemoryLedger(lambda worker: self.epochs.get(worker, 0), self.clock.time)
         self.registry = MemoryRegistry(self.clock)
         self.hub = MemoryHub(high_water_mark=64)
         self.engine = ScriptedEngine()
@@ -110,7 +110,7 @@ class Fleet:
     async def open(self) -> None:
         fields = frozenset({Field.REWARD, Field.VALUE})
         spec = make_spec(Unit.TRAJECTORY, fields=fields, value_training=True, units_per_update=64, max_attempts=2)
-        await self.replay.open(spec)
+        await self.ledger.open(spec)
 
     @asynccontextmanager
     async def value_worker(self) -> AsyncIterator[Value]:
@@ -122,7 +122,7 @@ class Fleet:
                 config=self.config,
                 run_dir=self.folder,
                 who=who,
-                replay=self.replay,
+                ledger=self.ledger,
                 registry=self.registry,
                 transport=self.hub.transport(str(who)),
                 log=cast("FilteringBoundLogger", structlog.get_logger("test")),
@@ -139,11 +139,11 @@ class Fleet:
 
     async def sample(self, num: int, score: RewardScore | None = None) -> list[TrajectoryChunk]:
         """Write finished responses, each in one chunk, and their rewards, or ``score`` for each; they are not valued yet."""
-        grant = await self.replay.lease(GENERATOR, max_trajectories=num)
+        grant = await self.ledger.lease(GENERATOR, max_trajectories=num)
         chunks = [make_chunk(lease.trajectory) for lease in grant.leases]
         for chunk in chunks:
-            assert (await self.replay.write_chunk(GENERATOR, chunk)).status is WriteStatus.STORED
-            await self.replay.write_score(SCORER, chunk.id, score or reward(chunk.trajectory.group % 2))
+            assert (await self.ledger.write_chunk(GENERATOR, chunk)).status is WriteStatus.STORED
+            await self.ledger.write_score(SCORER, chunk.id, score or reward(chunk.trajectory.group % 2))
         assert len(chunks) == num
         return chunks
 
@@ -167,7 +167,7 @@ async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
 async def _values_given(fleet: Fleet) -> list[tuple[float, int]]:
     """What finished responses were given, by claiming them as the value worker would."""
     who = Incarnation(Role.VALUE, "value", fleet.epochs["value"])
-    claim = await fleet.replay.claim_finished(who, num_trajectories=1)
+    claim = await fleet.ledger.claim_finished(who, num_trajectories=1)
     assert not isinstance(claim, int)
     return [(float(s.values[0]), s.value_version) for t in claim.trajectories for s in t.values]
 
@@ -205,7 +205,7 @@ async def test_values_that_are_not_finite_are_never_written_and_the_chunk_ends_a
         await fleet.deliver(worker, [good_chunk])
         await worker.serve(0.0)
         assert worker.ctx.counters["failed"] == 2 and worker.ctx.counters["scored"] == 1
-    (letter,) = await fleet.replay.dead_letters()
+    (letter,) = await fleet.ledger.dead_letters()
     assert letter.chunk == str(bad.id) and letter.role == "value"
     assert "3 of 3 values" in letter.error and str(bad.id) in letter.error
 
@@ -297,7 +297,7 @@ async def test_a_drained_worker_keeps_what_it_learned_and_settles_it(fleet: Flee
         await worker._train()
         await fleet.deliver(worker, await fleet.sample(1))
         await worker.drain()
-    audit = await fleet.replay.audit()
+    audit = await fleet.ledger.audit()
     assert audit.balances and audit.finished.trained == BATCH and sum(audit.finished.in_flight.values()) == 1
     fleet.engine = ScriptedEngine()
     async with fleet.value_worker() as worker:
@@ -311,11 +311,11 @@ async def test_an_idle_worker_settles_what_it_learned_so_that_the_ledger_has_roo
         await worker.serve(0.0)
         await worker._train()
         assert not await worker._train()
-        assert (await fleet.replay.audit()).finished.trained == 0
+        assert (await fleet.ledger.audit()).finished.trained == 0
         await fleet.clock.advance(10.0)
         assert not await worker._train()
         await worker._writer.wait()
-        assert (await fleet.replay.audit()).finished.trained == BATCH
+        assert (await fleet.ledger.audit()).finished.trained == BATCH
 
 
 async def test_refused_steps_make_no_version_and_too_many_in_a_row_end_the_worker(fleet: Fleet) -> None:

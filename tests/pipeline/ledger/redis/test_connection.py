@@ -168,12 +168,12 @@ class Puppet:
     def __init__(self) -> None:
         self.asked: list[list[Any]] = []
         self.writers: list[asyncio.StreamWriter] = []
-        self._news = asyncio.Event()
+        self._notifications = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         while not holds():
-            self._news.clear()
-            await self._news.wait()
+            self._notifications.clear()
+            await self._notifications.wait()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked: list[Any] = []
@@ -192,7 +192,7 @@ class Puppet:
                         self.asked.append(asked)
                         self.writers.append(writer)
                     asked.append(command[-1])
-                    self._news.set()
+                    self._notifications.set()
         writer.close()
 
 

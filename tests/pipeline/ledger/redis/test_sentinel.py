@@ -142,45 +142,45 @@ async def test_sentinels_most_of_which_are_away_or_know_no_master_are_waited_for
 @pytest.mark.timeout(300)
 async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched) -> None:
     client = connect(watched.url, patience_s=60.0)
-    replay, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
-    await replay.open(make_spec())
+    ledger, registry = RedisLedger(client, "test"), RedisRegistry(client, "test")
+    await ledger.open(make_spec())
     who = await registry.register(Role.GENERATOR, "generator-0")
     beats = RedisHeartbeatWriter(watched.url, "test")
-    pulse = WorkerState(who, ManualClock())
-    assert await asyncio.to_thread(beats.beat, pulse.heartbeat())
-    first, second = (await replay.lease(who, max_trajectories=2)).leases
+    worker_state = WorkerState(who, ManualClock())
+    assert await asyncio.to_thread(beats.beat, worker_state.heartbeat())
+    first, second = (await ledger.lease(who, max_trajectories=2)).leases
     chunk = make_chunk(first.trajectory)
-    await replay.write_chunk(who, chunk)
+    await ledger.write_chunk(who, chunk)
     assert await client.wait(1, 20_000) == 1, "the replica has it"
 
-    news = Notifications(registry, RealClock())
-    bell = news.bell(Topic.RUN)
+    notifications = Notifications(registry, RealClock())
+    subscribe = notifications.subscribe(Topic.RUN)
     async with asyncio.TaskGroup() as tasks:
-        listening = tasks.create_task(news.watch())
+        listening = tasks.create_task(notifications.watch())
         # it waits at the master that dies now
         await asyncio.sleep(0.1)
         watched.master.kill()
 
         # waits for the failover, and finds the new master
-        await replay.write_chunk(who, make_chunk(second.trajectory))
+        await ledger.write_chunk(who, make_chunk(second.trajectory))
         there = connect(watched.url)
         assert (await there.info("server"))["tcp_port"] == watched.ports[1]
         await there.aclose()
         await registry.set_run_status(RunStatus(RunState.RUNNING))
-        await asyncio.wait_for(bell.wait(), 30.0)
+        await asyncio.wait_for(subscribe.wait(), 30.0)
         listening.cancel()
-    await replay.write_score(SCORER, chunk.id, reward())
-    audit = await replay.audit()
+    await ledger.write_score(SCORER, chunk.id, reward())
+    audit = await ledger.audit()
     assert audit.balances
     assert audit.tokens.admitted == 6
-    await asyncio.to_thread(wait_until, lambda: heard(beats, pulse))
+    await asyncio.to_thread(wait_until, lambda: heard(beats, worker_state))
     await client.aclose()
     await asyncio.to_thread(beats.close)
 
 
-def heard(beats: RedisHeartbeatWriter, pulse: WorkerState) -> bool:
+def heard(beats: RedisHeartbeatWriter, worker_state: WorkerState) -> bool:
     try:
-        return beats.beat(pulse.heartbeat())
+        return beats.beat(worker_state.heartbeat())
     except LedgerUnavailable:
         return False
 
