@@ -126,7 +126,7 @@ class Samples:
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
-                _log.warning("samples_not_kept", reason=str(error), action="training goes on: make room")
+                _log.warning("samples_not_written", reason=str(error), action="training goes on: make room")
             self._has_failed = True
 
 

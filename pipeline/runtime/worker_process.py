@@ -311,7 +311,7 @@ class Host:
         def tell(trouble: str) -> None:
             if trouble and not told:
                 told.append(trouble)
-                self._log.warning("ledger_awaited", reason=trouble)
+                self._log.warning("ledger_unavailable", reason=trouble)
 
         registry.on_trouble(tell)
         try:
@@ -344,7 +344,7 @@ class Host:
             async with asyncio.timeout(self._at_most(_TEARDOWN_S)):
                 await actor.teardown()
         except TimeoutError:
-            self._log.warning("teardown_abandoned")
+            self._log.warning("teardown_timed_out")
 
     def _heartbeats(self, ctx: ActorContext) -> HeartbeatThread:
         loop = asyncio.get_running_loop()
@@ -370,7 +370,7 @@ class Host:
             async with asyncio.timeout(self._at_most(_DEPART_S)):
                 await registry.depart(who)
         except (TimeoutError, LedgerError) as error:
-            self._log.warning("departure_unheard", reason=str(error))
+            self._log.warning("departure_not_registered", reason=str(error))
 
     def _at_most(self, seconds: float) -> float:
         """Return how long a step of the end may take: hardly at all when the stop is immediate."""

@@ -205,7 +205,7 @@ class Processes:
     def _buried(self, worker: str) -> None:
         """A worker has ended: end what it left behind, and take it off the record."""
         if left := end_marked(WORKER_MARK, worker_mark(self._run_dir, worker)):
-            log.warning("left_behind_ended", worker=worker, num_processes=left)
+            log.warning("stray_processes_ended", worker=worker, num_processes=left)
         forget_started(self._run_dir, worker)
 
     def _hold(self, found: Found) -> AdoptedProcess | None:
@@ -225,7 +225,7 @@ class Processes:
             if child.identity is not None:
                 write_started(self._run_dir, name, Started(child.identity, str(child.role)))
         except OSError as error:
-            log.warning("process_not_on_record", worker=name, pid=child.process.pid, reason=str(error))
+            log.warning("process_not_recorded", worker=name, pid=child.process.pid, reason=str(error))
 
     def output_path(self, worker: str) -> Path:
         """Return where a worker's terminal output goes."""
@@ -238,9 +238,9 @@ class Processes:
         for path in (*(self._run_dir / "logs").glob("*.out"), self._run_dir / "ledger" / "server.log"):
             try:
                 if cut(path):
-                    log.warning("output_cut", file=path.name)
+                    log.warning("output_truncated", file=path.name)
             except OSError as error:
-                log.warning("output_not_cut", file=path.name, reason=str(error))
+                log.warning("output_not_truncated", file=path.name, reason=str(error))
 
     def last_lines(self, worker: str) -> str:
         """Return the last lines that a worker wrote to its terminal; empty when there are none."""

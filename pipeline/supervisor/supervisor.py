@@ -227,7 +227,7 @@ class Supervisor:
         wanted = Fleet(desired_counts(self._config))
         if adopted and earlier is not None:
             if not _works_the_same(earlier, self._config):
-                log.warning("workers_recycled", why="they were started with other settings", workers=adopted)
+                log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
                 self._carry_out(self._plan.recycle(time.monotonic()))
             elif earlier.fleet == self._config.fleet:  # as `headrace scale` left it
                 wanted = await registry.fleet() or wanted
@@ -251,7 +251,7 @@ class Supervisor:
             await registry.set_run_status(status)
             audit = await ledger.audit()
         except LedgerError as error:
-            log.warning("last_state_not_written", reason=str(error))
+            log.warning("final_state_not_written", reason=str(error))
             return
         # told to end at once: `headrace report` makes it later
         if self._num_signals < 2:
@@ -379,7 +379,7 @@ class Supervisor:
         gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
         for worker, reason in self._watchdog.departed(beats, self._processes.pids, gone, now).items():
             await registry.fence(worker)
-            log.warning("guest_buried", worker=worker, reason=reason)
+            log.warning("unmanaged_worker_fenced", worker=worker, reason=reason)
 
     def _on_signal(self, number: signal.Signals, terminals: tuple[int, ...]) -> None:
         if number is signal.SIGHUP:
@@ -391,7 +391,7 @@ class Supervisor:
         self._told_to_stop.set()
         self._next_look_s = 0.0
         if self._num_signals == 1:
-            log.warning("stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
+            log.warning("supervisor_stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
         else:
             self._processes.kill_all()
 
@@ -403,7 +403,9 @@ class Supervisor:
                 case Verb.DRAIN:
                     self._processes.signal(action.worker, signal.SIGTERM)
                 case Verb.KILL:
-                    log.error("drain_overdue", worker=action.worker, action="killed; what it held is leased to others")
+                    log.error(
+                        "drain_timed_out", worker=action.worker, action="killed; what it held is leased to others"
+                    )
                     self._processes.signal(action.worker, signal.SIGKILL)
 
     def _note(self, exit_: Exit, now: float) -> None:

@@ -51,7 +51,7 @@ async def take_over(processes: Processes, plan: FleetPlan, registry: Registry) -
         is_adopted = adopted.get(worker) == beat.pid
         if beat.host == socket.gethostname() and _OURS.fullmatch(worker) and not is_adopted:
             await registry.fence(worker)
-            log.info("leftover_fenced", worker=worker, pid=beat.pid)
+            log.info("stale_worker_fenced", worker=worker, pid=beat.pid)
     if adopted:
         log.warning("workers_adopted", workers=sorted(adopted))
     return sorted(adopted)

@@ -44,7 +44,7 @@ def test_a_base_that_is_damaged_where_all_map_it_is_mended_and_the_run_goes_on(t
     with fleet(tmp_path, *QUICK, *ADAPTER, "supervisor.max_restarts=20") as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update", 180.0)
         flip(weights_folder(run.run_dir, shared_memory=True) / "base.safetensors")
-        run.wait_until(lambda: events(run, "weights_mended"), "the learner to publish it again", 180.0)
+        run.wait_until(lambda: events(run, "weights_repaired"), "the learner to publish it again", 180.0)
         goes_on(run, "the damaged base")
         run.command("down", str(run.run_dir))
         assert run.finish() == 0, run.output.read_text()

@@ -87,13 +87,13 @@ def test_a_generator_that_cannot_verify_a_version_leaves_and_the_run_goes_on_onc
             rejected = {row["worker"]: row["policy_version"] for row in events(run, "weights_rejected")}
         assert "as it was published" in told
         assert rejected
-        run.wait_until(lambda: events(run, "weights_mended"), "the learner to publish it again")
+        run.wait_until(lambda: events(run, "weights_repaired"), "the learner to publish it again")
         goes_on(run, "the damaged version")
         run.command("down", str(run.run_dir))
         assert run.finish() == 0, run.output.read_text()
         exits = [row for row in events(run, "worker_exited") if row.get("exit_code") == ExitCode.ENGINE]
         assert exits, "nobody left"
-        for row in events(run, "generator_gives_up"):
+        for row in events(run, "generator_failed"):
             assert "as it was published" in row["reason"]
         audit = run.audit()
         assert audit["balances"] is True

@@ -153,7 +153,7 @@ class ChunkWriter:
 
         def on_wait(error: Exception) -> None:
             if not self._store_trouble:
-                self._ctx.log.warning("chunk_held_back", chunk=str(chunk.id), reason=str(error))
+                self._ctx.log.warning("chunk_write_delayed", chunk=str(chunk.id), reason=str(error))
             self._store_trouble = str(error)
 
         written = await ride_out(

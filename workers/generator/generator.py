@@ -134,7 +134,7 @@ class Generator(Actor):
         """Write what the lost engine had sampled, and open the rest for others before its leases
         run out.
         """
-        self.ctx.log.error("generator_gives_up", reason=str(error), held=len(self._held))
+        self.ctx.log.error("generator_failed", reason=str(error), held=len(self._held))
         with contextlib.suppress(TimeoutError):
             async with timeout(_GIVE_UP_S):
                 # After refused weights the engine is well, and what it sampled so far is good.

@@ -144,7 +144,7 @@ class WeightReceiver:
                 staged = await self._obtain(newest)
                 self._unreached_since = None
             except (FileNotFoundError, TimeoutError, ConnectionError) as error:
-                self._ctx.log.warning("weights_not_taken", policy_version=newest.policy_version, reason=str(error))
+                self._ctx.log.warning("weights_not_received", policy_version=newest.policy_version, reason=str(error))
                 return
             except WeightsRejected as error:
                 latest = await self._ctx.registry.weights()

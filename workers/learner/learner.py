@@ -118,7 +118,7 @@ class Learner(Actor):
         )
         if given_up:
             self.ctx.log.error(
-                "updates_given_up",
+                "updates_rolled_back",
                 credit=given_up,
                 reason="this checkpoint is older than what is settled; the ledger counts the difference as rolled_back",
             )

@@ -100,7 +100,7 @@ class WeightPublisher:
             if damaged is None or await asyncio.to_thread(damaged.is_intact):
                 continue
             again = await ctx.compute(self._write, version, backend)
-            ctx.log.error("weights_mended", path=str(again.path), digest=again.digest)
+            ctx.log.error("weights_repaired", path=str(again.path), digest=again.digest)
             if again.digest != damaged.digest:
                 raise WeightsDamaged(
                     f"version {version} was damaged where it lay ({damaged.digest}), and its weights now give {again.digest}"

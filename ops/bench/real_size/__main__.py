@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MATERIAL = Path("runs/real-size-material")
 _LOOK_S = 5.0
 _COMMAND_S = 120.0
-_TROUBLE = ("worker_replaced", "drain_overdue", "worker_exited", "guest_buried", "generators_fenced")
+_TROUBLE = ("worker_replaced", "drain_timed_out", "worker_exited", "unmanaged_worker_fenced", "generators_fenced")
 
 
 @dataclass

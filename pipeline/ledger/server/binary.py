@@ -82,11 +82,11 @@ def passed_over(chosen: Path) -> list[str]:
 
 def log_choice(chosen: Path) -> None:
     """Log which program serves the ledger, and which on PATH were passed over for their age."""
-    log.info("ledger_server", program=str(chosen))
+    log.info("ledger_server_chosen", program=str(chosen))
     for server in passed_over(chosen):
         wanted = ".".join(map(str, RECENT_VERSION))
         log.warning(
-            "ledger_server_passed_over",
+            "ledger_server_skipped",
             server=server,
             expected=f"{wanted} or later, which can say when its file is on its disk",
         )

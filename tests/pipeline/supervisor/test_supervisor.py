@@ -543,7 +543,7 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
     assert outcome.status.state is RunState.STOPPING
     assert asleep_s[0] >= 4.0
     assert asleep_s[1] < 15.0, "the workers drained while no server answered"
-    assert not {"worker_replaced", "worker_exited", "drain_overdue"} & {row["event"] for row in logged}
+    assert not {"worker_replaced", "worker_exited", "drain_timed_out"} & {row["event"] for row in logged}
 
 
 class SometimesThere:
