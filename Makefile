@@ -27,7 +27,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-long test-vllm test-lora vllm ray trl check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo environments test test-long test-vllm test-lora vllm ray trl check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -103,11 +103,14 @@ test: $(VENV)/.dev ## every test, integration included, but those of vLLM and Lo
 	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal
 
+environments: $(VENV)/.dev $(VLLM)/.run $(LORA)/.run ## every environment that the tests have
+
 test-long: $(VENV)/.dev ## the tests that `make test` leaves out for their time
 	$(BIN)/python -m pytest -q -m long
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
-	$(VLLM)/bin/python -m pytest -q -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
+	$(VLLM)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile \
+	  -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
 packages = 'import site; print(site.getsitepackages()[0])'
 # peft and accelerate on top of the tests' environment, which must not have them: beside accelerate and DeepSpeed, transformers
@@ -120,7 +123,7 @@ $(LORA)/.run: $(VENV)/.dev
 	@touch $@
 
 test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora
-	$(LORA)/bin/python -m pytest -q tests/workers/engines/training/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py
+	$(LORA)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py
 
 check: $(VENV)/.dev ## format, lint, types, floors, nothing undone unsaid, fast tests: before every commit
 	$(BIN)/ruff format --check .
