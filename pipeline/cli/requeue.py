@@ -151,7 +151,11 @@ def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
         error = printable_line(_last_line(letter.error))
         room = max(40, width) - 2
         shown += [line, "  " + (error if len(error) <= room else f"{error[: room - 3]}...")]
-    return [*shown, "", "`headrace dead-letters show CHUNK` has the traceback; `retry CHUNK` admits the prompt again"]
+    hints = (
+        "`headrace dead-letters show CHUNK` has the traceback",
+        "`headrace dead-letters retry CHUNK` admits the prompt again",
+    )
+    return [*shown, "", *hints]
 
 
 @dead_letters.command(epilog="\b\nExample:\n  headrace dead-letters show t.81.4.1")
