@@ -20,7 +20,7 @@ from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
 from pipeline.observability.run_snapshot import RunSnapshot
-from pipeline.runtime.registry.contract import Heartbeat, Registry, RunStatus
+from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerUnavailable
 from protocol.ids import Role
@@ -60,6 +60,7 @@ class Monitor:
         self._watch = watch
         self._watch_every_s = watch_every_s
         self._next_watch_s = 0.0
+        self._shown: RunState | None = None
         self._next_check_s = 0.0
         self._next_overdue_s = 0.0
         self._overdue_s: dict[Role, float] = {}
@@ -140,12 +141,18 @@ class Monitor:
         return self._overdue_s
 
     async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
-        """Give the metrics endpoint and the view what is new, if it is time."""
+        """Give the metrics endpoint and the view what is new, if it is time.
+
+        A new state is shown at once: it may be the last.
+        """
         if self._metrics is not None:
             self._metrics.update(beats)
-        if self._watch is None or now < self._next_watch_s:
+        is_due = now >= self._next_watch_s or status.state is not self._shown
+        if self._watch is None or not is_due:
             return
         self._next_watch_s = now + self._watch_every_s
+        snapshot = RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent))
+        self._shown = status.state
         # a terminal that takes nothing now misses a picture; one that has hung up, all of them
         with suppress(OSError):
-            self._watch(RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent)))
+            self._watch(snapshot)
