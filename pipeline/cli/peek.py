@@ -8,6 +8,7 @@ messages that they are.
 from __future__ import annotations
 
 import asyncio
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +163,8 @@ def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> l
         "answer": chunk.prompt.answer,
         "verifier": chunk.prompt.verifier,
     }
-    lines = [printable_line(head), *(f"  {_score(score)}" for score in scores)]
+    lines = textwrap.wrap(printable_line(head), 79, subsequent_indent="  ")
+    lines += [f"  {_score(score)}" for score in scores]
     for name, text in texts.items():
         first, *others = printable(text).split("\n")
         lines += [f"  {name:<{_MARGIN - 2}}{first}", *(" " * _MARGIN + line for line in others)]

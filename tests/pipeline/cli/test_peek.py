@@ -94,7 +94,8 @@ def test_without_a_name_it_tells_what_there_is_the_newest_first() -> None:
 @pytest.mark.usefixtures("filled")
 def test_the_newest_is_shown_as_text_with_its_scores() -> None:
     assert _peek("--latest").splitlines() == [
-        "t.0.1.0: 3 tokens, 3 of the response so far, stop, sampled by version 0 on an unknown worker",
+        "t.0.1.0: 3 tokens, 3 of the response so far, stop, sampled by version 0 on an",
+        "  unknown worker",
         "  reward +1.00, accuracy 1",
         "  reference log-probs of 3 tokens, mean 0.000 nats",
         "  prompt   1+1=",
