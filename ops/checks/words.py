@@ -32,6 +32,9 @@ _FEWEST_SPACES = 4
 """Of a string literal that is taken for a sentence."""
 _GIT_S = 60.0
 
+_SCRIPT_TABLE = re.compile(r"-- (?:(?:Uses|Reads|Writes|Returns|Errors)\b|(?:KEYS|ARGV)\[| {4})")
+"""A line of the table in a Lua script's header."""
+
 _PRONOUN = re.compile(r"\b(nobody|whoever|somebody|someone|no one|anybody|anyone|everybody|everyone)\b", re.IGNORECASE)
 _BARE = re.compile(r"(What|Who|Whose)\b(?!.*\?)|One (is|has|that|who|which|whose|can|may|must|was)\b")
 _VERB = re.compile(r"\b(tells?|told|telling|hears?|heard|asks|asked|asking|says?|said|saying)\b", re.IGNORECASE)
@@ -186,7 +189,7 @@ def _comments(source: str) -> list[tokenize.TokenInfo]:
 def _marked(source: str, mark: str) -> Iterator[Line]:
     """Yield the comments that have a line to themselves."""
     for line in _lines(source, 1):
-        if line.text.lstrip().startswith(mark):
+        if line.text.lstrip().startswith(mark) and not _SCRIPT_TABLE.match(line.text):
             yield Line(line.number, line.whole, _uncommented(line.text.lstrip(), mark))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import redis.asyncio
 
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.redis.scripts import load
+from pipeline.ledger.redis.scripts import SCRIPTS
 from protocol.errors import HeadraceError, LedgerError
 from protocol.ids import Incarnation
 
@@ -32,7 +32,7 @@ class PipedLedger(RedisLedger):
         super().__init__(client, run, now=now)
         self._dice = dice
         self._are_together = False
-        self._old: list[tuple[str, Incarnation | None, tuple[object, ...]]] = []
+        self._old: list[tuple[str, Incarnation | None, dict[str, object]]] = []
         self.num_copies = 0
 
     async def together(self, calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -41,7 +41,7 @@ class PipedLedger(RedisLedger):
         """
         # a server that had to be told a script first would answer that call after the others
         for name in _KEYED:
-            await self._client.script_load(load(name))
+            await self._client.script_load(SCRIPTS.script(name).text)
         self._are_together = True
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(settled(call)) for call in calls]
@@ -53,16 +53,16 @@ class PipedLedger(RedisLedger):
         comparison.
         """
         if self._old:
-            name, who, args = self._dice.choice(self._old)
+            name, who, arguments = self._dice.choice(self._old)
             # fenced by now, or overtaken
             with suppress(LedgerError):
-                await super()._call(name, who, *args)
+                await super()._call(name, who, **arguments)
             self.num_copies += 1
 
-    async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
-        answer = await super()._call(name, who, *args)
+    async def _call(self, name: str, who: Incarnation | None, **arguments: object) -> Any:
+        answer = await super()._call(name, who, **arguments)
         if self._is_kept(name, answer):
-            self._old = [*self._old[-_KEPT:], (name, who, args)]
+            self._old = [*self._old[-_KEPT:], (name, who, arguments)]
         return answer
 
     def _is_kept(self, name: str, answer: Any) -> bool:

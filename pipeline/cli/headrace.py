@@ -1,4 +1,4 @@
-"""The module ``headrace``, as the wheel installs this file: the console script's way to our packages.
+"""The module ``headrace``, as the wheel installs this file: the way to our packages.
 
 Its name is the distribution's own, so that nothing else on the path has it. It looks for
 ``protocol/headrace.py`` beside itself, then on the path, where an editable install has the source

@@ -2,7 +2,7 @@
 from there.
 
 *Consumes* restarts. *Produces* numbers of updates. *Waits for* nothing: pure, used by the in-memory
-ledger and the learner, mirrored in ``pipeline/ledger/redis/scripts/common.lua``.
+ledger and the learner, mirrored in ``pipeline/ledger/redis/scripts/parts/versions.lua``.
 
 A version number names one set of weights for ever, so a learner that goes back publishes the
 restored weights under a new number, above all before. Versions therefore grow by more than the

@@ -1,7 +1,7 @@
 """The in-memory ledger's records and indexes, and the steps that several transitions share.
 
 *Consumes* steps of ``MemoryReplay``. *Produces* a state in which every index agrees with the
-records. *Waits for* nothing. The counterpart, step by step, of ``scripts/common.lua``.
+records. *Waits for* nothing. The counterpart, step by step, of ``redis/scripts/parts``.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class RedisAdmin:
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for."""
-        head, units, holders = await self._ledger.ask("waits", max_units)
+        head, units, holders = await self._ledger.ask("waits", most=max_units)
         unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, unscored, value = head
         return Waits(
             unit=Unit(unit.decode()),
@@ -55,7 +55,7 @@ class RedisAdmin:
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
         """Return the newest chunks of trajectories."""
-        found = await self._ledger.ask("stored", max_trajectories)
+        found = await self._ledger.ask("stored", most=max_trajectories)
         return tuple(
             StoredChunk(name.decode(), tokens, float(age), bool(final), tuple(Field(one.decode()) for one in fields))
             for name, tokens, age, final, *fields in found
@@ -64,19 +64,19 @@ class RedisAdmin:
     async def requeue(self, wish: Wish) -> Requeued:
         """Put work back."""
         if wish.worker:
-            arguments: tuple[str, ...] = ("worker", wish.worker)
+            what, names = "worker", [wish.worker]
         elif wish.field is not None:
-            arguments = ("field", wish.field.value)
+            what, names = "field", [wish.field.value]
         else:
-            arguments = ("trajectories", *map(str, wish.trajectories))
-        opened, due, *unknown = await self._ledger.ask("requeue", *arguments)
+            what, names = "trajectories", [*map(str, wish.trajectories)]
+        opened, due, *unknown = await self._ledger.ask("requeue", what=what, names=names)
         return Requeued(opened, due, tuple(name.decode() for name in unknown))
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
         """Admit the prompts of dead letters again."""
         if chunks == ():
             return Retried()
-        closed, letters, prompts, unknown = await self._ledger.ask("retry", *(chunks or ()))
+        closed, letters, prompts, unknown = await self._ledger.ask("retry", chunks=chunks or ())
         return Retried(tuple(prompts), letters, tuple(name.decode() for name in unknown), bool(closed))
 
 

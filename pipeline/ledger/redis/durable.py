@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
-from pipeline.ledger.redis.scripts import load
+from pipeline.ledger.redis.scripts import SCRIPTS
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation
 
@@ -51,8 +51,10 @@ async def wait_durable(connection: PipelinedConnection, counters: str, who: Inca
     )
 
 
-def _sync(counters: str, who: Incarnation, *outcome: str) -> tuple[Any, ...]:
-    return ("EVAL", load("sync"), 1, counters, "", who.worker, who.epoch, *outcome)
+def _sync(counters: str, who: Incarnation, outcome: str = "") -> tuple[Any, ...]:
+    sync = SCRIPTS.script("sync")
+    given = {"given_now": None, "worker": who.worker, "epoch": who.epoch, "outcome": outcome}
+    return ("EVAL", sync.text, *sync.words({"counters": counters}, given))
 
 
 def _cannot_say(answer: object) -> bool:

@@ -13,12 +13,12 @@ requests, whole, and lets through all that makes room: scores, claims, drops, se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from pipeline.ledger.contract import (
     Audit,
@@ -49,7 +49,7 @@ from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
 from pipeline.ledger.redis.finished import finished_from
 from pipeline.ledger.redis.request_ids import Requests
-from pipeline.ledger.redis.scripts import digest, load
+from pipeline.ledger.redis.scripts import SCRIPTS
 from pipeline.ledger.redis.views import audit_from, queues_from, totals_from
 from pipeline.ledger.staleness import check_spec, surplus
 from pipeline.ledger.validation import (
@@ -104,10 +104,10 @@ class RedisLedger:
         texts = spec_texts(spec)
         extra = {"surplus": str(credit)}
         flat = [text for pair in (texts | extra).items() for text in pair]
-        both = [keys.spec(self._run), keys.settings(self._run)]
+        both = {"spec": keys.spec(self._run), "settings": keys.settings(self._run)}
         with ledger_faults("open"):
-            arguments = (*both, _settings(spec, texts, credit), *flat)
-            there = cast("list[bytes]", await self._connection.ask("EVAL", _OPEN, len(both), *arguments))
+            arguments = {"packed": _settings(spec, texts, credit), "texts": flat}
+            there: list[bytes] = await SCRIPTS.run(self._connection, "open", both, arguments)
         have = {there[i].decode(): there[i + 1].decode() for i in range(0, len(there), 2)}
         if have != texts | extra:
             raise mismatch(have, spec)
@@ -121,8 +121,7 @@ class RedisLedger:
         """
         try:
             async with self._requests.one_at_a_time("lease") as number:
-                served = "" if policy_version is None else policy_version
-                reply = await self._call("lease", who, max_trajectories, number, served)
+                reply = await self._call("lease", who, wanted=max_trajectories, request=number, version=policy_version)
         except LedgerFull:
             return LeaseGrant((), Refusal.MEMORY)
         leases = tuple(
@@ -143,9 +142,9 @@ class RedisLedger:
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
         """Open held trajectories for others at once; return how many."""
-        which = ("all",) if trajectories is None else ("some", *map(str, trajectories))
+        named = [*map(str, trajectories or ())]
         async with self._requests.one_at_a_time() as number:
-            return await self._call("give_back", who, number, *which)
+            return await self._call("give_back", who, request=number, are_all=trajectories is None, trajectories=named)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
         """Store a chunk once and index it for its scorers. Raises ValueError for one that may not
@@ -154,12 +153,12 @@ class RedisLedger:
         status, keeps = await self._call(
             "write_chunk",
             who,
-            str(chunk.trajectory),
-            chunk.id.index,
-            int(chunk.finish_reason.is_final),
-            chunk.num_tokens,
-            " ".join(map(str, chunk.versions)),
-            to_blob(encoded or chunk),
+            trajectory=str(chunk.trajectory),
+            index=chunk.id.index,
+            final=chunk.finish_reason.is_final,
+            tokens=chunk.num_tokens,
+            versions=" ".join(map(str, chunk.versions)),
+            blob=to_blob(encoded or chunk),
         )
         return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
 
@@ -171,8 +170,18 @@ class RedisLedger:
         signal.
         """
         # the sum turns -0.0 into 0.0, so that equal accuracies are equal texts
-        shown = (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
-        status = await self._call("write_score", who, str(chunk), field_of(score).value, to_blob(score), *shown)
+        accuracy, reward = (
+            (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
+        )
+        status = await self._call(
+            "write_score",
+            who,
+            chunk=str(chunk),
+            field=field_of(score).value,
+            blob=to_blob(score),
+            accuracy=accuracy,
+            reward=reward,
+        )
         return WriteStatus(status.decode())
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
@@ -180,7 +189,7 @@ class RedisLedger:
         deadlines on.
         """
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
-            blobs = await self._call("overdue", who, field.value, max_chunks, number)
+            blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
         return [from_blob(blob, TrajectoryChunk) for blob in blobs]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
@@ -189,7 +198,8 @@ class RedisLedger:
         """
         text = error.encode("utf-8", "replace")
         with self._requests.number(f"fail_score {field} of {chunk}") as number:
-            return bool(await self._call("fail_score", who, str(chunk), field.value, text, number))
+            arguments = {"chunk": str(chunk), "field": field.value, "traceback": text, "request": number}
+            return bool(await self._call("fail_score", who, **arguments))
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
         """Return the newest dead letters first."""
@@ -208,7 +218,7 @@ class RedisLedger:
         """
         async with self._requests.one_at_a_time("claim") as number:
             claim_id = f"{who}/{number}"
-            reply = await self._call("claim", who, policy_version, number, claim_id)
+            reply = await self._call("claim", who, version=policy_version, request=number, id=claim_id)
         outcome = reply[0].decode()
         if outcome == "claim":
             return Claim(claim_id, reply[1], tuple(name.decode() for name in reply[2:]))
@@ -218,7 +228,7 @@ class RedisLedger:
         """Read all that a claim still holds. Raises LedgerError when it was settled, returned or
         cancelled meanwhile.
         """
-        found = cast("list[bytes] | None", await self._call("claimed", None, claim.claim_id))
+        found = cast("list[bytes] | None", await self._call("claimed", None, id=claim.claim_id))
         if found is None:
             raise claim_gone(claim)
         held = {name: lengths for name, *lengths in (row.decode().split() for row in found)}
@@ -232,15 +242,15 @@ class RedisLedger:
 
     async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
         """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
-        await self._call("drop", who, claim.claim_id, unit, reason.value)
+        await self._call("drop", who, id=claim.claim_id, unit=unit, reason=reason.value)
 
     async def advance(self, who: Incarnation, policy_version: int) -> None:
         """Make ``policy_version`` the one that admission counts from. It only grows."""
-        await self._call("advance", who, policy_version)
+        await self._call("advance", who, version=policy_version)
 
     async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
         """Mark claims trained and forget their data; return how many were not settled before."""
-        return await self._call("settle", who, "" if num_updates is None else num_updates, *claims)
+        return await self._call("settle", who, updates=num_updates, claims=claims)
 
     async def make_durable(self, who: Incarnation) -> bool:
         """Wait until the append-only file is on the server's disk; False when this server has none,
@@ -253,12 +263,13 @@ class RedisLedger:
         to ready.
         """
         async with self._requests.one_at_a_time() as number:
-            return await self._call("recover", who, number, *applied)
+            return await self._call("recover", who, request=number, claims=applied)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
         """Count from these weights on; return the credit of the trained units that are given up."""
         async with self._requests.one_at_a_time() as number:
-            return await self._call("resume_from", who, restart.policy_version, restart.num_updates, number)
+            version, updates = restart.policy_version, restart.num_updates
+            return await self._call("resume_from", who, version=version, updates=updates, request=number)
 
     async def restarts(self) -> tuple[Restart, ...]:
         """Return all restarts, by version."""
@@ -272,7 +283,9 @@ class RedisLedger:
         check_value_batch(num_trajectories)
         async with self._requests.one_at_a_time("claim_finished") as number:
             claim_id = f"{who}/{number}"
-            given, *names = await self._call("claim_finished", who, num_trajectories, number, claim_id)
+            given, *names = await self._call(
+                "claim_finished", who, wanted=num_trajectories, request=number, id=claim_id
+            )
             if not given:
                 return names[0]
             rows = await self._pipelined(
@@ -283,14 +296,14 @@ class RedisLedger:
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
         """Forget trained value batches; return how many were not settled before."""
-        return await self._call("settle_finished", who, *claims)
+        return await self._call("settle_finished", who, claims=claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the value batches that a checkpoint holds; return how many trajectories of the
         others wait again.
         """
         async with self._requests.one_at_a_time() as number:
-            return await self._call("recover_finished", who, number, *applied)
+            return await self._call("recover_finished", who, request=number, claims=applied)
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""
@@ -299,7 +312,7 @@ class RedisLedger:
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
         """Drop everything that is not trained; return how many groups were ended."""
         async with self._requests.one_at_a_time() as number:
-            return await self._call("cancel", who, number, reason.value)
+            return await self._call("cancel", who, request=number, reason=reason.value)
 
     # -- evaluation
     # --------------------------------------------------------------------------------------------------
@@ -309,7 +322,12 @@ class RedisLedger:
         check_evaluation(request)
         encoded = _request_encoder.encode(request)
         await self._call(
-            "request_evaluation", who, request.number, encoded, request.num_prompts, request.samples_per_prompt
+            "request_evaluation",
+            who,
+            number=request.number,
+            request=encoded,
+            prompts=request.num_prompts,
+            samples=request.samples_per_prompt,
         )
 
     async def evaluation(self, number: int) -> EvaluationState | None:
@@ -364,9 +382,9 @@ class RedisLedger:
         """
         await self._pipelined("ping", [("PING",)])
 
-    async def ask(self, script: str, *args: object) -> Any:
+    async def ask(self, script: str, **arguments: object) -> Any:
         """Run a script that needs no incarnation, for ``pipeline.ledger.redis.admin``."""
-        return await self._call(script, None, *args)
+        return await self._call(script, None, **arguments)
 
     async def unwritten(self) -> str | None:
         """Return the folder that the server's last write to its append-only file did not go to;
@@ -394,20 +412,17 @@ class RedisLedger:
     # -- inside
     # ------------------------------------------------------------------------------------------------------
 
-    async def _call(self, name: str, who: Incarnation | None, *args: object) -> Any:
-        """Run a script; raise the ledger's own errors."""
-        asked = (1, self._counters, *self._arguments(who, args))
+    async def _call(self, name: str, who: Incarnation | None, **arguments: object) -> Any:
+        """Run a script with the arguments that its header names; raise the ledger's own errors."""
+        given = {
+            "given_now": None if self._now is None else self._now(),
+            "worker": "" if who is None else who.worker,
+            "epoch": 0 if who is None else who.epoch,
+        }
         try:
-            try:
-                return await self._connection.ask("EVALSHA", digest(name), *asked)
-            except NoScriptError:  # a server that was started again, say, has forgotten the text
-                return await self._connection.ask("EVAL", load(name), *asked)
+            return await SCRIPTS.run(self._connection, name, {"counters": self._counters}, given | arguments)
         except RAISED as error:
             raise ledger_fault(f"{name} for {who}" if who is not None else name, error) from error
-
-    def _arguments(self, who: Incarnation | None, args: Iterable[object]) -> Any:
-        now = "" if self._now is None else repr(float(self._now()))
-        return [now, *(("", 0) if who is None else (who.worker, who.epoch)), *args]
 
     async def _pipelined(self, doing: str, commands: Sequence[Command]) -> list[Any]:
         with ledger_faults(doing):
@@ -425,23 +440,8 @@ class RedisLedger:
         return read
 
 
-_OPEN = """
--- KEYS[1] {run}:spec, KEYS[2] {run}:settings; ARGV[1] what the scripts read, then setting, text, ...
--- Returns what the ledger was made with: by this call, or by an earlier one.
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  redis.call('HSET', KEYS[1], unpack(ARGV, 2))
-  redis.call('SET', KEYS[2], ARGV[1])
-elseif redis.call('EXISTS', KEYS[2]) == 0 then
-  return redis.error_reply('OLDER an earlier release made this ledger; finish its run with that release, or start another')
-end
-return redis.call('HGETALL', KEYS[1])
-"""
-
-
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
-    """Return what every script reads first (common.lua's S): one value, since each call of each
-    script reads it.
-    """
+    """Return what every script reads first: one value, the S of ``parts/beginning.lua``."""
     return msgspec.msgpack.encode(
         {
             "unit": spec.unit,

@@ -6,8 +6,8 @@ what was answered before. Unblocked by the server.
 
 A reply can be lost with its connection, and the client then sends the same request again; a
 connection that was given up may still deliver its copy much later. The server keeps the last number
-of each kind and its answer (``scripts/common.lua``): the same number again gets the same answer, a
-lower one is refused.
+of each kind and its answer (``scripts/parts/requests.lua``): the same number again gets the same
+answer, a lower one is refused.
 """
 
 from __future__ import annotations

@@ -13,15 +13,11 @@ works at the server's memory limit too. Values are JSON: a person with ``redis-c
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import NoScriptError
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
@@ -29,9 +25,8 @@ from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from pipeline.runtime.registry.memory import SILENT_AFTER_S, check_grows, check_newest
+from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
-
-_SCRIPTS: Final = Path(__file__).parent / "scripts"
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -60,11 +55,11 @@ class RedisRegistry:
         """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from
         now on.
         """
-        return Incarnation(role=role, worker=worker, epoch=await self._raise_epoch(worker, begins="1"))
+        return Incarnation(role=role, worker=worker, epoch=await self._raise_epoch(worker, begins=True))
 
     async def fence(self, worker: str) -> int:
         """Make the present incarnation of a worker powerless; return the new epoch."""
-        return await self._raise_epoch(worker, begins="0")
+        return await self._raise_epoch(worker, begins=False)
 
     async def epoch(self, worker: str) -> int:
         """Return the newest epoch of a worker; 0 when it never registered."""
@@ -73,20 +68,14 @@ class RedisRegistry:
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
         """Say where this worker's mailbox listens. Raises Fenced."""
         entry = msgspec.json.encode(_Endpoint(who.role, endpoint, public_key))
-        newest = await self._run(
-            "set_endpoint",
-            [self._keys.epochs, self._keys.endpoints, self._keys.notifications[Topic.ENDPOINTS]],
-            [who.worker, who.epoch, entry],
-        )
+        newest = await self._run("set_endpoint", worker=who.worker, epoch=who.epoch, endpoint=entry)
         check_newest(who, newest)
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
         """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of
         life lately.
         """
-        flat: list[bytes] = await self._run(
-            "live_endpoints", [self._keys.endpoints, self._keys.seen], [self._silent_after_s]
-        )
+        flat: list[bytes] = await self._run("live_endpoints", silent_after=self._silent_after_s)
         entries = {
             name.decode(): msgspec.json.decode(entry, type=_Endpoint)
             for name, entry in zip(flat[::2], flat[1::2], strict=True)
@@ -95,7 +84,7 @@ class RedisRegistry:
 
     async def depart(self, who: Incarnation) -> None:
         """Leave in good order; nothing when a newer incarnation exists."""
-        await self._run("depart", self._keys.of_workers, [who.worker, who.epoch])
+        await self._run("depart", worker=who.worker, epoch=who.epoch)
 
     async def heartbeats(self) -> list[Heartbeat]:
         """Return the last heartbeat of every worker that has not departed, by name."""
@@ -105,7 +94,7 @@ class RedisRegistry:
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired number of workers by role."""
-        await self._run("replace", [self._keys.fleet], [msgspec.json.encode(fleet.counts)])
+        await self._run("set_fleet", counts=msgspec.json.encode(fleet.counts))
 
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet; None when none was set."""
@@ -117,11 +106,12 @@ class RedisRegistry:
 
         Raises ValueError when it is not newer than the published one. Raises Fenced.
         """
-        arguments = [who.worker, who.epoch, weights.policy_version, msgspec.json.encode(weights)]
         newest, published, is_done = await self._run(
             "announce_weights",
-            [self._keys.epochs, self._keys.weights, self._keys.notifications[Topic.WEIGHTS]],
-            arguments,
+            worker=who.worker,
+            epoch=who.epoch,
+            version=weights.policy_version,
+            announcement=msgspec.json.encode(weights),
         )
         if not is_done:
             check_newest(who, newest)
@@ -135,7 +125,7 @@ class RedisRegistry:
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         blob = msgspec.json.encode(_Status(status.state, status.detail))
-        await self._run("replace", [self._keys.run_status, self._keys.notifications[Topic.RUN]], [blob])
+        await self._run("set_run_status", status=blob)
 
     async def run_status(self) -> RunStatus:
         """Return the run's state; STARTING when none was set."""
@@ -167,34 +157,16 @@ class RedisRegistry:
         await self._listening.aclose()
         await self._client.aclose()
 
-    async def _raise_epoch(self, worker: str, *, begins: str) -> int:
-        return await self._run("register", self._keys.of_workers, [worker, begins])
+    async def _raise_epoch(self, worker: str, *, begins: bool) -> int:
+        return await self._run("register", worker=worker, begins=begins)
 
     async def _command(self, *arguments: Any) -> Any:
         with ledger_faults(f"registry {arguments[0]}"):
             return await self._connection.ask(*arguments)
 
-    async def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    async def _run(self, script: str, **arguments: object) -> Any:
         with ledger_faults(f"registry {script}"):
-            return await _run(self._connection, script, script_keys, arguments)
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    """Return a script's digest and text."""
-    text = (_SCRIPTS / f"{name}.lua").read_text("utf-8")
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text
-
-
-async def _run(
-    connection: PipelinedConnection, script: str, script_keys: Sequence[str], arguments: Sequence[Any]
-) -> Any:
-    digest, text = _script(script)
-    asked = (len(script_keys), *script_keys, *arguments)
-    try:
-        return await connection.ask("EVALSHA", digest, *asked)
-    except NoScriptError:  # a server that was started again, say, has forgotten the text
-        return await connection.ask("EVAL", text, *asked)
+            return await SCRIPTS.run(self._connection, script, self._keys.by_name, arguments)
 
 
 class RedisHeartbeatWriter:
@@ -203,8 +175,7 @@ class RedisHeartbeatWriter:
     """
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
-        keys_ = _Keys(run)
-        self._keys = [keys_.epochs, keys_.heartbeats, keys_.seen]
+        self._keys = _Keys(run).by_name
         self._runner = asyncio.Runner()
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
         self._connection = PipelinedConnection(self._client)
@@ -215,10 +186,8 @@ class RedisHeartbeatWriter:
         """
         who = heartbeat.who
         with ledger_faults("heartbeat"):
-            written = _run(
-                self._connection, "beat", self._keys, [who.worker, who.epoch, msgspec.json.encode(heartbeat)]
-            )
-            return bool(self._runner.run(written))
+            arguments = {"worker": who.worker, "epoch": who.epoch, "heartbeat": msgspec.json.encode(heartbeat)}
+            return bool(self._runner.run(SCRIPTS.run(self._connection, "beat", self._keys, arguments)))
 
     def close(self) -> None:
         """Release the connection."""
@@ -242,4 +211,16 @@ class _Keys:
         self.weights = keys.weights(run)
         self.run_status = keys.run_status(run)
         self.notifications = {topic: keys.notifications(run, topic) for topic in Topic}
-        self.of_workers = [self.epochs, self.endpoints, self.heartbeats, self.seen, self.notifications[Topic.ENDPOINTS]]
+        self.by_name = {
+            "epochs": self.epochs,
+            "endpoints": self.endpoints,
+            "heartbeats": self.heartbeats,
+            "seen": self.seen,
+            "fleet": self.fleet,
+            "weights": self.weights,
+            "run_status": self.run_status,
+            "endpoint_news": self.notifications[Topic.ENDPOINTS],
+            "weights_news": self.notifications[Topic.WEIGHTS],
+            "run_news": self.notifications[Topic.RUN],
+        }
+        """As the scripts' headers name them."""

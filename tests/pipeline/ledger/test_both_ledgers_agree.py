@@ -90,13 +90,13 @@ class LossyRedis(RedisLedger):
         self._dice = dice
         self._sent: list = []
 
-    async def _call(self, name, who, *args):
-        answer = await super()._call(name, who, *args)
+    async def _call(self, name, who, **arguments):
+        answer = await super()._call(name, who, **arguments)
         if name in READING:
             return answer
         luck = self._dice.random()
         if luck < 0.05:
-            await self._repeat(answer, name, who, args)
+            await self._repeat(answer, name, who, arguments)
         elif luck < 0.1 and self._sent:
             await self._copy(*self._dice.choice(self._sent))
         if name not in (
@@ -105,23 +105,23 @@ class LossyRedis(RedisLedger):
             "retry",
             # a copy of these does again what it says: it moves a lease's end, ...
         ):
-            self._sent = [*self._sent[-60:], (name, who, args)]
+            self._sent = [*self._sent[-60:], (name, who, arguments)]
         return answer
 
-    async def _repeat(self, answer, name, who, args) -> None:
+    async def _repeat(self, answer, name, who, arguments) -> None:
         """The reply was lost, and the client asks again."""
         before = await self.contents()
-        again = await super()._call(name, who, *args)
+        again = await super()._call(name, who, **arguments)
         assert await self.contents() == before, f"a repeat of {name} changed the ledger"
         assert name not in ANSWERED_ALIKE or again == answer, name
         reached["repeated"] += 1
 
-    async def _copy(self, name, who, args) -> None:
+    async def _copy(self, name, who, arguments) -> None:
         """A connection that was given up delivers its request long after the answer."""
         before = await self.contents()
         # fenced by now, or overtaken
         with suppress(LedgerError):
-            await super()._call(name, who, *args)
+            await super()._call(name, who, **arguments)
         assert await self.contents() == before, f"a late copy of {name} changed the ledger"
         reached["copied"] += 1
 

@@ -87,8 +87,8 @@ async def losing_the_reply(ledger, name, call):
     answers = []
     send = ledger._call
 
-    async def cut(*args):
-        answers.append(await send(*args))
+    async def cut(*args, **arguments):
+        answers.append(await send(*args, **arguments))
         raise LedgerUnavailable("the reply was lost")
 
     ledger._call = cut

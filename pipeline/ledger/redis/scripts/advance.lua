@@ -1,10 +1,12 @@
 -- advance.lua: make a policy version the one that admission counts from. It only grows.
 --
+-- Uses     beginning counts
 -- Writes   counters
--- ARGV[4]  version
+-- ARGV[4]  version  integer
 -- Returns  the version that now counts
 
+local version = tonumber(ARGV[4])
 allow_growth()
-local version = math.max(counter('version'), tonumber(ARGV[4]))
-call('HSET', COUNTERS, 'version', version)
-return version
+local newest = math.max(counter('version'), version)
+call('HSET', COUNTERS, 'version', newest)
+return newest

@@ -1,7 +1,10 @@
 -- audit.lua: count what is in flight by walking the store, beside the counters, at one moment.
 --
--- Reads    counters groups group:* trajectory:* chunk:* finished finished_claims finished_claim:* finished:*
--- Returns  { counters as name, value, ... }, then { currency, state, number } for each state that something is in
+-- Uses     beginning names
+-- Reads    counters groups group:* trajectory:* chunk:* finished finished_claims finished_claim:*
+--          finished:*
+-- Returns  { counters as name, value, ... }, then { currency, state, number } for each state that
+--          something is in
 
 local RANK = { open = 1, leased = 2, finished = 3, ready = 4, claimed = 5 }
 local found = { groups = {}, trajectories = {}, tokens = {}, finished = {} }
@@ -37,7 +40,7 @@ for _, group in ipairs(call('ZRANGE', P .. 'groups', 0, -1)) do
   local unit_state = call('HGET', group_key(group), 'state') or nil
   local least
   for member = 0, S.group_size - 1 do
-    local state = walk_trajectory('t.' .. group .. '.' .. string.format('%d', member), unit_state)
+    local state = walk_trajectory(member_of(group, member), unit_state)
     if state and (not least or RANK[state] < RANK[least]) then least = state end
   end
   add('groups', least, 1)

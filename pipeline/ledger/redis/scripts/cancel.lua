@@ -1,17 +1,20 @@
--- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left alone, and so is what the value
--- worker has claimed: it has trained on it and will settle it.
+-- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left
+-- alone, and so is what the value worker has claimed: it has trained on it and will settle it.
 --
+-- Uses     beginning counts leaving names requests
 -- Writes   everything of the training lane, and all that is kept for the value worker; asked:<who>
--- ARGV[4]  number of this request   ARGV[5]  reason
+-- ARGV[4]  request  integer  its number
+-- ARGV[5]  reason   text
 -- Returns  how many groups were ended
 
-local order = order_of('cancel', ARGV[4])
+local request, reason = ARGV[4], ARGV[5]
+local order = order_of('cancel', request)
 if order == 'late' then return LATE end
 if order == 'again' then return integer(call('HGET', ASKED, 'cancel:ended')) end
 allow_growth()
-local reason = ARGV[5]
 
--- Chunk units: those that are stored, then the credit of the window that is not, then the trajectory itself.
+-- Chunk units: those that are stored, then the credit of the window that is not, then the
+-- trajectory itself.
 local function cancel_trajectory(tid)
   local next_index = call('HGET', trajectory_key(tid), 'next')
   if not next_index then return end
@@ -35,11 +38,11 @@ end
 local groups = call('ZRANGE', P .. 'groups', 0, -1)
 for _, group in ipairs(groups) do
   if S.unit == 'group' then
-    for member = 0, S.group_size - 1 do leaving().discard_finished('t.' .. group .. '.' .. string.format('%d', member), reason) end
+    for member = 0, S.group_size - 1 do leaving().discard_finished(member_of(group, member), reason) end
     leaving().unit(group, reason)
   else
     for member = 0, S.group_size - 1 do
-      local tid = 't.' .. group .. '.' .. string.format('%d', member)
+      local tid = member_of(group, member)
       if S.unit == 'chunk' then
         cancel_trajectory(tid)
       elseif call('EXISTS', trajectory_key(tid)) == 1 then
@@ -52,5 +55,5 @@ end
 for _, id in ipairs(call('HKEYS', P .. 'claims')) do call('DEL', P .. 'claim:' .. id) end
 call('DEL', P .. 'claims')
 for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, -1)) do leaving().discard_finished(tid, reason) end
-remember('cancel', ARGV[4], 'cancel:ended', #groups)
+remember('cancel', request, 'cancel:ended', #groups)
 return #groups

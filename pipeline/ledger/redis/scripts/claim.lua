@@ -1,14 +1,21 @@
--- claim.lua: drop ready units that are too stale, then lease one update's units to the learner, or say what it waits for.
+-- claim.lua: drop ready units that are too stale, then lease one update's units to the learner, or
+-- name what it waits for.
 --
--- The choice is pipeline.ledger.staleness.choose, line by line; pipeline/ledger/staleness.md proves what it keeps.
+-- The choice is pipeline.ledger.staleness.choose, line by line; pipeline/ledger/staleness.md proves
+-- what it keeps.
 --
+-- Uses     beginning counts credit leaving many ready requests versions
 -- Reads    settings counters running running_age parked
--- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and all that a dropped unit leaves behind
--- ARGV[4]  the learner's version   ARGV[5] number of this request   ARGV[6] id for the new claim
--- Returns  { 'claim', version, unit, ... } or { wait, ready units, needed units, oldest running unit or '' }
+-- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and all that a dropped
+--          unit leaves behind
+-- ARGV[4]  version  integer  the learner's
+-- ARGV[5]  request  integer  its number
+-- ARGV[6]  id       text     for the new claim
+-- Returns  { 'claim', version, unit, ... } or { wait, ready units, needed units, oldest running unit
+--          or '' }
 
-local version, id = tonumber(ARGV[4]), ARGV[6]
-local order, there = order_of('claim', ARGV[5]), call('HGET', P .. 'claims', id)
+local version, request, id = tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local order, there = order_of('claim', request), call('HGET', P .. 'claims', id)
 if order == 'late' then return LATE end
 if order == 'again' and call('HGET', ASKED, 'claim:given') == '1' then
   if not there then return LATE end
@@ -18,13 +25,14 @@ if order == 'again' and call('HGET', ASKED, 'claim:given') == '1' then
 end
 
 if order == 'again' then
-  local wait, ready, needed, oldest = string.match(call('HGET', ASKED, 'claim:refused'), '^(%S+) (%d+) (%d+) (.*)$')
-  return { wait, tonumber(ready), tonumber(needed), oldest }
+  local said = call('HGET', ASKED, 'claim:refused')
+  local wait, was_ready, was_needed, oldest = string.match(said, '^(%S+) (%d+) (%d+) (.*)$')
+  return { wait, tonumber(was_ready), tonumber(was_needed), oldest }
 end
 allow_growth()
 local edge = updates_in(version) - S.eta
-for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
-  leaving().unit(name, 'stale')
+for _, unit in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
+  leaving().unit(unit, 'stale')
 end
 
 local needed, surplus = S.batch / WEIGHT, math.floor(S.surplus / WEIGHT)
@@ -32,7 +40,7 @@ local num_ready = call('ZCARD', P .. 'ready') -- before they are read: a learner
 
 local function refuse(wait)
   local oldest = call('ZRANGE', P .. 'running', 0, 0)[1] or ''
-  remember('claim', ARGV[5], 'claim:given', 0, 'claim:refused', table.concat({ wait, num_ready, needed, oldest }, ' '))
+  remember('claim', request, 'claim:given', 0, 'claim:refused', table.concat({ wait, num_ready, needed, oldest }, ' '))
   return { wait, num_ready, needed, oldest }
 end
 
@@ -84,5 +92,5 @@ call_many(names, 'ZREM', P .. 'ready')
 call_many(names, 'ZREM', P .. 'ready_age')
 call_many(ordered, 'ZADD', P .. 'claim:' .. id)
 call('HSET', P .. 'claims', id, version)
-remember('claim', ARGV[5], 'claim:given', 1)
+remember('claim', request, 'claim:given', 1)
 return reply

@@ -1,5 +1,6 @@
 -- close_admission.lua: give no new credit from now on.
 --
+-- Uses     beginning
 -- Writes   counters
 -- Returns  1
 

@@ -1,29 +1,36 @@
--- fail_score.lua: count a scorer's failure on a chunk; after the last attempt drop its unit as a dead letter.
+-- fail_score.lua: count a scorer's failure on a chunk; after the last attempt drop its unit as a
+-- dead letter.
 --
--- Writes   chunk:<id> due:<field> dead evaluation:<n> counters asked:<who>, and all that a dropped unit leaves behind
--- ARGV[4]  chunk   ARGV[5] field   ARGV[6] traceback   ARGV[7] number of this failure; each counts once
--- Returns  1 when the unit was dropped, else 0. A chunk that is gone, or has the field by now, changes nothing.
+-- Uses     beginning credit leaving names requests
+-- Writes   chunk:<id> due:<field> dead evaluation:<n> counters asked:<who>, and all that a dropped
+--          unit leaves behind
+-- ARGV[4]  chunk      text
+-- ARGV[5]  field      text
+-- ARGV[6]  traceback  bytes
+-- ARGV[7]  request    integer  number of this failure; each counts once
+-- Returns  1 when the unit was dropped, else 0. A chunk that is gone, or has the field by now,
+--          changes nothing.
 
-local cid, field = ARGV[4], ARGV[5]
-local tid, index = chunk_parts(cid)
-local ckey = chunk_key(cid)
-if not call('ZSCORE', P .. 'due:' .. field, cid) then
-  return call('HGET', ASKED, 'buried') == cid .. ' ' .. ARGV[7] and 1 or 0
+local chunk, field, traceback, request = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local tid, index = chunk_parts(chunk)
+local ckey = chunk_key(chunk)
+if not call('ZSCORE', P .. 'due:' .. field, chunk) then
+  return call('HGET', ASKED, 'buried') == chunk .. ' ' .. request and 1 or 0
 end
-local failure = 'failed:' .. field .. ':' .. WHO .. ':' .. ARGV[7]
+local failure = 'failed:' .. field .. ':' .. WHO .. ':' .. request
 if call('HEXISTS', ckey, failure) == 1 then return 0 end
 allow_growth()
 call('HSET', ckey, failure, 1)
 local attempts = call('HINCRBY', ckey, 'attempts:' .. field, 1)
 if attempts < S.max_attempts then
-  call('ZADD', P .. 'due:' .. field, now, cid)
+  call('ZADD', P .. 'due:' .. field, now, chunk)
   return 0
 end
 local lane, group = parts(tid)
 local prompt = is_evaluation(tid) and group or prompt_of(group)
-call('LPUSH', P .. 'dead', cmsgpack.pack({ cid, field, WHO, ARGV[6], attempts, string.format('%.17g', now), prompt }))
+call('LPUSH', P .. 'dead', cmsgpack.pack({ chunk, field, WHO, traceback, attempts, string.format('%.17g', now), prompt }))
 call('LTRIM', P .. 'dead', 0, 999)
-remember('buried', cid .. ' ' .. ARGV[7])
+remember('buried', chunk .. ' ' .. request)
 if is_evaluation(tid) then
   call('HINCRBY', P .. 'evaluation:' .. string.sub(lane, 2), 'failed', 1)
   leaving().evaluation(tid, index)
@@ -34,6 +41,6 @@ if S.unit == 'group' then
 elseif S.unit == 'trajectory' then
   leaving().unit(tid, 'dead_letter')
 else
-  leaving().unit(cid, 'dead_letter')
+  leaving().unit(chunk, 'dead_letter')
 end
 return 1

@@ -1,33 +1,39 @@
--- lease.lua: give an incarnation trajectories to extend: evaluation first, then what nobody holds, then new groups.
+-- lease.lua: give an incarnation trajectories to extend: evaluation first, then open ones, then new
+-- groups.
 --
--- Reads and writes  settings counters epochs holders held:* asked:<who> open parked again evaluation_open evaluation:<n> groups
---                   group:<n> trajectory:* chunk:* running running_age
--- ARGV[4]  how many at most        ARGV[5]  number of this request
--- ARGV[6]  version that the caller samples with, '' for the published one; one that is behind is given evaluation only
--- Returns  { refusal or '', { trajectory, next index, prompt, last chunk or '', evaluation request or '' }, ... }
+-- Uses     beginning counts credit holding many names requests versions
+-- Reads and writes  settings counters epochs holders held:* asked:<who> open parked again
+--                   evaluation_open evaluation:<n> groups group:<n> trajectory:* chunk:* running
+--                   running_age
+-- ARGV[4]  wanted   integer   how many at most
+-- ARGV[5]  request  integer   its number
+-- ARGV[6]  version  integer?  that the caller samples with; '' for the published one. A caller that
+--                             is behind is given evaluation only
+-- Returns  { refusal or '', { trajectory, next index, prompt, last chunk or '', evaluation request
+--          or '' }, ... }
 
-local wanted, number = tonumber(ARGV[4]), ARGV[5]
-local is_behind = ARGV[6] ~= '' and tonumber(ARGV[6]) < counter('version')
+local wanted, request, version = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+local is_behind = version and version < counter('version')
 
 local prompts = {}
 
 local function row(tid, next_index)
-  local blob, request = '', ''
+  local blob, asked = '', ''
   if next_index > 0 then
     blob = call('HGET', chunk_key(chunk_id(tid, next_index - 1)), 'blob') or call('HGET', trajectory_key(tid), 'last')
   end
   local lane, group = parts(tid)
   local prompt = group
   if is_evaluation(tid) then
-    request = call('HGET', P .. 'evaluation:' .. string.sub(lane, 2), 'request')
+    asked = call('HGET', P .. 'evaluation:' .. string.sub(lane, 2), 'request')
   else
     prompts[group] = prompts[group] or prompt_of(group)
     prompt = prompts[group]
   end
-  return { tid, next_index, prompt, blob, request }
+  return { tid, next_index, prompt, blob, asked }
 end
 
-local order = order_of('lease', number)
+local order = order_of('lease', request)
 if order == 'late' then return LATE end
 if order == 'again' then
   local last = call('HMGET', ASKED, 'lease:refusal', 'lease:trajectories')
@@ -40,18 +46,18 @@ if order == 'again' then
   return reply
 end
 
--- The first write may need memory, so that a full server refuses the whole lease. It is a sign of life, too: a caller that was
--- silent for too long, but whose trajectories nobody has taken, keeps them.
+-- The first write may need memory, so that a full server refuses the whole lease. It is a sign of
+-- life, too: a caller that was silent for too long keeps its trajectories, unless they were taken.
 touch(WHO)
 
--- Whoever was silent for too long, or has a newer incarnation, loses what it holds.
+-- A holder that was silent for too long, or has a newer incarnation, loses what it holds.
 for _, holder in ipairs(call('ZRANGEBYSCORE', P .. 'holders', '-inf', now)) do
   reopen_all(holder)
   call('ZREM', P .. 'holders', holder)
 end
 for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
-  local worker, epoch = string.match(holder, '^(.*)#(%d+)$')
-  if integer(call('HGET', P .. 'epochs', worker)) > tonumber(epoch) then
+  local its_worker, its_epoch = string.match(holder, '^(.*)#(%d+)$')
+  if integer(call('HGET', P .. 'epochs', its_worker)) > tonumber(its_epoch) then
     reopen_all(holder)
     call('ZREM', P .. 'holders', holder)
   end
@@ -73,7 +79,7 @@ local function admit_group()
   if S.unit == 'group' then run_unit(name, number) end
   local open, running = {}, {}
   for member = 0, S.group_size - 1 do
-    local tid = 't.' .. name .. '.' .. string.format('%d', member)
+    local tid = member_of(name, member)
     call('HSET', trajectory_key(tid), 'next', 0, 'since', string.format('%.17g', now))
     open[#open + 1] = trajectory_order(tid)
     open[#open + 1] = tid
@@ -91,9 +97,10 @@ local function admit_group()
   return nil
 end
 
--- Return the open trajectory that comes first, with its order. While the learner makes updates again that it had made before,
--- what is sampled would be too old when its turn comes: then only one whose unit grows no older by it, lest the learner wait
--- for that unit; unless it has too little to go on with.
+-- Return the open trajectory that comes first, with its order. While the learner makes updates
+-- again that it had made before, new tokens would be too old when their turn comes. Then it is one
+-- whose unit grows no older by it, lest the learner wait for that unit. With too little ready, it
+-- is the first one all the same.
 local function first_open()
   local is_catching_up = counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
   if not is_catching_up then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
@@ -147,10 +154,10 @@ local function take()
   return open[1]
 end
 
-local reply, names, held, why = { '' }, {}, {}, nil
+local reply, names, held, refused = { '' }, {}, {}, nil
 while #names < wanted do
   local tid
-  tid, why = take()
+  tid, refused = take()
   if not tid then break end
   local key = trajectory_key(tid)
   local next_index = integer(call('HGET', key, 'next'))
@@ -161,6 +168,6 @@ while #names < wanted do
 end
 call_many(names, 'SADD', P .. 'held:' .. WHO)
 begin_ages(held)
-reply[1] = why or ''
-remember('lease', number, 'lease:refusal', reply[1], 'lease:trajectories', table.concat(names, ' '))
+reply[1] = refused or ''
+remember('lease', request, 'lease:refusal', reply[1], 'lease:trajectories', table.concat(names, ' '))
 return reply

@@ -1,7 +1,8 @@
 -- queues.lua: measure every ledger queue.
 --
--- Reads    counters open parked again holders held:* due:* ready claims finished finished_claims evaluation_open dead, and the
---          first entry of each
+-- Uses     beginning counts credit names ready
+-- Reads    counters open parked again holders held:* due:* ready claims finished finished_claims
+--          evaluation_open dead, and the first entry of each
 -- Returns  { name, depth, limit or -1, age of the oldest as text or '' } for each queue
 
 local function age(since) return since and string.format('%.17g', now - tonumber(since)) or '' end
@@ -9,8 +10,8 @@ local function age(since) return since and string.format('%.17g', now - tonumber
 local function first(key) return call('ZRANGE', P .. key, 0, 0)[1] end
 
 local function trajectories(name)
-  local oldest = first(name)
-  return { name, call('ZCARD', P .. name), -1, oldest and age(call('HGET', trajectory_key(oldest), 'since')) or '' }
+  local tid = first(name)
+  return { name, call('ZCARD', P .. name), -1, tid and age(call('HGET', trajectory_key(tid), 'since')) or '' }
 end
 
 local limit = credit_limit()
@@ -23,22 +24,22 @@ local reply = {
 }
 for _, field in ipairs(FIELDS) do
   if field == 'reward' or string.find(S.fields, field, 1, true) then
-    local oldest = first('due:' .. field)
+    local chunk = first('due:' .. field)
     reply[#reply + 1] = {
-      field, call('ZCARD', P .. 'due:' .. field), -1, oldest and age(call('HGET', chunk_key(oldest), 'written_s')) or '',
+      field, call('ZCARD', P .. 'due:' .. field), -1, chunk and age(call('HGET', chunk_key(chunk), 'written_s')) or '',
     }
   end
 end
 if S.value_training then
-  local oldest = first('finished')
+  local finished = first('finished')
   reply[#reply + 1] = {
-    'finished', call('ZCARD', P .. 'finished'), -1, oldest and age(call('HGET', finished_key(oldest), 'ready_s')) or '',
+    'finished', call('ZCARD', P .. 'finished'), -1, finished and age(call('HGET', finished_key(finished), 'ready_s')) or '',
   }
-  local claimed = 0
+  local taken = 0
   for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
-    claimed = claimed + call('ZCARD', P .. 'finished_claim:' .. id)
+    taken = taken + call('ZCARD', P .. 'finished_claim:' .. id)
   end
-  reply[#reply + 1] = { 'finished_claimed', claimed, -1, '' }
+  reply[#reply + 1] = { 'finished_claimed', taken, -1, '' }
 end
 local oldest = first('ready')
 reply[#reply + 1] = {

@@ -1,10 +1,15 @@
--- recover.lua: settle the claims that a checkpoint holds, and return every other claim's units to ready.
+-- recover.lua: settle the claims that a checkpoint holds, and return every other claim's units to
+-- ready.
 --
--- Writes   claims claim:* ready ready_age counters asked:<who>, and all that the settled units leave behind
--- ARGV[4]  number of this request   ARGV[5..]  claims whose effect the checkpoint holds
+-- Uses     beginning leaving ready requests
+-- Writes   claims claim:* ready ready_age counters asked:<who>, and all that settled units leave
+--          behind
+-- ARGV[4]  request  integer  its number
+-- ARGV[5..]  claims  text  whose effect the checkpoint holds
 -- Returns  how many units came back
 
-local order = order_of('recover', ARGV[4])
+local request = ARGV[4]
+local order = order_of('recover', request)
 if order == 'late' then return LATE end
 if order == 'again' then return integer(call('HGET', ASKED, 'recover:returned')) end
 allow_growth()
@@ -23,5 +28,5 @@ for _, id in ipairs(call('HKEYS', P .. 'claims')) do
   call('DEL', P .. 'claim:' .. id)
 end
 call('DEL', P .. 'claims')
-remember('recover', ARGV[4], 'recover:returned', returned)
+remember('recover', request, 'recover:returned', returned)
 return returned

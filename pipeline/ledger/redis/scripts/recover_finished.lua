@@ -1,10 +1,14 @@
--- recover_finished.lua: forget the value batches that a checkpoint holds, and let every other claim's trajectories wait again.
+-- recover_finished.lua: forget the value batches that a checkpoint holds, and let every other
+-- claim's trajectories wait again.
 --
+-- Uses     beginning counts leaving names requests
 -- Writes   finished finished_claims finished_claim:* finished:* counters asked:<who>
--- ARGV[4]  number of this request   ARGV[5..]  claims whose effect the checkpoint holds
+-- ARGV[4]  request  integer  its number
+-- ARGV[5..]  claims  text  whose effect the checkpoint holds
 -- Returns  how many trajectories came back
 
-local order = order_of('recover_finished', ARGV[4])
+local request = ARGV[4]
+local order = order_of('recover_finished', request)
 if order == 'late' then return LATE end
 if order == 'again' then return integer(call('HGET', ASKED, 'recover_finished:returned')) end
 allow_growth()
@@ -25,5 +29,5 @@ for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
   call('DEL', P .. 'finished_claim:' .. id)
 end
 call('DEL', P .. 'finished_claims')
-remember('recover_finished', ARGV[4], 'recover_finished:returned', returned)
+remember('recover_finished', request, 'recover_finished:returned', returned)
 return returned

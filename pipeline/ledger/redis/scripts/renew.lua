@@ -1,5 +1,6 @@
 -- renew.lua: move the end of the lease on all that an incarnation holds.
 --
+-- Uses     beginning holding
 -- Writes   holders
 -- Returns  1
 

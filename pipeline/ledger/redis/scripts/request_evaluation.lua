@@ -1,14 +1,19 @@
 -- request_evaluation.lua: open an evaluation's trajectories.
 --
+-- Uses     beginning names
 -- Writes   evaluation:<n> evaluation_open trajectory:*
--- ARGV[4]  number   ARGV[5] request   ARGV[6] prompts   ARGV[7] samples a prompt
+-- ARGV[4]  number   integer  of the evaluation
+-- ARGV[5]  request  bytes
+-- ARGV[6]  prompts  integer  how many
+-- ARGV[7]  samples  integer  of each prompt
 -- Returns  1, or 0 when this number was requested before
 
-local ekey = P .. 'evaluation:' .. ARGV[4]
-if call('HSETNX', ekey, 'request', ARGV[5]) == 0 then return 0 end
-for prompt = 0, tonumber(ARGV[6]) - 1 do
-  for sample = 0, tonumber(ARGV[7]) - 1 do
-    local tid = string.format('e%s.%d.%d', ARGV[4], prompt, sample)
+local number, request, prompts, samples = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+local ekey = P .. 'evaluation:' .. number
+if call('HSETNX', ekey, 'request', request) == 0 then return 0 end
+for prompt = 0, prompts - 1 do
+  for sample = 0, samples - 1 do
+    local tid = string.format('e%s.%d.%d', number, prompt, sample)
     call('HSET', trajectory_key(tid), 'next', 0, 'since', string.format('%.17g', now))
     call('ZADD', P .. 'evaluation_open', trajectory_order(tid), tid)
   end

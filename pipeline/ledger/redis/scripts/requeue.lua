@@ -1,15 +1,19 @@
 -- requeue.lua: put work back: what is leased to open, what is unscored to due.
 --
+-- Uses     beginning holding names
 -- Reads    epochs trajectory:* chunk:*
 -- Writes   held:* open evaluation_open running_age trajectory:* due:*
--- ARGV[4]  'worker', 'trajectories' or 'field'   ARGV[5..]  the worker, the trajectories, the field
+-- ARGV[4]  what     text     'worker', 'trajectories' or 'field'
+-- ARGV[5..]  names  text  the worker, the trajectories, the field
 -- Returns  { opened, made due, unknown name, ... }; with an unknown name nothing has changed
 
+local what, names = ARGV[4], {}
+for i = 5, #ARGV do names[#names + 1] = ARGV[i] end
 local opened, due, unknown = 0, 0, {}
-if ARGV[4] == 'worker' and call('HEXISTS', P .. 'epochs', ARGV[5]) == 0 then unknown = { ARGV[5] } end
-if ARGV[4] == 'trajectories' then
-  for i = 5, #ARGV do
-    if call('EXISTS', trajectory_key(ARGV[i])) == 0 then unknown[#unknown + 1] = ARGV[i] end
+if what == 'worker' and call('HEXISTS', P .. 'epochs', names[1]) == 0 then unknown = { names[1] } end
+if what == 'trajectories' then
+  for _, tid in ipairs(names) do
+    if call('EXISTS', trajectory_key(tid)) == 0 then unknown[#unknown + 1] = tid end
   end
 end
 if #unknown > 0 then return { 0, 0, unpack(unknown) } end
@@ -22,21 +26,21 @@ local function make_due(field, cid)
   due = due + 1
 end
 
-if ARGV[4] == 'worker' then
+if what == 'worker' then
   for _, who in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
-    if string.match(who, '^(.*)#%d+$') == ARGV[5] then opened = opened + reopen_all(who) end
+    if string.match(who, '^(.*)#%d+$') == names[1] then opened = opened + reopen_all(who) end
   end
-elseif ARGV[4] == 'field' then
-  for _, cid in ipairs(call('ZRANGE', P .. 'due:' .. ARGV[5], 0, -1)) do make_due(ARGV[5], cid) end
+elseif what == 'field' then
+  for _, cid in ipairs(call('ZRANGE', P .. 'due:' .. names[1], 0, -1)) do make_due(names[1], cid) end
 else
-  for i = 5, #ARGV do
-    local t = call('HMGET', trajectory_key(ARGV[i]), 'holder', 'next')
+  for _, tid in ipairs(names) do
+    local t = call('HMGET', trajectory_key(tid), 'holder', 'next')
     if t[1] then
-      reopen(ARGV[i], t[1])
+      reopen(tid, t[1])
       opened = opened + 1
     end
     for index = 0, integer(t[2]) - 1 do
-      for _, field in ipairs(FIELDS) do make_due(field, chunk_id(ARGV[i], index)) end
+      for _, field in ipairs(FIELDS) do make_due(field, chunk_id(tid, index)) end
     end
   end
 end

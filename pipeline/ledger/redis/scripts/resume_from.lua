@@ -1,13 +1,17 @@
--- resume_from.lua: say which weights the learner goes on from, count what later updates had learned as given up, and open
--- admission.
+-- resume_from.lua: note which weights the learner goes on from, count what later updates had
+-- learned as given up, and open admission.
 --
+-- Uses     beginning counts milestones requests
 -- Writes   lineage milestones counters asked:<who>
--- ARGV[4]  version under which the weights are published   ARGV[5] updates in them   ARGV[6] number of this request
+-- ARGV[4]  version  integer  under which the weights are published
+-- ARGV[5]  updates  integer  in them
+-- ARGV[6]  request  integer  its number
 -- Returns  credit of the trained units that are given up
--- Errors   UNMARKED: trained units would be given up, and nobody knows how many. Nothing has changed.
+-- Errors   UNMARKED: trained units would be given up, and their number is not known. Nothing has
+--          changed.
 
-local version, updates = tonumber(ARGV[4]), tonumber(ARGV[5])
-local given_up, order = 0, order_of('resume_from', ARGV[6])
+local version, updates, request = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local given_up, order = 0, order_of('resume_from', request)
 if order == 'late' then return LATE end
 if order == 'again' then return integer(call('HGET', ASKED, 'resume_from:given_up')) end
 if call('ZCOUNT', P .. 'milestones', '(' .. updates, '+inf') > 0 then
@@ -16,9 +20,9 @@ if call('ZCOUNT', P .. 'milestones', '(' .. updates, '+inf') > 0 then
     return redis.error_reply('UNMARKED no batch was settled together with a checkpoint of ' .. updates .. ' updates')
   end
   allow_growth()
-  local before = milestone_parts(known or milestone(0, { 0, 0, 0, 0 }))
+  local then_trained = milestone_parts(known or milestone(0, { 0, 0, 0, 0 }))
   for i, currency in ipairs(CURRENCIES) do
-    local lost = counter(currency .. ':trained') - before[i]
+    local lost = counter(currency .. ':trained') - then_trained[i]
     count(currency .. ':trained', -lost)
     if currency == 'credit' then
       count('used', -lost)
@@ -36,5 +40,5 @@ call('ZREMRANGEBYSCORE', P .. 'lineage', version, '+inf')
 call('ZADD', P .. 'lineage', version, string.format('%d:%d', version, updates))
 call('HDEL', COUNTERS, 'closed')
 call('HSET', COUNTERS, 'version', math.max(counter('version'), version))
-remember('resume_from', ARGV[6], 'resume_from:given_up', given_up)
+remember('resume_from', request, 'resume_from:given_up', given_up)
 return given_up

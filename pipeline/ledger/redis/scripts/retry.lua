@@ -1,9 +1,12 @@
--- retry.lua: admit the prompts of dead letters again, ahead of fresh ones, and take the letters off the list.
+-- retry.lua: admit the prompts of dead letters again, ahead of fresh ones, and take the letters off
+-- the list.
 --
+-- Uses     beginning counts names
 -- Reads    counters
 -- Writes   again dead
--- ARGV[4..]  chunks that dead letters name; none for all of the training lane
--- Returns  { closed, letters, { prompt, ... }, { unknown name, ... } }; when closed, or with an unknown name, nothing has changed
+-- ARGV[4..]  chunks  text  that dead letters name; none for all of the training lane
+-- Returns  { closed, letters, { prompt, ... }, { unknown name, ... } }; when closed, or with an
+--          unknown name, nothing has changed
 
 if counter('closed') == 1 then return { 1, 0, {}, {} } end
 local letters, wanted, named, unknown = {}, {}, {}, {}

@@ -1,10 +1,12 @@
 -- settle.lua: mark claims trained and forget their data.
 --
+-- Uses     beginning leaving milestones
 -- Writes   claims claim:* counters milestones, and all that the units leave behind
--- ARGV[4]  updates that are settled with these, or '' when none of them is an update
--- ARGV[5..]  claims; those that are not there (any more) are passed over
+-- ARGV[4]  updates  integer?  that are settled with these; '' when none of them is an update
+-- ARGV[5..]  claims  text  those that are not there (any more) are passed over
 -- Returns  how many were settled
 
+local updates = tonumber(ARGV[4])
 allow_growth()
 local settled = 0
 for i = 5, #ARGV do
@@ -16,6 +18,6 @@ for i = 5, #ARGV do
   end
 end
 -- a copy that arrives late must not date what was trained since back to these updates
-local is_marked = ARGV[4] ~= '' and call('ZCOUNT', P .. 'milestones', ARGV[4], ARGV[4]) == 1
-if ARGV[4] ~= '' and (settled > 0 or not is_marked) then mark(tonumber(ARGV[4])) end
+local is_marked = updates and call('ZCOUNT', P .. 'milestones', updates, updates) == 1
+if updates and (settled > 0 or not is_marked) then mark(updates) end
 return settled

@@ -1,13 +1,15 @@
 -- stored.lua: the newest chunk of trajectories that are in the ledger, newest groups first.
 --
+-- Uses     beginning names
 -- Reads    settings groups trajectory:* chunk:*
--- ARGV[4]  how many at most; as many groups are looked at
--- Returns  { { chunk, response tokens so far, age, 1 when the response ends with it, fields that it has, ... }, ... }
+-- ARGV[4]  most     integer  of them; as many groups are looked at
+-- Returns  { { chunk, response tokens so far, age, 1 when the response ends with it, fields that it
+--          has, ... }, ... }
 
-local rows, most = {}, tonumber(ARGV[4])
-for _, number in ipairs(call('ZREVRANGE', P .. 'groups', 0, most - 1)) do
+local most, rows = tonumber(ARGV[4]), {}
+for _, group in ipairs(call('ZREVRANGE', P .. 'groups', 0, most - 1)) do
   for member = 0, S.group_size - 1 do
-    local tid = 't.' .. number .. '.' .. string.format('%d', member)
+    local tid = member_of(group, member)
     local t = call('HMGET', trajectory_key(tid), 'next', 'tokens')
     local cid = chunk_id(tid, integer(t[1] or nil) - 1)
     local c = call('HMGET', chunk_key(cid), 'written_s', 'final', unpack(FIELDS))

@@ -1,8 +1,9 @@
 -- totals.lua: read the counters that bound staleness and describe progress.
 --
+-- Uses     beginning counts credit
 -- Reads    settings counters ready running
 -- Returns  { version, used, limit, ready units, running units, groups admitted, tokens generated,
---            tokens trained, closed, exhausted, waits unflushed, { reason, groups dropped, ... } }
+--          tokens trained, closed, exhausted, waits unflushed, { reason, groups dropped, ... } }
 
 local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed')
 local dropped = {}

@@ -1,12 +1,15 @@
--- waits.lua: what the next update waits for: units that have credit and are not ready, with what they lack and who has them.
+-- waits.lua: what the next update waits for: units that have credit and are not ready, with what
+-- they lack and which incarnations have them.
 --
--- Reads    settings counters running running_age ready parked claims claim:* holders held:* due:* group:* trajectory:* chunk:*
--- ARGV[4]  how many units at most
--- Returns  { { unit, group size, eta, late, version, needed, ready, running, parked, claimed, evaluation open, evaluation
---              unscored, value training },
+-- Uses     beginning counts names
+-- Reads    settings counters running running_age ready parked claims claim:* holders held:* due:*
+--          group:* trajectory:* chunk:*
+-- ARGV[4]  most     integer  of the units
+-- Returns  { { unit, group size, eta, late, version, needed, ready, running, parked, claimed,
+--              evaluation open, evaluation unscored, value training },
 --            { { unit, oldest version or '', complete trajectories,
---                { { trajectory, place, holder or '', chunks, tokens, since, { { field, chunks, first chunk, age, overdue,
---                    failures }, ... } }, ... } }, ... },
+--                { { trajectory, place, holder or '', chunks, tokens, since, { { field, chunks,
+--                    first chunk, age, overdue, failures }, ... } }, ... } }, ... },
 --            { { holder, trajectories, of them evaluation, seconds left }, ... } }
 
 local function text(number) return string.format('%.17g', number) end
@@ -30,7 +33,8 @@ local function lacks_of(tid, first, last)
   return rows
 end
 
--- Return a trajectory that its unit waits for; nil when it is complete. `only`: its chunk that is the unit.
+-- Return a trajectory that its unit waits for; nil when it is complete. `only`: its chunk that is
+-- the unit.
 local function trajectory_row(tid, only)
   local t = call('HMGET', trajectory_key(tid), 'next', 'final', 'holder', 'tokens', 'since')
   local next_index = tonumber(t[1])
@@ -48,7 +52,7 @@ local function unit_row(name)
     if row then rows[#rows + 1] = row else complete = complete + 1 end
   end
   if S.unit == 'group' then
-    for member = 0, S.group_size - 1 do add('t.' .. name .. '.' .. string.format('%d', member)) end
+    for member = 0, S.group_size - 1 do add(member_of(name, member)) end
   elseif S.unit == 'trajectory' then
     add(name)
   else
@@ -57,10 +61,11 @@ local function unit_row(name)
   return { name, call('ZSCORE', P .. 'running_age', name) or '', complete, rows }
 end
 
+local most = tonumber(ARGV[4])
 local needed, ready = S.batch / WEIGHT, call('ZCARD', P .. 'ready')
 local index = (ready >= needed and S.late == 'wait') and 'running_age' or 'running'
 local units = {}
-for _, name in ipairs(call('ZRANGE', P .. index, 0, tonumber(ARGV[4]) - 1)) do units[#units + 1] = unit_row(name) end
+for _, name in ipairs(call('ZRANGE', P .. index, 0, most - 1)) do units[#units + 1] = unit_row(name) end
 
 local holders = {}
 for _, who in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do

@@ -1,27 +1,36 @@
--- write_chunk.lua: store a chunk once, index it for its scorers, and say whether its writer may go on.
+-- write_chunk.lua: store a chunk once, index it for its scorers, and answer whether its writer may
+-- go on.
 --
+-- Uses     beginning counts credit holding leaving names ready versions
 -- Reads    settings counters epochs
--- Writes   chunk:<id> trajectory:<id> group:<n> due:* running running_age ready ready_age parked held:<who> holders
--- ARGV[4]  trajectory   ARGV[5] index   ARGV[6] '1' when final   ARGV[7] tokens   ARGV[8] versions, ascending   ARGV[9] blob
--- Returns  { 'stored' | 'duplicate' | 'fenced', 1 when the writer may extend the trajectory at once else 0 }
+-- Writes   chunk:<id> trajectory:<id> group:<n> due:* running running_age ready ready_age parked
+--          held:<who> holders
+-- ARGV[4]  trajectory  text
+-- ARGV[5]  index       integer
+-- ARGV[6]  final       flag
+-- ARGV[7]  tokens      integer
+-- ARGV[8]  versions    text     ascending, with spaces between them
+-- ARGV[9]  blob        bytes
+-- Returns  { 'stored' | 'duplicate' | 'fenced', 1 when the writer may extend the trajectory at once
+--          else 0 }
 -- Without memory the first write is refused and nothing has changed.
 
-local tid, index, final = ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
-local tokens, blob = tonumber(ARGV[7]), ARGV[9]
--- units are dated in updates, of which a newer version may have fewer; evaluation is told in versions
+local trajectory, index, final = ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
+local tokens, versions, blob = tonumber(ARGV[7]), ARGV[8], ARGV[9]
+-- units are dated in updates, of which a newer version may have fewer; evaluation in versions
 local oldest, newest = math.huge, 0
-for version in string.gmatch(ARGV[8], '%d+') do
+for version in string.gmatch(versions, '%d+') do
   newest = tonumber(version)
-  oldest = math.min(oldest, is_evaluation(tid) and newest or updates_in(newest))
+  oldest = math.min(oldest, is_evaluation(trajectory) and newest or updates_in(newest))
 end
-local tkey, cid = trajectory_key(tid), chunk_id(tid, index)
+local tkey, cid = trajectory_key(trajectory), chunk_id(trajectory, index)
 local ckey = chunk_key(cid)
 
 local t = call('HMGET', tkey, 'next', 'holder', 'oldest', 'newest', 'tokens', 'missing', 'live')
 if not t[1] then return { 'fenced', 0 } end
 local next_index, holds = tonumber(t[1]), t[2] == WHO
 if index < next_index then
-  -- Only the very same bytes are a repeat; anything else was sampled by someone who had lost the trajectory.
+  -- Only the very same bytes are a repeat; others come from a writer that had lost the trajectory.
   local there = call('HGET', ckey, 'blob') or (index == next_index - 1 and call('HGET', tkey, 'last'))
   if there == blob or (not there and holds) then return { 'duplicate', holds and 1 or 0 } end
   return { 'fenced', 0 }
@@ -29,7 +38,7 @@ end
 if index > next_index or not holds then return { 'fenced', 0 } end
 
 local missing = 0
-if not is_evaluation(tid) then
+if not is_evaluation(trajectory) then
   for _, field in ipairs(FIELDS) do
     if is_needed(field, final) then missing = missing + 1 end
   end
@@ -39,22 +48,22 @@ local missing_of_all = integer(t[6]) + missing
 local written = string.format('%.17g', now)
 local chunk = { 'blob', blob, 'bytes', #blob + CHUNK_OVERHEAD, 'tokens', tokens, 'oldest', oldest, 'missing', missing,
   'written_s', written }
-local trajectory = { 'next', index + 1, 'oldest', oldest_of_all, 'newest', math.max(newest, tonumber(t[4] or newest)),
+local whole = { 'next', index + 1, 'oldest', oldest_of_all, 'newest', math.max(newest, tonumber(t[4] or newest)),
   'tokens', integer(t[5]) + tokens, 'missing', missing_of_all, 'live', integer(t[7]) + 1, 'since', written }
-for _, record in ipairs(final and { chunk, trajectory } or {}) do
+for _, record in ipairs(final and { chunk, whole } or {}) do
   record[#record + 1] = 'final'
   record[#record + 1] = 1
 end
 call('HSET', ckey, unpack(chunk))
-call('HSET', tkey, unpack(trajectory))
+call('HSET', tkey, unpack(whole))
 count('bytes', #blob + CHUNK_OVERHEAD)
 touch(WHO)
 count('stored:' .. WHO, tokens)
-if final then let_go(tid, WHO) end
+if final then let_go(trajectory, WHO) end
 
-if is_evaluation(tid) then
+if is_evaluation(trajectory) then
   if index > 0 then
-    local before_it = chunk_id(tid, index - 1)
+    local before_it = chunk_id(trajectory, index - 1)
     leaving().chunk(before_it)
     call('DEL', chunk_key(before_it))
   end
@@ -68,18 +77,18 @@ for _, field in ipairs(FIELDS) do
 end
 
 if S.unit == 'group' then
-  local _, group = parts(tid)
+  local _, group = parts(trajectory)
   local gkey = group_key(group)
   local g = call('HMGET', gkey, 'oldest', 'missing', 'finals')
   call('HSET', gkey, 'oldest', math.min(oldest, tonumber(g[1] or oldest)), 'missing', integer(g[2]) + missing,
     'finals', integer(g[3]) + (final and 1 or 0))
   call('ZADD', P .. 'running_age', 'LT', oldest, string.format('%d', group))
-  if integer(g[2]) + missing == 0 then ready_if_sampled(tid, index) end
+  if integer(g[2]) + missing == 0 then ready_if_sampled(trajectory, index) end
   return { 'stored', final and 0 or 1 }
 end
 if S.unit == 'trajectory' then
-  call('ZADD', P .. 'running_age', oldest_of_all, tid)
-  if missing_of_all == 0 then ready_if_sampled(tid, index) end
+  call('ZADD', P .. 'running_age', oldest_of_all, trajectory)
+  if missing_of_all == 0 then ready_if_sampled(trajectory, index) end
   return { 'stored', final and 0 or 1 }
 end
 
@@ -88,14 +97,14 @@ if index > 0 then
   call('HDEL', tkey, 'last')
 end
 call('ZADD', P .. 'running_age', oldest, cid)
-if missing == 0 then ready_if_sampled(tid, index) end
+if missing == 0 then ready_if_sampled(trajectory, index) end
 if final then return { 'stored', 0 } end
 if newest < counter('version') or refusal(1) then
-  let_go(tid, WHO)
-  call('ZADD', P .. 'parked', trajectory_order(tid), tid)
+  let_go(trajectory, WHO)
+  call('ZADD', P .. 'parked', trajectory_order(trajectory), trajectory)
   return { 'stored', 0 }
 end
-run_unit(chunk_id(tid, index + 1), chunk_order(tid, index + 1))
-begin_ages({ { tid, index + 1 } })
+run_unit(chunk_id(trajectory, index + 1), chunk_order(trajectory, index + 1))
+begin_ages({ { trajectory, index + 1 } })
 count('used', 1)
 return { 'stored', 1 }

@@ -1,14 +1,21 @@
--- write_score.lua: fill a field of a chunk once; the write that completes a unit makes it ready, or drops it without signal.
+-- write_score.lua: fill a field of a chunk once; the write that completes a unit makes it ready, or
+-- drops it without signal.
 --
+-- Uses     beginning counts leaving names ready
 -- Reads    settings epochs
--- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age counters
---          finished:<id> finished evaluation:<n>:samples, and all that a dropped unit leaves behind
--- ARGV[4]  chunk   ARGV[5] field   ARGV[6] blob   ARGV[7], ARGV[8] for a reward: accuracy and reward as text, else ''
+-- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age
+--          counters finished:<id> finished evaluation:<n>:samples, and all that a dropped unit
+--          leaves behind
+-- ARGV[4]  chunk     text
+-- ARGV[5]  field     text
+-- ARGV[6]  blob      bytes
+-- ARGV[7]  accuracy  text   of a reward, else ''
+-- ARGV[8]  reward    text   of a reward, else ''
 -- Returns  'stored' | 'duplicate' | 'unknown'
 
-local cid, field, blob, accuracy = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local tid, index = chunk_parts(cid)
-local ckey, tkey = chunk_key(cid), trajectory_key(tid)
+local chunk, field, blob, accuracy, reward = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local tid, index = chunk_parts(chunk)
+local ckey, tkey = chunk_key(chunk), trajectory_key(tid)
 local c = call('HMGET', ckey, 'tokens', 'final', field, 'bytes')
 if not c[1] then return 'unknown' end
 if c[3] then return 'duplicate' end
@@ -20,18 +27,19 @@ if is_evaluation(tid) then
   local lane, prompt, sample = parts(tid)
   local t = call('HMGET', tkey, 'tokens', 'oldest', 'newest')
   call('HSET', P .. 'evaluation:' .. string.sub(lane, 2) .. ':samples',
-    string.format('%d.%d', prompt, sample), table.concat({ accuracy, ARGV[8], t[1], t[2], t[3] }, ' '))
+    string.format('%d.%d', prompt, sample), table.concat({ accuracy, reward, t[1], t[2], t[3] }, ' '))
   leaving().evaluation(tid, index)
   return 'stored'
 end
 
 if not is_needed(field, final) then return 'unknown' end
 -- never refused for want of memory, as what frees some; the rest then passes too
-call('ZREM', P .. 'due:' .. field, cid)
+call('ZREM', P .. 'due:' .. field, chunk)
 call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob)
 count('bytes', #blob)
 
--- Keep what the value worker trains on, apart from the chunk, which may leave before its trajectory is finished.
+-- Keep what the value worker trains on apart from the chunk, which may leave before its trajectory
+-- is finished.
 if S.value_training and field ~= 'reference' and not call('HGET', tkey, 'spoiled') then
   local key = finished_key(tid)
   local grown = #blob + (call('EXISTS', key) == 0 and CHUNK_OVERHEAD or 0)
@@ -64,7 +72,7 @@ end
 local missing
 if S.unit == 'group' then
   missing = call('HINCRBY', gkey, 'missing', -1)
-  -- a critic learns from groups without signal, too: then the filter waits until they have all their values
+  -- a critic learns from groups without signal, too: the filter then waits for all their values
   if field == 'reward' and S.signal_filter and not S.value_training and is_alike(group) then
     leaving().unit(string.format('%d', group), 'no_signal')
     return 'stored'

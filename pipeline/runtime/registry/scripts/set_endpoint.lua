@@ -1,16 +1,20 @@
--- Say where a worker's mailbox listens, unless a newer incarnation of the worker exists.
+-- set_endpoint.lua: note where a worker's mailbox listens, unless a newer incarnation of the worker
+-- exists.
 --
--- KEYS[1] epochs     hash  worker -> newest epoch
--- KEYS[2] endpoints  hash  worker -> where its mailbox listens
--- KEYS[3] news       stream  of endpoints, one entry
--- ARGV[1] worker
--- ARGV[2] epoch of the caller
--- ARGV[3] role, endpoint and public key, JSON
--- returns the newest epoch; the write was made when it equals ARGV[2]
-local newest = redis.call('HGET', KEYS[1], ARGV[1]) or '0'
-if newest == ARGV[2] then
-  redis.call('HDEL', KEYS[2], ARGV[1]) -- first, for a server at its memory limit (see register.lua)
-  redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
-  redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'worker', ARGV[1])
+-- KEYS[1]  epochs         hash     worker -> newest epoch
+-- KEYS[2]  endpoints      hash     worker -> where its mailbox listens
+-- KEYS[3]  endpoint_news  stream   one entry
+-- ARGV[1]  worker         text
+-- ARGV[2]  epoch          integer  of the caller
+-- ARGV[3]  endpoint       bytes    role, endpoint and public key, JSON
+-- Returns  the newest epoch; the write was made when it is the caller's
+
+local epochs, endpoints, endpoint_news = KEYS[1], KEYS[2], KEYS[3]
+local worker, epoch, endpoint = ARGV[1], ARGV[2], ARGV[3]
+local newest = redis.call('HGET', epochs, worker) or '0'
+if newest == epoch then
+  redis.call('HDEL', endpoints, worker) -- first, for a server at its memory limit (see register.lua)
+  redis.call('HSET', endpoints, worker, endpoint)
+  redis.call('XADD', endpoint_news, 'MAXLEN', 1, '*', 'worker', worker)
 end
 return tonumber(newest)

@@ -1,4 +1,6 @@
--- ready.lua: when a unit may be claimed. Put before every script, as common.lua is.
+-- ready.lua: when a unit may be claimed.
+--
+-- Uses     beginning leaving names
 
 local function unit_key(name)
   if S.unit == 'group' then return group_key(name) end
@@ -15,14 +17,14 @@ local function make_ready(name, order, oldest)
   call('HSET', unit_key(name), 'state', 'ready', 'ready_s', string.format('%.17g', now))
 end
 
--- Whether all members of a group are scored, and all of them equally accurate.
+-- Return whether all members of a group are scored, and all of them equally accurate.
 local function is_alike(group)
   local g = call('HMGET', group_key(group), 'scored', 'mixed')
   return integer(g[1]) >= S.group_size and not g[2]
 end
 
--- After the chunk or score that was the last to be missed: make the unit of this chunk ready, unless it is filtered away or its
--- sampling is not over.
+-- Make the unit of this chunk ready, unless it is filtered away or its sampling is not over. Called
+-- after the chunk or score that was the last to be missed.
 local function ready_if_sampled(tid, index)
   local _, group = parts(tid)
   if S.unit == 'group' then

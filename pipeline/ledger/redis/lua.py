@@ -1,0 +1,220 @@
+"""Lua files as scripts of the server: how they are put together, named, and given their arguments.
+
+A file opens with its header, which people, ``ops.checks.lua`` and this module read:
+
+    -- drop.lua: drop one unit out of a claim; its credit returns.
+    --
+    -- Uses     beginning leaving       parts (``parts/*.lua``) that stand before it
+    -- KEYS[1]  counters  hash          a key's name and type
+    -- ARGV[4]  id        text          an argument's name and kind (``Kind``)
+    -- ARGV[5..]  claims  text          the same, for all that follow
+    -- Returns  ...
+
+A script is sent with its parts before it, each once, after those that the part uses itself; their
+KEYS and ARGV come first. A script that uses ``counts`` becomes a function: what it counted is
+written when it has returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Final
+
+from redis.exceptions import NoScriptError
+
+from pipeline.ledger.redis.connection import PipelinedConnection
+
+_DECLARED: Final = re.compile(r"-- (KEYS|ARGV)\[(\d+)(\.\.)?\]\s+(\w+)\s+([\w?]+)")
+_USES: Final = re.compile(r"-- Uses +(.+)")
+_COUNTING: Final = """\
+local function transition()
+{text}end
+local reply = transition()
+write_counts()
+return reply
+"""
+
+
+class Kind(StrEnum):
+    """The kinds of a script's arguments."""
+
+    TEXT = "text"
+    BYTES = "bytes"
+    INTEGER = "integer"
+    INTEGER_OR_NONE = "integer?"
+    NUMBER = "number"
+    NUMBER_OR_NONE = "number?"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A key or an argument that a header names."""
+
+    array: str
+    """KEYS or ARGV."""
+    place: int
+    name: str
+    kind: str
+    """A ``Kind``; of a key its type in the server."""
+    is_rest: bool = False
+    """Whether it stands for all that follow."""
+
+
+class Script:
+    """A script with its parts."""
+
+    def __init__(self, name: str, text: str, declared: tuple[Declared, ...]) -> None:
+        self.name = name
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        """By which the server knows the text."""
+        self.declared = declared
+        self._keys = [one.name for one in declared if one.array == "KEYS"]
+        wanted = [one for one in declared if one.array == "ARGV"]
+        self._names = {one.name for one in wanted}
+        self._packed = [(one.name, *_PACKING[one.kind]) for one in wanted if not one.is_rest]
+        self._rest = next(((one.name, *_PACKING[one.kind]) for one in wanted if one.is_rest), None)
+
+    def words(self, keys: Mapping[str, str], arguments: Mapping[str, Any]) -> list[Any]:
+        """Return what follows EVAL's text: the number of keys, the keys, the arguments.
+
+        Args:
+            keys: by their names in the header; others are left out.
+            arguments: by their names in the header.
+
+        Raises:
+            TypeError: An argument is missing, is not in the header, or is of another kind.
+        """
+        if arguments.keys() != self._names:
+            raise TypeError(f"{self.name}.lua got {sorted(arguments)}, expected {sorted(self._names)}")
+        words: list[Any] = [len(self._keys), *[keys[name] for name in self._keys]]
+        try:
+            for name, kept, pack in self._packed:
+                value = arguments[name]
+                words.append(value if type(value) is kept else pack(value))
+            if self._rest is not None:
+                name, kept, pack = self._rest
+                words += [value if type(value) is kept else pack(value) for value in arguments[name]]
+        except TypeError as error:
+            raise TypeError(f"{self.name}.lua got {dict(arguments)}: {error}") from error
+        return words
+
+
+class Scripts:
+    """A folder of scripts."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._made: dict[str, Script] = {}
+
+    def script(self, name: str) -> Script:
+        """Return a script."""
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self._make(name)
+        return made
+
+    async def run(
+        self,
+        connection: PipelinedConnection,
+        name: str,
+        keys: Mapping[str, str],
+        arguments: Mapping[str, object],
+    ) -> Any:
+        """Run a script by its digest, and by its text on a server that has forgotten it."""
+        script = self.script(name)
+        words = script.words(keys, arguments)
+        try:
+            return await connection.ask("EVALSHA", script.digest, *words)
+        except NoScriptError:
+            return await connection.ask("EVAL", script.text, *words)
+
+    def names(self) -> list[str]:
+        """Return the names of all scripts."""
+        return _names(resources.files(self._package))
+
+    def part_names(self) -> list[str]:
+        """Return the names of all parts, each after those that it uses."""
+        folder = resources.files(self._package) / "parts"
+        found = _names(folder) if folder.is_dir() else []
+        return list(dict.fromkeys(name for part in found for name in (*self.parts(part), part)))
+
+    def read(self, name: str) -> str:
+        """Return the text of one file, a script's or a part's."""
+        folder = resources.files(self._package)
+        file = folder / f"{name}.lua"
+        return (file if file.is_file() else folder / "parts" / f"{name}.lua").read_text("utf-8")
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Return the parts that stand before a file, in their order."""
+        before: dict[str, None] = {}
+        for part in uses(self.read(name)):
+            before |= dict.fromkeys((*self.parts(part), part))
+        return tuple(before)
+
+    def _make(self, name: str) -> Script:
+        parts = self.parts(name)
+        texts = [self.read(part) for part in (*parts, name)]
+        own = _COUNTING.format(text=texts[-1]) if "counts" in parts else texts[-1]
+        text = "".join((*texts[:-1], own))
+        declared = tuple(one for each in texts for one in declarations(each))
+        return Script(name, text, declared)
+
+
+def uses(text: str) -> tuple[str, ...]:
+    """Return the parts that a file's header names."""
+    found = _USES.search(text)
+    return tuple(found[1].split()) if found else ()
+
+
+def declarations(text: str) -> Iterator[Declared]:
+    """Yield the keys and arguments that a file's header names."""
+    for array, place, rest, name, kind in _DECLARED.findall(text):
+        yield Declared(array, int(place), name, kind, is_rest=bool(rest))
+
+
+def _names(folder: Traversable) -> list[str]:
+    return sorted(file.name.removesuffix(".lua") for file in folder.iterdir() if file.name.endswith(".lua"))
+
+
+def _refused(value: object) -> object:
+    raise TypeError(f"{value!r} is of another kind")
+
+
+def _bytes(value: object) -> object:
+    return value if type(value) is bytearray else _refused(value)
+
+
+def _none(value: object) -> object:
+    return "" if value is None else _refused(value)
+
+
+def _number(value: object) -> object:
+    return repr(float(value)) if isinstance(value, float | int) else _refused(value)
+
+
+def _number_or_none(value: object) -> object:
+    return "" if value is None else _number(value)
+
+
+def _flag(value: object) -> object:
+    return ("0", "1")[value] if isinstance(value, bool) else _refused(value)
+
+
+_PACKING: Final[Mapping[str, tuple[type | None, Callable[[object], object]]]] = {
+    Kind.TEXT: (str, _refused),
+    Kind.BYTES: (bytes, _bytes),
+    Kind.INTEGER: (int, _refused),
+    Kind.INTEGER_OR_NONE: (int, _none),
+    Kind.NUMBER: (None, _number),
+    Kind.NUMBER_OR_NONE: (None, _number_or_none),
+    Kind.FLAG: (None, _flag),
+}
+"""The type that is sent as it is, and what makes others so."""

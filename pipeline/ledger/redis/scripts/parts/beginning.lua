@@ -1,0 +1,43 @@
+-- beginning.lua: what every transition does first: find its ledger, the time and its caller.
+--
+-- KEYS[1]  counters   hash      routes the script. Every other key is derived from its hash tag, so
+--                               lies in the same slot; pipeline/ledger/redis/keys.py lists them all
+-- ARGV[1]  given_now  number?   seconds; '' for the server's own time
+-- ARGV[2]  worker     text      of the caller; '' for a call that needs no incarnation
+-- ARGV[3]  epoch      integer   of the caller; 0 for a call that needs no incarnation
+--
+-- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT, UNMARKED, LATE, each before the first write.
+-- Under `maxmemory` a server refuses the first write of a script that may need memory, and never a
+-- later one. So a script either changes nothing or completes.
+
+local call = redis.call
+local COUNTERS = KEYS[1]
+local P = string.sub(COUNTERS, 1, -9)
+local CHUNK_OVERHEAD = 512
+local FIELDS = { 'reward', 'reference', 'value' }
+
+local function integer(value) return tonumber(value or '0') end
+
+local S = call('GET', P .. 'settings') -- the specification, as pipeline.ledger.redis.ledger packs it
+if not S then return redis.error_reply('UNOPENED no ledger of this run') end
+S = cmsgpack.unpack(S)
+-- credit that one unit takes
+local WEIGHT = S.unit == 'group' and S.group_size or 1
+
+local given_now = tonumber(ARGV[1])
+local now = given_now
+if not now then
+  local time = call('TIME')
+  now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local worker, epoch = ARGV[2], ARGV[3]
+local WHO = worker .. '#' .. epoch
+if worker ~= '' then
+  local newest = integer(call('HGET', P .. 'epochs', worker))
+  if newest > tonumber(epoch) then return redis.error_reply('FENCED ' .. newest) end
+end
+
+-- Scripts that make room begin with a write that is never refused for want of memory; the rest of
+-- the script then passes too.
+local function allow_growth() call('DEL', P .. 'never') end

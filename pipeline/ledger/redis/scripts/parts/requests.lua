@@ -1,0 +1,24 @@
+-- requests.lua: requests that are repeated, and copies that come late.
+--
+-- Calls that give something out, or take it back, carry a number that their caller counts up. There
+-- is one call of a kind at a time. `{run}:asked:<who>` keeps the last number of each kind with its
+-- answer. The same number again is a repeat, because the answer was lost: it gets the same answer
+-- and changes nothing. A lower one is a copy that its caller gave up long ago: it has no effect.
+--
+-- Uses     beginning
+
+local ASKED = P .. 'asked:' .. WHO
+local ASKED_FOR_S = 86400
+local LATE = redis.error_reply('LATE a copy of a request that later ones overtook')
+
+-- Return 'new', 'again' or 'late'.
+local function order_of(kind, request)
+  local last = integer(call('HGET', ASKED, kind))
+  if tonumber(request) > last then return 'new' end
+  return tonumber(request) == last and 'again' or 'late'
+end
+
+local function remember(kind, request, ...)
+  call('HSET', ASKED, kind, request, ...)
+  call('EXPIRE', ASKED, ASKED_FOR_S)
+end
