@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
 from pathlib import Path
 
 MAX_BYTES = 8 << 20
@@ -34,17 +33,6 @@ def write_private(path: Path, data: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     partial.replace(path)
-
-
-def is_private_folder(path: Path) -> bool:
-    """Whether ``path`` is a folder, not a link to one, that belongs to us and that nobody else may
-    enter.
-    """
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 
 def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:

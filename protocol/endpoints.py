@@ -14,7 +14,6 @@ import hashlib
 import ipaddress
 import os
 import re
-import stat
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Literal, Protocol, Self, cast
 from protocol.errors import ConfigError
 from protocol.hosts import ADVERTISE_HOST, is_loopback, numeric, own_address
 from protocol.ids import Incarnation
+from protocol.private import ensure_private_folder
 
 MAX_IPC_PATH_BYTES = 107
 """``sun_path`` of a Unix socket address, less its closing zero (Linux; unix(7))."""
@@ -171,20 +171,6 @@ def ipc_endpoint(run_dir: Path, name: str) -> str:
         folder = short_folder
     ensure_private_folder(folder)
     return f"ipc://{_checked_path(str(folder / f'{name}.sock'), name)}"
-
-
-def ensure_private_folder(folder: Path) -> None:
-    """Make ``folder`` with mode 0700, or check that it is ours alone. Raises ConfigError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise ConfigError(f"folder {folder} cannot be made: {error.strerror}; choose another run.dir") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ConfigError(
-            f"folder {folder} has mode {stat.S_IMODE(found.st_mode):04o} and owner {found.st_uid}; expected a folder of ours "
-            f"alone: chmod 700 {folder}, or remove it"
-        )
 
 
 def _checked_path(path: str, text: str) -> str:

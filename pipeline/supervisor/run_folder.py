@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING
 from pipeline.config import RESOLVED_NAME
 from pipeline.process.exit_codes import Interrupted
 from protocol.errors import ConfigError
+from protocol.private import is_ours
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -60,7 +61,7 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
             "--set run.dir=FOLDER"
         ) from error
     found = run_dir.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+    if not is_ours(found, closed=0o022):
         raise ConfigError(
             f"{run_dir} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):04o}; expected a folder of "
             f"ours that nobody else may write to: chmod 700 {run_dir}, or choose another place with --set run.dir=FOLDER"

@@ -27,7 +27,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from protocol.endpoints import ensure_private_folder
+from protocol.private import ensure_private_folder
 
 _MAX_CACHED = 4
 """Mappings that a reader keeps: of the version it serves, the next one, and those that will be

@@ -30,9 +30,9 @@ from pipeline.weights.shared_files import SharedFile, SharedFileWriter
 from pipeline.weights.store import MAX_DELTA_SHARE, fetched_folder, file_name
 from pipeline.weights.tensorfile import read_contents
 from protocol.channel import Requester
-from protocol.endpoints import ensure_private_folder
 from protocol.errors import WeightsDamaged, WeightsRejected
 from protocol.messages import WeightsPart, WeightsRequest
+from protocol.private import ensure_private_folder
 
 _STILL_S = 60.0
 """A folder in which nothing changed for so long, and that nobody holds, is a dead worker's."""

@@ -25,8 +25,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from protocol.complaints import Complaints
-from protocol.endpoints import ensure_private_folder
 from protocol.errors import ConfigError
+from protocol.private import ensure_private_folder
 
 DOMAIN = "headrace"
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")

@@ -23,9 +23,10 @@ from pathlib import Path
 import zmq
 
 from protocol.arrays import Buffer
-from protocol.endpoints import Endpoint, ensure_private_folder
+from protocol.endpoints import Endpoint
 from protocol.errors import ChannelClosed, ConfigError
 from protocol.limits import NUM_FRAMES
+from protocol.private import ensure_private_folder
 from protocol.waiting import Waiters
 
 HEARTBEAT_INTERVAL_MS = 500

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.endpoints import MAX_IPC_PATH_BYTES, Endpoint, ensure_private_folder, ipc_endpoint, mailbox_endpoint
+from protocol.endpoints import MAX_IPC_PATH_BYTES, Endpoint, ipc_endpoint, mailbox_endpoint
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
+from protocol.private import ensure_private_folder
 
 WHO = Incarnation(Role.REWARD, "reward-0", 3)
 

@@ -40,7 +40,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 import structlog
 
-from pipeline.files import is_private_folder, write_private
+from pipeline.files import write_private
 from pipeline.ledger.address import LedgerAddress, known_url, read_address, read_ledger_url, write_address
 from pipeline.ledger.server.binary import ServerBinary, find_server
 from pipeline.ledger.server.lock import holders, is_locked, take_lock
@@ -49,8 +49,8 @@ from pipeline.ledger.server.settings import LOG_NAME, OWN_FOLDER, dying_with_us,
 from pipeline.ledger.server.watch import ServerAction, ServerWatch
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify, this_host
-from protocol.endpoints import ensure_private_folder
 from protocol.errors import LedgerUnavailable
+from protocol.private import ensure_private_folder, is_private_folder
 
 __all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
 

@@ -13,8 +13,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.files import is_private_folder
 from pipeline.ledger.address import LedgerAddress
+from protocol.private import is_private_folder
 
 LOG_NAME = "server.log"
 OWN_FOLDER = "headrace-"
