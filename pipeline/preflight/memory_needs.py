@@ -20,7 +20,7 @@ holds is not counted: what a checkpoint copies to the host is.
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -31,7 +31,8 @@ from typing import Any
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.machine import Machine
-from protocol.errors import ConfigError
+from pipeline.weights.tensorfile import read_head
+from protocol.errors import ConfigError, WeightsDamaged
 from protocol.ids import Role
 
 PROCESS_BYTES = 350 << 20
@@ -44,7 +45,6 @@ _MAX_LOGITS = 1 << 26
 are made of them.
 """
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
-_MAX_HEAD_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,20 +278,11 @@ def is_cpu(device: str, devices: Path = Path("/dev")) -> bool:
 
 def _count_weights(model: Path) -> int:
     """Return how many numbers the safetensors files of a folder hold, by their heads."""
-    total = 0
-    for path in sorted(model.glob("*.safetensors")):
-        try:
-            with path.open("rb") as file:
-                head = json.loads(file.read(min(_MAX_HEAD_BYTES, int.from_bytes(file.read(8), "little"))))
-        except (OSError, ValueError, MemoryError):
-            return 0
-        for name, entry in head.items():
-            if name != "__metadata__":
-                size = 1
-                for length in entry["shape"]:
-                    size *= length
-                total += size
-    return total
+    try:
+        heads = [read_head(path) for path in sorted(model.glob("*.safetensors"))]
+    except (OSError, WeightsDamaged):
+        return 0
+    return sum(math.prod(tensor.spec.shape) for head in heads for tensor in head.tensors)
 
 
 def _gb(size: int) -> str:

@@ -4,26 +4,22 @@ torch.
 *Consumes* a folder in Hugging Face format. *Produces* its ``config.json``, or one sentence on what
 is missing or damaged. *Waits for* the disk only: of each weight file just the header is read.
 
-A safetensors file begins with the length of its header (8 bytes, little-endian) and the header,
-JSON that gives each tensor's range; the largest range ends where the file does. So a download that
-broke off shows here, not minutes later in every worker. Source:
-https://github.com/huggingface/safetensors#format
+A safetensors file begins with a header that gives each tensor's range. So a download that broke off
+shows here, not minutes later in every worker.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any, cast
 
-from protocol.errors import DataError
+from pipeline.weights.tensorfile import Contents, read_head
+from protocol.errors import DataError, WeightsDamaged
 
 _SINGLE = "model.safetensors"
 _SHARDED = "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_MAX_HEADER_BYTES = 100_000_000
-"""Of the format itself; anything longer is not a header."""
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -39,7 +35,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         if not file.is_file():
             raise DataError(f"{file}: no such file, though the model's index names it; download the model again")
         if file.suffix == ".safetensors":
-            _checked_header(file)
+            _head(file)
     return config
 
 
@@ -63,7 +59,7 @@ def tensor_names(folder: Path) -> list[str]:
     """Return the names of a model's tensors. Raises DataError when its weight files are missing or
     damaged.
     """
-    return [name for file in _weight_files(folder) for name in _checked_header(file) if name != "__metadata__"]
+    return [tensor.spec.name for file in _weight_files(folder) for tensor in _head(file).tensors]
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -91,20 +87,11 @@ def _within(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _checked_header(file: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file that is as long as it says."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise _damaged(file, f"its {size} bytes are too few for its header")
-        header = _parse(file, stream.read(length))
-    ranges = [cast("Any", tensor)["data_offsets"] for name, tensor in header.items() if name != "__metadata__"]
-    expected = 8 + length + max((end for _, end in ranges), default=0)
-    if size != expected:
-        raise _damaged(file, f"it has {size} bytes, its header speaks of {expected}")
-    return header
+def _head(file: Path) -> Contents:
+    try:
+        return read_head(file)
+    except WeightsDamaged as error:
+        raise _damaged(file, str(error)) from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -13,9 +13,11 @@ with its metadata. Source of the format: github.com/huggingface/safetensors, REA
 from __future__ import annotations
 
 import math
+import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -27,7 +29,7 @@ ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8,
     "F32": 4, "I32": 4, "U32": 4,
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
 }  # fmt: skip
 """Bytes of one number, by the format's names for types."""
 BLOCK_BYTES = 1 << 19
@@ -139,16 +141,27 @@ def read_contents(data: Buffer | np.ndarray) -> Contents:
             another.
     """
     view = memoryview(data)  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
-    if len(view) < _LENGTH.size:
-        raise WeightsDamaged(f"{len(view)} bytes are no safetensors file; it was cut, or is another file")
-    num_header = _LENGTH.unpack_from(view)[0]
-    if num_header > min(MAX_HEADER_BYTES, len(view) - _LENGTH.size):
+    return _contents(lambda begin, end: view[begin:end], len(view))
+
+
+def read_head(path: Path) -> Contents:
+    """Return what a file holds, of which only the head is read. Raises WeightsDamaged, OSError."""
+    with path.open("rb") as file:
+        return _contents(lambda begin, end: file.read(end - begin), os.fstat(file.fileno()).st_size)
+
+
+def _contents(read: Callable[[int, int], Buffer], num_bytes: int) -> Contents:
+    """``read`` returns bytes from ``begin`` to ``end``, and is called in their order."""
+    if num_bytes < _LENGTH.size:
+        raise WeightsDamaged(f"{num_bytes} bytes are no safetensors file; it was cut, or is another file")
+    num_header = int.from_bytes(read(0, _LENGTH.size), "little")
+    if num_header > min(MAX_HEADER_BYTES, num_bytes - _LENGTH.size):
         raise WeightsDamaged(
-            f"a file of {len(view)} bytes claims a header of {num_header}; it was cut, or is no safetensors file"
+            f"a file of {num_bytes} bytes claims a header of {num_header}; it was cut, or is no safetensors file"
         )
     head_bytes = _LENGTH.size + num_header
     try:
-        header = msgspec.json.decode(view[_LENGTH.size : head_bytes], type=dict[str, msgspec.Raw])
+        header = msgspec.json.decode(read(_LENGTH.size, head_bytes), type=dict[str, msgspec.Raw])
         raw_metadata = header.pop(_METADATA, None)
         metadata = {} if raw_metadata is None else msgspec.json.decode(raw_metadata, type=dict[str, str])
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
@@ -168,8 +181,8 @@ def read_contents(data: Buffer | np.ndarray) -> Contents:
             )
         tensors.append(PlacedTensor(spec, head_bytes + end))
         end += spec.num_bytes
-    if head_bytes + end != len(view):
+    if head_bytes + end != num_bytes:
         raise WeightsDamaged(
-            f"the tensors end at byte {head_bytes + end} of {len(view)}; the file was cut or has a tail"
+            f"the tensors end at byte {head_bytes + end} of {num_bytes}; the file was cut or has a tail"
         )
     return Contents(tuple(tensors), metadata, head_bytes)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from pipeline.weights.store import write_publication
-from pipeline.weights.tensorfile import BLOCK_BYTES, TensorSpec, in_order, publication, read_contents
+from pipeline.weights.tensorfile import BLOCK_BYTES, TensorSpec, in_order, publication, read_contents, read_head
 from protocol.errors import WeightsDamaged
 
 TENSORS = {
@@ -59,6 +59,16 @@ def test_what_safetensors_writes_is_read() -> None:
         name: tensor.shape for name, tensor in TENSORS.items()
     }
     assert contents.stride == 8
+
+
+def test_a_head_alone_says_what_the_whole_file_does_and_a_cut_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(save(TENSORS))
+    assert read_head(path) == read_contents(path.read_bytes())
+    for kept in (0, 4, 20, path.stat().st_size - 1):
+        (tmp_path / "cut").write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(WeightsDamaged, match="cut"):
+            read_head(tmp_path / "cut")
 
 
 @given(st.binary(max_size=200))
