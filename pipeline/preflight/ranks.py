@@ -12,30 +12,17 @@ moved.
 
 from __future__ import annotations
 
-import re
-from importlib import metadata
-
 from pipeline.config.schema import RANKED_BACKENDS, RunConfig
+from pipeline.preflight.versions import declared, fits, installed, span
 from protocol.errors import ConfigError
 
-MIN_VERSION = (0, 19)
-BELOW_VERSION = (0, 20)
 
-
-def deepspeed_version() -> str | None:
-    """Return the installed version of DeepSpeed; None when there is none."""
-    try:
-        return metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def check_ranks(config: RunConfig, installed: str | None = None) -> list[str]:
+def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
     """Check what learner and value worker ask of their backends; return what a person should know.
 
     Args:
         config: The run.
-        installed: DeepSpeed's version; looked up when absent.
+        version: DeepSpeed's; looked up when absent.
 
     Raises:
         ConfigError: DeepSpeed is asked for and not here, or in another version.
@@ -44,32 +31,27 @@ def check_ranks(config: RunConfig, installed: str | None = None) -> list[str]:
     sections = [("learner", config.learner), *([("value", config.value)] if config.has_critic else [])]
     for name, section in sections:
         if section.backend == "deepspeed":
-            version = _check_version(f"{name}.backend", installed or deepspeed_version())
-            lines.append(f"{name}: DeepSpeed {version}, ZeRO {section.deepspeed.stage}, {_ranks(section.ranks)}")
+            found = _check_version(f"{name}.backend", version or installed("deepspeed"))
+            lines.append(f"{name}: DeepSpeed {found}, ZeRO {section.deepspeed.stage}, {_ranks(section.ranks)}")
         elif section.backend in RANKED_BACKENDS:
             lines.append(f"{name}: FSDP2, {_ranks(section.ranks)}")
     return lines
 
 
 def _check_version(key: str, version: str | None) -> str:
-    span = f"{_dotted(MIN_VERSION)} up to, not including, {_dotted(BELOW_VERSION)}"
+    versions = declared("deepspeed")
     if version is None:
         raise ConfigError(
-            f"{key} is deepspeed, but DeepSpeed is not installed here; Headrace works with {span}: "
+            f"{key} is deepspeed, but DeepSpeed is not installed here; Headrace works with {span(versions)}: "
             f"pip install 'headrace[deepspeed]', or set {key} to fsdp2"
         )
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or not MIN_VERSION <= (int(numbers[1]), int(numbers[2])) < BELOW_VERSION:
+    if not fits(version, versions):
         raise ConfigError(
-            f"{key} is deepspeed, and DeepSpeed {version} is installed; Headrace works with {span}: install one of those, or "
-            f"set {key} to fsdp2"
+            f"{key} is deepspeed, and DeepSpeed {version} is installed; Headrace works with {span(versions)}: "
+            f"install one of those, or set {key} to fsdp2"
         )
     return version
 
 
 def _ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number} ranks"
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))

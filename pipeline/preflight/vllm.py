@@ -5,27 +5,24 @@ importing it here.
 *Produces* a line for a person, or one error that says what to do. *Waits for* the disk; then, in
 ``ask_vllm``, for vLLM's own word, with a deadline.
 
-**Versions.** MIN_VERSION up to, but not including, BELOW_VERSION. Tested in CI: TESTED (the CPU
-build). The engine reads log-probs, request states and the sampler of vLLM's V1 engine; a version
-outside the range may have moved any of them, and would fail later and less clearly.
+**Versions.** The extra ``vllm`` declares them. The engine reads log-probs, request states and the
+sampler of vLLM's V1 engine; a version outside the range may have moved any of them, and would fail
+later and less clearly.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.ask import ask
 from pipeline.preflight.model_folder import weight_bytes
+from pipeline.preflight.versions import declared, fits, installed, span
 from protocol.errors import ConfigError
 
-MIN_VERSION = (0, 20)
-BELOW_VERSION = (0, 33)
-TESTED = "0.32.0"
 MIN_CPU_HEAD_DIM = 32
 """vLLM's CPU attention dies at the first token of a model with smaller heads."""
 
@@ -47,13 +44,7 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 def installed_builds() -> dict[str, str]:
     """Return the versions of the installed builds of vLLM, by distribution."""
-    found: dict[str, str] = {}
-    for name in _BUILDS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name in _BUILDS if (version := installed(name)) is not None}
 
 
 def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
@@ -61,11 +52,12 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
     one of another version.
     """
     builds = installed_builds() if builds is None else builds
-    span = f"{_dotted(MIN_VERSION)} up to, not including, {_dotted(BELOW_VERSION)}"
+    versions = declared("vllm")
     if not builds:
         raise ConfigError(
-            f"generation.engine or reference.backend is vllm, but vLLM is not installed here; Headrace works with {span}: "
-            "`make vllm` sets up an environment with its CPU build, `pip install headrace[vllm]` the CUDA one"
+            "generation.engine or reference.backend is vllm, but vLLM is not installed here; Headrace works with "
+            f"{span(versions)}: `make vllm` sets up an environment with its CPU build, `pip install headrace[vllm]` the CUDA "
+            "one"
         )
     if len(builds) > 1:
         raise ConfigError(
@@ -73,11 +65,8 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
             "uninstall both, and install one"
         )
     ((name, version),) = builds.items()
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or not MIN_VERSION <= (int(numbers[1]), int(numbers[2])) < BELOW_VERSION:
-        raise ConfigError(
-            f"{name} {version} is installed, Headrace works with {span} (tested: {TESTED}); install one of those"
-        )
+    if not fits(version, versions):
+        raise ConfigError(f"{name} {version} is installed, Headrace works with {span(versions)}; install one of those")
     return name, version
 
 
@@ -243,7 +232,3 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     except OSError:
         return None
     return int(found[1]) << 10 if found else None
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))

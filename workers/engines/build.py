@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.preflight.lora import peft_version
-from pipeline.preflight.ranks import deepspeed_version
+from pipeline.preflight.versions import installed
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -200,8 +199,8 @@ def describe_environment(config: RunConfig) -> dict[str, str]:
     from workers.engines.model import fingerprint
 
     told = fingerprint.describe_environment(config.model.device) | {"ranks": str(config.learner.ranks)}
-    told |= {"deepspeed": deepspeed_version() or ""} if config.learner.backend == "deepspeed" else {}
-    return told | ({"peft": peft_version() or ""} if config.learner.lora.rank else {})
+    told |= {"deepspeed": installed("deepspeed") or ""} if config.learner.backend == "deepspeed" else {}
+    return told | ({"peft": installed("peft") or ""} if config.learner.lora.rank else {})
 
 
 def random_state(config: RunConfig) -> dict[str, bytes]:

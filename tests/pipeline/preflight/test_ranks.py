@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.preflight import ranks as ranks_check
-from pipeline.preflight.ranks import check_ranks, deepspeed_version
+from pipeline.preflight.ranks import check_ranks
+from pipeline.preflight.versions import installed
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import op_config
 
@@ -39,7 +40,7 @@ def test_what_ranks_cannot_share_is_refused_with_the_way_out(
 def test_deepspeed_that_is_not_installed_is_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks_check, "deepspeed_version", lambda: None)
+    monkeypatch.setattr(ranks_check, "installed", lambda _: None)
     config = op_config(tmp_path, "learner.backend=deepspeed")
     with pytest.raises(
         ConfigError, match=r"not installed here; .* pip install 'headrace\[deepspeed\]', or set .* to fsdp2"
@@ -57,5 +58,5 @@ def test_another_version_of_deepspeed_is_refused_by_name(tmp_path: Path) -> None
 
 def test_what_is_installed_here_is_taken_and_told(tmp_path: Path) -> None:
     config = op_config(tmp_path, "learner.backend=deepspeed", "learner.deepspeed.stage=3", "learner.ranks=2")
-    assert check_ranks(config) == [f"learner: DeepSpeed {deepspeed_version()}, ZeRO 3, 2 ranks"]
+    assert check_ranks(config) == [f"learner: DeepSpeed {installed('deepspeed')}, ZeRO 3, 2 ranks"]
     assert check_ranks(op_config(tmp_path)) == []
