@@ -92,7 +92,7 @@ class Script:
         Raises:
             TypeError: An argument is missing, is not in the header, or is of another kind.
         """
-        if arguments.keys() != self._names:
+        if len(arguments) != len(self._names):
             raise TypeError(f"{self.name}.lua got {sorted(arguments)}, expected {sorted(self._names)}")
         words: list[Any] = [len(self._keys), *[keys[name] for name in self._keys]]
         try:
@@ -102,8 +102,10 @@ class Script:
             if self._rest is not None:
                 name, kept, pack = self._rest
                 words += [value if type(value) is kept else pack(value) for value in arguments[name]]
-        except TypeError as error:
-            raise TypeError(f"{self.name}.lua got {dict(arguments)}: {error}") from error
+        except (KeyError, TypeError) as error:
+            raise TypeError(
+                f"{self.name}.lua got {dict(arguments)}, expected {sorted(self._names)} of its kinds: {error}"
+            ) from error
         return words
 
 
