@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.process.descendants import WORKER_MARK, worker_mark
+
 ROOT = Path(__file__).resolve().parents[2]
 EMULATED = (
     "generation.engine=emulated",
@@ -128,6 +130,33 @@ def fleet(
                 process.kill()
 
 
-def kill(worker: dict[str, Any]) -> None:
-    """``kill -9`` one worker by the process id in its heartbeat."""
-    os.kill(worker["pid"], signal.SIGKILL)
+def kill(run: RunningFleet, worker: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    """``kill -9`` the process that a worker is now; return its last heartbeat.
+
+    A number that was read a moment ago may have become another process's. So the process is held by
+    a descriptor, and known by its environment, before it is killed.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        beat = run.workers().get(worker)
+        if beat is not None and killed(beat["pid"], worker_mark(run.run_dir, worker)):
+            return beat
+        time.sleep(0.1)
+    raise AssertionError(f"{worker} had no process for {timeout_s} s:\n{run.output.read_text()[-4000:]}")
+
+
+def killed(pid: int, mark: str) -> bool:
+    """Kill a process that has the mark of a worker; False when there is none of this number."""
+    try:
+        held = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if os.fsencode(f"{WORKER_MARK}={mark}") not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(held, signal.SIGKILL)
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    finally:
+        os.close(held)
+    return True

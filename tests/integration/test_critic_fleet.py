@@ -73,8 +73,7 @@ def test_a_killed_value_worker_is_missed_by_name_and_its_successor_goes_on(tmp_p
         "supervisor.backoff_s=4",
     ) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update")
-        before = run.workers()["value"]
-        kill(before)
+        before = kill(run, "value")
         run.wait_until(
             lambda: "value worker" in run.workers().get("learner", {}).get("detail", ""),
             "the learner to say that it misses the value worker",

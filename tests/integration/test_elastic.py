@@ -137,7 +137,7 @@ def test_a_killed_supervisor_is_succeeded_without_a_worker_lost_or_doubled(tmp_p
         before = lives(run)
         run.process.kill()
         run.process.wait()
-        kill({"pid": before["generator-1"][0]})
+        assert kill(run, "generator-1")["pid"] == before["generator-1"][0]
         with fleet(tmp_path, resume=run.run_dir) as resumed:
             resumed.wait_until(
                 lambda: lives(resumed).get("generator-1", before["generator-1"]) != before["generator-1"],

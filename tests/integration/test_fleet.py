@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,13 +41,14 @@ def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
 
 
 def test_killed_generator_reward_and_reference_workers_are_replaced_and_the_ledger_balances(tmp_path: Path) -> None:
-    with fleet(
-        tmp_path, *SMALL, *EMULATED, "run.num_updates=1000", "ledger.lease_s=2", "ledger.scoring_deadline_s=2"
-    ) as run:
+    # the dead are known by their ends and their epochs: no living worker is taken for one of them,
+    # however busy the machine
+    patient = ("ledger.lease_s=60", "supervisor.silent_after_s=60", "supervisor.stuck_after_s=120")
+    with fleet(tmp_path, *SMALL, *EMULATED, *patient, "run.num_updates=1000", "ledger.scoring_deadline_s=2") as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update")
-        before = run.workers()
+        before: dict[str, dict[str, Any]] = {}
         for name in ("generator-0", "reward-0", "reference-0"):
-            kill(before[name])
+            before[name] = kill(run, name)
             assert run.audit()["balances"] is True
         seen = run.num_updates()
 

@@ -37,8 +37,7 @@ def replay(run_dir: Path, *arguments: str, code: int = 0) -> Any:
 def test_a_run_whose_learner_was_killed_is_made_again_bit_for_bit(tmp_path: Path) -> None:
     with fleet(tmp_path, *QUICK) as run:
         run.wait_until(lambda: run.num_updates() >= 5, "the fifth update", timeout_s=150.0)
-        before = run.workers()["learner"]
-        kill(before)
+        before = kill(run, "learner")
         run.wait_until(lambda: run.workers().get("learner", {}).get("epoch", 0) > before["epoch"], "another learner")
         seen = run.num_updates()
         run.wait_until(lambda: run.num_updates() >= seen + 4, "its updates", timeout_s=150.0)

@@ -58,7 +58,7 @@ def test_frozen_generators_and_a_dead_value_worker_are_the_roots_and_open_leases
         assert found["links"][-1].startswith(f"{found['who']} is silent for")
         goes_on(run)
 
-        kill(run.workers()["value"])
+        kill(run, "value")
         found = run.wait_until(lambda: chain_of(run, "value", "absent"), "the dead value worker to be named")
         assert found["outlook"] == "mends"
         assert "chunks wait in the ledger" in found["next"]
