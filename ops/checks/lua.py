@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import tree_sitter_lua
 from tree_sitter import Language, Node, Parser
 
-from pipeline.ledger.redis.lua import Declared, Kind, Scripts, declarations, uses
+from pipeline.ledger.redis.lua import ArgumentForm, Declared, Scripts, declarations, uses
 from pipeline.ledger.redis.scripts import SCRIPTS as LEDGER
 from pipeline.runtime.registry.scripts import SCRIPTS as REGISTRY
 
@@ -302,9 +302,9 @@ def _bindings(one: Declared) -> tuple[str, ...]:
     """Return how a script may bind an argument."""
     text = f"{one.array}[{one.place}]"
     match one.kind:
-        case Kind.FLAG:
+        case ArgumentForm.FLAG:
             return (f"{text} == '1'",)
-        case Kind.INTEGER | Kind.INTEGER_OR_NONE | Kind.NUMBER | Kind.NUMBER_OR_NONE:
+        case ArgumentForm.INTEGER | ArgumentForm.INTEGER_OR_NONE | ArgumentForm.NUMBER | ArgumentForm.NUMBER_OR_NONE:
             return (f"tonumber({text})", text)
         case _:
             return (text,)

@@ -6,7 +6,7 @@ A file opens with its header, which people, ``ops.checks.lua`` and this module r
     --
     -- Uses     beginning leaving       parts (``parts/*.lua``) that stand before it
     -- KEYS[1]  counters  hash          a key's name and type
-    -- ARGV[4]  id        text          an argument's name and kind (``Kind``)
+    -- ARGV[4]  id        text          an argument's name and form (``ArgumentForm``)
     -- ARGV[5..]  claims  text          the same, for all that follow
     -- Returns  ...
 
@@ -41,7 +41,7 @@ return reply
 """
 
 
-class Kind(StrEnum):
+class ArgumentForm(StrEnum):
     """The kinds of a script's arguments."""
 
     TEXT = "text"
@@ -62,7 +62,7 @@ class Declared:
     place: int
     name: str
     kind: str
-    """A ``Kind``; of a key its type in the server."""
+    """An ``ArgumentForm``; of a key its type in the server."""
     is_rest: bool = False
     """Whether it stands for all that follow."""
 
@@ -211,12 +211,12 @@ def _flag(value: object) -> object:
 
 
 _PACKING: Final[Mapping[str, tuple[type | None, Callable[[object], object]]]] = {
-    Kind.TEXT: (str, _refused),
-    Kind.BYTES: (bytes, _bytes),
-    Kind.INTEGER: (int, _refused),
-    Kind.INTEGER_OR_NONE: (int, _none),
-    Kind.NUMBER: (None, _number),
-    Kind.NUMBER_OR_NONE: (None, _number_or_none),
-    Kind.FLAG: (None, _flag),
+    ArgumentForm.TEXT: (str, _refused),
+    ArgumentForm.BYTES: (bytes, _bytes),
+    ArgumentForm.INTEGER: (int, _refused),
+    ArgumentForm.INTEGER_OR_NONE: (int, _none),
+    ArgumentForm.NUMBER: (None, _number),
+    ArgumentForm.NUMBER_OR_NONE: (None, _number_or_none),
+    ArgumentForm.FLAG: (None, _flag),
 }
 """The type that is sent as it is, and what makes others so."""
