@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from ops.bench.table import provenance, write_json
-from pipeline.algorithms.filters import has_signal
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
@@ -185,7 +184,7 @@ class OneProcess:
             sampled = self._sample(prompts, temperature=self.config.generation.temperature, size=algorithm.group_size)
             self.num_responses += many * algorithm.group_size
             self.num_tokens += sum(one.window.tokens.size for group in sampled for one in group)
-            groups += [group for group in sampled if not filtered or has_signal([one.score.accuracy for one in group])]
+            groups += [group for group in sampled if not filtered or len({one.score.accuracy for one in group}) > 1]
         return groups[: algorithm.groups_per_update]
 
     def _sample(self, prompts: Sequence[Prompt], *, temperature: float, size: int) -> list[list[Sampled]]:

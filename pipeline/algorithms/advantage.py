@@ -1,4 +1,4 @@
-"""Advantages from outcomes: how much better a response did than its group.
+"""Advantages from outcomes: how much better a response did than its group; and the sums that every return is made of.
 
 *Consumes* rewards of finished responses. *Produces* one advantage a response, or one a token. *Waits for* nothing; numpy only,
 float64 inside.
@@ -23,9 +23,8 @@ def group_advantages(
     groups: Shaped[np.ndarray, " responses"],
     *,
     normalize_std: bool = True,
-    epsilon: float = GROUP_EPSILON,
 ) -> Float[np.ndarray, " responses"]:
-    """Return ``(R_i - mean_g) / (std_g + epsilon)`` for each response i of group g, float64.
+    """Return ``(R_i - mean_g) / (std_g + 1e-6)`` for each response i of group g, float64.
 
     The std is unbiased. A group of one member has mean 0 and std 1. Without ``normalize_std`` only the mean is taken off
     (Dr.GRPO, 2503.20783). Sources: GRPO (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9).
@@ -34,17 +33,16 @@ def group_advantages(
         rewards: One reward a response.
         groups: Which group each response belongs to; any labels, in any order.
         normalize_std: Whether to divide by the std.
-        epsilon: Added to the std.
     """
     values = np.asarray(rewards, dtype=np.float64)
     advantages = np.empty_like(values)
     for members in _members(groups):
         own = values[members]
         if own.size == 1:
-            advantages[members] = own / (1.0 + epsilon) if normalize_std else own
+            advantages[members] = own / (1.0 + GROUP_EPSILON) if normalize_std else own
             continue
         centred = own - own.mean()
-        advantages[members] = centred / (own.std(ddof=1) + epsilon) if normalize_std else centred
+        advantages[members] = centred / (own.std(ddof=1) + GROUP_EPSILON) if normalize_std else centred
     return advantages
 
 
@@ -68,10 +66,9 @@ def whiten_rows(
     rows: Sequence[Float[np.ndarray, " _"]],
     masks: Sequence[Bool[np.ndarray, " _"]],
     *,
-    epsilon: float = WHITEN_EPSILON,
     min_std: float = 0.0,
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return ``(x - mean) / sqrt(var + epsilon)`` over the tokens of all masks, 0 elsewhere; the variance is unbiased.
+    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the tokens of all masks, 0 elsewhere; the variance is unbiased.
 
     Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the order of the rows changes no
     bit of the result.
@@ -79,7 +76,6 @@ def whiten_rows(
     Args:
         rows: Values, one array a response.
         masks: Tokens that count.
-        epsilon: Added to the variance.
         min_std: Where the std is below, only the mean is taken away: a batch of nearly equal values is noise, and would
             become noise of unit size.
     """
@@ -89,39 +85,27 @@ def whiten_rows(
         return [np.zeros(row.shape, dtype=np.float64) for row in rows]
     mean = math.fsum(float(row.sum()) for row in kept) / count
     variance = math.fsum(float(np.square(row - mean).sum()) for row in kept) / (count - 1)
-    scale = math.sqrt(variance + epsilon) if math.sqrt(variance) >= min_std else 1.0
+    scale = math.sqrt(variance + WHITEN_EPSILON) if math.sqrt(variance) >= min_std else 1.0
     return [np.where(mask, (row - mean) / scale, 0.0) for row, mask in zip(rows, masks, strict=True)]
 
 
-def whiten(
-    values: Float[np.ndarray, "*tokens"], mask: Bool[np.ndarray, "*tokens"], *, epsilon: float = WHITEN_EPSILON
-) -> Float[np.ndarray, "*tokens"]:
-    """Return ``whiten_rows`` of a padded array of any shape."""
-    (white,) = whiten_rows([values.reshape(-1)], [mask.reshape(-1)], epsilon=epsilon)
-    return white.reshape(values.shape)
+def terminal_rewards(reward: float, num_tokens: int) -> Float[np.ndarray, " tokens"]:
+    """Return the rewards of a finished response's tokens, float64: 0, and the whole of it at the last."""
+    rewards = np.zeros(num_tokens, dtype=np.float64)
+    rewards[-1:] = reward
+    return rewards
 
 
-def group_baseline_advantages(
-    rewards: Float[np.ndarray, " responses"],
-    groups: Shaped[np.ndarray, " responses"],
-    mask: Bool[np.ndarray, "responses tokens"],
-) -> Float[np.ndarray, "responses tokens"]:
-    """Return ``R_i - mean_g`` at each token, whitened over the batch's tokens: REINFORCE++ with baseline (2501.03262)."""
-    centred = group_advantages(rewards, groups, normalize_std=False)
-    return whiten(np.broadcast_to(centred[:, None], mask.shape), mask)
-
-
-def reward_to_go(
-    rewards: Float[np.ndarray, "responses tokens"], mask: Bool[np.ndarray, "responses tokens"], *, gamma: float = 1.0
-) -> Float[np.ndarray, "responses tokens"]:
-    """Return ``G_t = r_t + gamma G_{t+1}``, reset after every masked position."""
-    returns = np.zeros(rewards.shape, dtype=np.float64)
-    following = np.zeros(rewards.shape[0], dtype=np.float64)
-    for t in range(rewards.shape[1] - 1, -1, -1):
-        following = rewards[:, t] + gamma * following
-        returns[:, t] = following
-        following = following * mask[:, t]
-    return returns
+def discounted_sums(values: Float[np.ndarray, " tokens"], decay: float) -> Float[np.ndarray, " tokens"]:
+    """Return ``S_t = sum_{j >= t} decay^(j - t) x_j``, float64: of rewards the return, of deltas the advantage."""
+    if decay == 1.0:
+        return np.cumsum(values[::-1], dtype=np.float64)[::-1].copy()
+    backwards: list[float] = []
+    following = 0.0
+    for value in reversed(values.tolist()):
+        following = value + decay * following
+        backwards.append(following)
+    return np.array(backwards[::-1], dtype=np.float64)
 
 
 def _members(groups: Shaped[np.ndarray, " responses"]) -> list[np.ndarray]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.algorithms import segments
 from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.segments import join_segments
 from pipeline.ledger.contract import ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, ReferenceScore, RewardScore, ValueScore
@@ -71,13 +71,15 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     if not isinstance(score, RewardScore):
         raise LedgerError(f"unit {unit}: trajectory {name} has no reward; expected one on its final chunk")
     try:
-        provenance = segments.join((scored.chunk.segments, scored.chunk.behavior_logprobs) for scored in chunks)
+        versions, behavior_logprobs = join_segments(
+            (scored.chunk.segments, scored.chunk.behavior_logprobs) for scored in chunks
+        )
     except ValueError as error:
         raise LedgerError(f"unit {unit}: trajectory {name} is inconsistent: {error}") from error
     reference = _join(unit, chunks, Field.REFERENCE)
     state_values = _join(unit, chunks, Field.VALUE)
     for what, values in (
-        ("behavior_logprobs", provenance.behavior_logprobs),
+        ("behavior_logprobs", behavior_logprobs),
         ("reference_logprobs", reference),
         ("values", state_values),
         ("reward and accuracy", np.array([score.reward, score.accuracy])),
@@ -88,8 +90,8 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
         name=name,
         tokens=np.concatenate([last.prompt.tokens, response]).astype(np.int32, copy=False),
         prompt_length=int(last.prompt.tokens.size),
-        behavior_logprobs=provenance.behavior_logprobs.astype(np.float32, copy=False),
-        versions=provenance.versions,
+        behavior_logprobs=behavior_logprobs.astype(np.float32, copy=False),
+        versions=versions,
         reference_logprobs=reference,
         values=state_values,
         score=score,

@@ -21,9 +21,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline.algorithms.advantage import discounted_sums, terminal_rewards
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.gae import adaptive_lambda, egae, whiten_windows, window_deltas, window_policy_mask
+from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.schema import RunConfig
@@ -133,18 +134,15 @@ class CriticRule(ABC):
         if not self.adaptive_lambda_alpha:
             return self.gae_lambda
         expected = 0 if stretch.score is not None else self.window_tokens // 2
-        length = np.array([stretch.num_earlier + stretch.num_tokens + expected], dtype=np.float64)
-        lam = adaptive_lambda(length, alpha=self.adaptive_lambda_alpha, floor=self.adaptive_lambda_floor)
-        return float(lam[0])
+        length = stretch.num_earlier + stretch.num_tokens + expected
+        return adaptive_lambda(length, alpha=self.adaptive_lambda_alpha, floor=self.adaptive_lambda_floor)
 
     def advantages(self, stretch: TokenSpan) -> np.ndarray:
         """Return the advantages of a stretch before they are whitened, float64 [N]."""
-        rewards = np.zeros(stretch.num_tokens, dtype=np.float64)
-        if stretch.score is not None:
-            rewards[-1] = stretch.score.reward
+        rewards = terminal_rewards(0.0 if stretch.score is None else stretch.score.reward, stretch.num_tokens)
         values = stretch.values.astype(np.float64)
         deltas = window_deltas(rewards, values, is_finished=stretch.score is not None, gamma=self.gamma)
-        return egae(deltas, gamma=self.gamma, lam=self.policy_lambda(stretch))
+        return discounted_sums(deltas, self.gamma * self.policy_lambda(stretch))
 
     def policy_mask(self, stretch: TokenSpan) -> np.ndarray:
         """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window, whose advantages are the most

@@ -1,77 +1,72 @@
 """How far the sampler is from the learner: the numbers to watch when sampling runs ahead or on another engine.
 
-*Consumes* proximal (``old``) and behaviour log-probs. *Produces* scalars. *Waits for* nothing; nothing is differentiated.
+*Consumes* proximal (``old``) and behaviour log-probs. *Produces* metrics, one entry a token or one a row. *Waits for* nothing;
+nothing is differentiated. Where a mean over tokens is one over the loss mask, a mean over rows is one over all samples.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pipeline.algorithms.importance import importance_ratio, sequence_importance_ratio
-from pipeline.algorithms.rows import row_mean
+from pipeline.algorithms.rows import row_mean, row_sum
+from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
+
+_MAX_EXPONENT = 80.0
+"""The largest whose exponential is finite in float32, in round numbers."""
+ROW_METRICS = (
+    "proximal_perplexity",
+    "proximal_log_perplexity",
+    "behavior_perplexity",
+    "behavior_log_perplexity",
+    "log_perplexity_gap",
+    "log_perplexity_gap_abs",
+    "perplexity_ratio",
+    "sequence_chi2",
+)
+"""What ``row_divergence`` returns."""
 
 
-@dataclass(frozen=True, slots=True)
-class BehaviorDivergence:
-    """Divergence of the behaviour policy from the proximal one. Perplexities are means over rows."""
+def token_divergence(
+    old_logprobs: Float[Tensor, "*tokens"], behavior_logprobs: Float[Tensor, "*tokens"]
+) -> dict[str, Float[Tensor, "*tokens"]]:
+    """Return metrics of each token: both log-probs; two estimates of KL(behaviour || proximal); ``rho^2 - 1``.
 
-    kl: float
-    """mean of ``behaviour - old``: estimates KL(behaviour || proximal), and may be negative"""
-    k3_kl: float
-    """mean of ``rho - 1 - log rho``, rho not clamped: the same quantity, never negative"""
-    training_ppl: float
-    training_log_ppl: float
-    rollout_ppl: float
-    rollout_log_ppl: float
-    log_ppl_diff: float
-    """mean over rows of rollout minus training, in mean log-prob"""
-    log_ppl_abs_diff: float
-    log_ppl_diff_max: float
-    log_ppl_diff_min: float
-    ppl_ratio: float
-    """mean over rows of training perplexity over rollout perplexity"""
-    chi2_token: float
-    """mean of ``rho^2``, minus 1"""
-    chi2_seq: float
-    """mean over rows of the squared product of rho, minus 1; each product saturates at exp(+-20)"""
+    ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3`` is ``rho - 1 - log rho``, which never is.
+    """
+    z = (old_logprobs - behavior_logprobs).detach()
+    return {
+        "proximal_logprob": old_logprobs,
+        "behavior_logprob": behavior_logprobs,
+        "behavior_kl": -z,
+        "behavior_k3": z.clamp(max=_MAX_EXPONENT).exp() - 1.0 - z,
+        "behavior_chi2": (2.0 * log_ratio(old_logprobs, behavior_logprobs)).exp() - 1.0,
+    }
 
 
-def behavior_divergence(
+def row_divergence(
     old_logprobs: Float[Tensor, " tokens"],
     behavior_logprobs: Float[Tensor, " tokens"],
     mask: Bool[Tensor, " tokens"],
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
-) -> BehaviorDivergence:
-    """Measure the gap over the tokens of the mask. A row without any counts as one of log-prob 0, as in verl.
+) -> dict[str, Float[Tensor, " rows"]]:
+    """Return metrics of each row: perplexities, and the squared product of its rho, minus 1.
 
-    Raises:
-        ValueError: The mask is empty.
+    A row without a token of the mask counts as one of log-prob 0, as in verl. ``sequence_chi2`` saturates at ``exp(+-40)``.
     """
-    if not mask.any():
-        raise ValueError("the mask of a divergence is empty; expected at least 1 token: skip the measurement")
-    old, behavior = old_logprobs.detach(), behavior_logprobs.detach()
-    rho = importance_ratio(old, behavior)[mask]
-    z = (old - behavior)[mask]
-    training = row_mean(old, mask, row_ids, num_rows)
-    rollout = row_mean(behavior, mask, row_ids, num_rows)
-    difference = training - rollout
-    product = sequence_importance_ratio(old, behavior, mask, row_ids, num_rows)
-    return BehaviorDivergence(
-        kl=float((behavior - old)[mask].mean()),
-        k3_kl=float((z.exp() - 1.0 - z).mean()),
-        training_ppl=float((-training).exp().mean()),
-        training_log_ppl=float((-training).mean()),
-        rollout_ppl=float((-rollout).exp().mean()),
-        rollout_log_ppl=float((-rollout).mean()),
-        log_ppl_diff=float((-difference).mean()),
-        log_ppl_abs_diff=float(difference.abs().mean()),
-        log_ppl_diff_max=float((-difference).max()),
-        log_ppl_diff_min=float((-difference).min()),
-        ppl_ratio=float((-difference).exp().mean()),
-        chi2_token=float(rho.square().mean()) - 1.0,
-        chi2_seq=float(product.square().mean()) - 1.0,
+    proximal = row_mean(old_logprobs.detach(), mask, row_ids, num_rows)
+    behavior = row_mean(behavior_logprobs.detach(), mask, row_ids, num_rows)
+    gap = behavior - proximal
+    product = row_sum((old_logprobs - behavior_logprobs).detach(), mask, row_ids, num_rows)
+    values = (
+        (-proximal).exp(),
+        -proximal,
+        (-behavior).exp(),
+        -behavior,
+        gap,
+        gap.abs(),
+        gap.exp(),
+        (2.0 * product.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp() - 1.0,
     )
+    return dict(zip(ROW_METRICS, values, strict=True))

@@ -10,60 +10,20 @@ itself would shift every delta by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from pipeline.algorithms.advantage import whiten_rows
 
-Bootstrap = Literal["same", "next"]
-"""What stands for the value after an unfinished window: the last one again (T-PPO), or the value model's own (our option)."""
 
-
-def gae(
-    rewards: Float[np.ndarray, "rows tokens"],
-    values: Float[np.ndarray, "rows tokens"],
-    mask: Bool[np.ndarray, "rows tokens"],
-    *,
-    gamma: float,
-    lam: float | Float[np.ndarray, " rows"],
-) -> Float[np.ndarray, "rows tokens"]:
-    """Return ``A_t = sum_k (gamma lambda)^k delta_{t+k}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``; 0 off the mask.
-
-    The value after the last token is 0: rows are finished responses. Masked positions (padding, the output of tools) are
-    skipped: value and advantage of the next token of the mask are carried over them. GAE (1506.02438, eq. 16).
-
-    Args:
-        rewards: One a token; usually 0 but at the last.
-        values: V_t.
-        mask: Tokens of the policy.
-        gamma: Discount.
-        lam: lambda, for all rows or for each.
-    """
-    num_rows, num_tokens = rewards.shape
-    decay = gamma * np.broadcast_to(np.asarray(lam, dtype=np.float64), (num_rows,))
-    advantages = np.zeros((num_rows, num_tokens), dtype=np.float64)
-    next_value, next_advantage = np.zeros(num_rows), np.zeros(num_rows)
-    for t in range(num_tokens - 1, -1, -1):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = delta + decay * next_advantage
-        next_value = np.where(mask[:, t], values[:, t], next_value)
-        next_advantage = np.where(mask[:, t], advantage, next_advantage)
-        advantages[:, t] = np.where(mask[:, t], advantage, 0.0)
-    return advantages
-
-
-def adaptive_lambda(
-    lengths: Float[np.ndarray, "*rows"], *, alpha: float | Float[np.ndarray, "*rows"] = 0.05, floor: float | None = 0.0
-) -> Float[np.ndarray, "*rows"]:
-    """Return ``lambda = 1 - 1 / (alpha l)``, so that the weights of GAE's sum add up to ``alpha l``.
+def adaptive_lambda(length: int, *, alpha: float = 0.05, floor: float = 0.0) -> float:
+    """Return ``lambda = 1 - 1 / (alpha l)``, so that the weights of GAE's sum add up to ``alpha l``; at least ``floor``.
 
     VAPO (2504.05118, section 4.2). The paper has no floor, and lambda is negative below ``l = 1 / alpha``; 0, ours, is always
-    sensible, T-PPO's port takes 0.95. None leaves the paper's formula.
+    sensible, T-PPO's port takes 0.95.
     """
-    lam = 1.0 - 1.0 / (alpha * np.asarray(lengths, dtype=np.float64))
-    return lam if floor is None else np.maximum(lam, floor)
+    return max(1.0 - 1.0 / (alpha * length), floor)
 
 
 def window_deltas(
@@ -72,28 +32,16 @@ def window_deltas(
     *,
     is_finished: bool,
     gamma: float,
-    next_value: float | None = None,
 ) -> Float[np.ndarray, " tokens"]:
-    """Return EGAE's deltas of one window.
+    """Return the deltas of one window; its advantages are ``discounted_sums(deltas, gamma * lam)``.
 
-    ``delta_j = r_j + gamma V_{j+1} - V_j``. After the last token of a finished response V is 0. After that of an unfinished
-    window it is ``V_{n-1}`` again, the state never having been fed to the value model, so that with gamma = 1 and no reward
-    the last delta is 0; or ``next_value`` when given (not T-PPO). T-PPO (2506.15050).
+    ``delta_j = r_j + gamma V_{j+1} - V_j``. After the last token of a finished response V is 0: GAE (1506.02438, eq. 16) over
+    the whole of it. After that of an unfinished window it is ``V_{n-1}`` again, the state never having been fed to the value
+    model, so that with gamma = 1 and no reward the last delta is 0: EGAE, T-PPO (2506.15050).
     """
-    after = 0.0 if is_finished else float(values[-1]) if next_value is None else next_value
+    after = 0.0 if is_finished else float(values[-1])
     following = np.append(np.asarray(values[1:], dtype=np.float64), after)
     return rewards + gamma * following - values
-
-
-def egae(deltas: Float[np.ndarray, " tokens"], *, gamma: float, lam: float) -> Float[np.ndarray, " tokens"]:
-    """Return ``A_t = sum_{j >= t} (gamma lambda)^(j - t) delta_j`` over one window. T-PPO (2506.15050)."""
-    decay = gamma * lam
-    backwards: list[float] = []
-    following = 0.0
-    for delta in reversed(deltas.tolist()):
-        following = delta + decay * following
-        backwards.append(following)
-    return np.array(backwards[::-1], dtype=np.float64)
 
 
 def window_policy_mask(num_tokens: int, *, is_finished: bool, num_ignored: int) -> Bool[np.ndarray, " tokens"]:

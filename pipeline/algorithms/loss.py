@@ -6,13 +6,13 @@ metrics for each token. *Waits for* nothing. How a backend uses it: ``pipeline.a
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from pipeline.algorithms.importance import approximate_proximal, band_weights, importance_ratio, truncated_weights
+from pipeline.algorithms.divergence import token_divergence
+from pipeline.algorithms.importance import approximate_proximal, behavior_ratio, correction_weights, rejection_mask
 from pipeline.algorithms.kl import kl_estimate
-from pipeline.algorithms.objective import Importance, Objective, Proximal, Surrogate
+from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection, Surrogate
 from pipeline.algorithms.surrogate import TokenLoss, cispo_loss, clipped_loss, log_ratio, sequence_ratio
 
 
@@ -34,11 +34,13 @@ def token_loss(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
     versions: Int[Tensor, " tokens"] | None = None,
+    mean_weight: float = 1.0,
 ) -> tuple[Float[Tensor, " tokens"], dict[str, Float[Tensor, " tokens"]]]:
     """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached metrics of each.
 
-    Loss and gradient are exactly 0 off the mask, whatever stands there. Multiply by ``token_weights`` and sum for the
-    loss; sum a metric over all micro-batches and divide by the number of mask tokens for its mean.
+    Loss and gradient are exactly 0 off the mask, whatever stands there, and on rejected tokens. Multiply by
+    ``token_weights`` and sum for the loss; sum a metric over all micro-batches and divide by the number of mask tokens for
+    its mean.
 
     Args:
         objective: Settings.
@@ -52,6 +54,7 @@ def token_loss(
         row_ids: Response of each token, 0 .. num_rows - 1. Rows are whole.
         num_rows: Responses in this micro-batch.
         versions: Policy version that sampled each token; required when the proximal policy is interpolated.
+        mean_weight: What importance weights are divided by: ``importance.mean_weight`` of the whole mini-batch, or 1.
 
     Raises:
         ValueError: Reference log-probs, entropies or versions are needed and absent.
@@ -67,19 +70,24 @@ def token_loss(
     advantages = on_mask(advantages)
     exponent = log_ratio(logprobs, proximal)
     term = _surrogate(objective, logprobs, proximal, exponent, advantages, mask, row_ids, num_rows)
-    rho = importance_ratio(proximal, behavior)
-    weight = _weight(objective, rho)
-    loss = term.loss * weight
+    rho = behavior_ratio(objective.importance_level, proximal, behavior, mask, row_ids, num_rows)
+    bounded = correction_weights(objective, rho)
+    weight = bounded if mean_weight == 1.0 else bounded / mean_weight
     metrics = {
         "clip_fraction": term.clipped,
         "dual_clip_fraction": term.dual_clipped,
         "approx_kl": -exponent,
         "policy_ratio": exponent.exp(),
-        "behavior_kl": behavior - proximal,
         "importance_ratio": rho,
         "importance_weight": weight,
-        "importance_cut_fraction": weight != rho,
+        "importance_cut_fraction": bounded != rho,
+        **token_divergence(proximal, behavior),
     }
+    trained = mask
+    if objective.rejection is not Rejection.NONE:
+        trained = mask & rejection_mask(objective, proximal, behavior, mask, row_ids, num_rows)
+        metrics["rejected_fraction"] = ~trained
+    loss = term.loss * weight
     if reference_logprobs is not None:
         divergence = kl_estimate(logprobs, on_mask(reference_logprobs), objective.kl_estimator)
         metrics["reference_kl"] = divergence
@@ -100,7 +108,7 @@ def token_loss(
             f"entropy is None, but entropy_coefficient is {objective.entropy_coefficient}; give the policy's entropies, or set "
             "the coefficient to 0"
         )
-    return loss.where(mask, zero), {name: on_mask(value.detach()) for name, value in metrics.items()}
+    return loss.where(trained, zero), {name: on_mask(value.detach()) for name, value in metrics.items()}
 
 
 def _proximal(
@@ -120,7 +128,9 @@ def _proximal(
             "or set algorithm.proximal to recompute"
         )
     # the policy in training is on its way to the next version
-    return approximate_proximal(behavior, current, versions, current_version=objective.proximal_version + 1)
+    is_linear = objective.proximal is Proximal.INTERPOLATE_LINEAR
+    version = objective.proximal_version + 1
+    return approximate_proximal(behavior, current, versions, current_version=version, linear=is_linear)
 
 
 def _surrogate(
@@ -141,15 +151,3 @@ def _surrogate(
             return clipped_loss(sequence_ratio(logprobs, proximal, mask, row_ids, num_rows), advantages, **bounds)
         case Surrogate.CISPO:
             return cispo_loss(logprobs, exponent.exp(), advantages, **bounds)
-
-
-def _weight(objective: Objective, rho: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    match objective.importance:
-        case Importance.NONE | Importance.BYPASS:
-            return torch.ones_like(rho)
-        case Importance.TIS:
-            return truncated_weights(rho, objective.importance_cap)
-        case Importance.ICEPOP:
-            return band_weights(rho, objective.importance_floor, objective.importance_cap)
-        case Importance.DECOUPLED:
-            return rho

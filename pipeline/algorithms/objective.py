@@ -1,3 +1,4 @@
+# ruff: noqa: S105  levels named after tokens are not secrets
 """What one optimiser step minimises: the terms of the loss, their settings, and the weight of every token.
 
 *Consumes* the algorithm section of a configuration, and the samples of whole mini-batches. *Produces* settings and weights in
@@ -18,6 +19,7 @@ importance mode says how behaviour is accounted for; none corrects the same gap 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -59,6 +61,42 @@ class Importance(StrEnum):
     """The behaviour policy is the proximal one: clip around it, with no further weight, since the ratio holds rho already."""
 
 
+class ImportanceLevel(StrEnum):
+    """What shares one rho. A row is a sample: a response, or a window of one."""
+
+    TOKEN = "token"
+    """Each token has its own."""
+    SEQUENCE = "sequence"
+    """The product over the row's loss tokens."""
+    GEOMETRIC = "geometric"
+    """The geometric mean over the row's loss tokens."""
+
+
+class Rejection(StrEnum):
+    """What decides that a token or a row trains nothing. z is the logarithm of a token's rho."""
+
+    NONE = "none"
+    RATIO = "ratio"
+    """``exp(z)``"""
+    K1 = "k1"
+    """``-z``, between the logarithms of the bounds: the bounds are ratios of behaviour to proximal (verl)."""
+    K2 = "k2"
+    """``z^2 / 2``"""
+    K3 = "k3"
+    """``exp(z) - 1 - z``"""
+    K3_REVERSE = "k3-reverse"
+    """``exp(-z) - 1 + z`` (AReaL)"""
+
+
+class RejectionLevel(StrEnum):
+    """Over what a rejection's quantity is taken: of each token by itself, or over a row's loss tokens, all of which go."""
+
+    TOKEN = "token"
+    SUM = "seq-sum"
+    MEAN = "seq-mean"
+    MAX = "seq-max"
+
+
 class Proximal(StrEnum):
     """Where the proximal policy's log-probs come from."""
 
@@ -66,6 +104,8 @@ class Proximal(StrEnum):
     """From a forward pass before the first step of an update; none is needed when it is the only step."""
     INTERPOLATE = "interpolate"
     """Guessed at each step between behaviour and current policy by their versions (AReaL): spares that pass."""
+    INTERPOLATE_LINEAR = "interpolate-linear"
+    """The same between the probabilities, not between their logarithms."""
 
 
 class KLEstimator(StrEnum):
@@ -102,6 +142,13 @@ class Objective:
     importance: Importance = Importance.TIS
     importance_cap: float = 2.0
     importance_floor: float = 0.5
+    importance_level: ImportanceLevel = ImportanceLevel.TOKEN
+    importance_normalize: bool = False
+    """Divide by the mean weight of the whole mini-batch."""
+    rejection: Rejection = Rejection.NONE
+    rejection_level: RejectionLevel = RejectionLevel.TOKEN
+    rejection_upper: float = math.inf
+    rejection_lower: float | None = None
     proximal: Proximal = Proximal.RECOMPUTE
     proximal_version: int = 0
     """Of the learner at the start of the update, for interpolation; set by ``at``."""
@@ -125,6 +172,12 @@ class Objective:
             importance=Importance(section.importance),
             importance_cap=section.importance_cap,
             importance_floor=section.importance_floor,
+            importance_level=ImportanceLevel(section.importance_level),
+            importance_normalize=section.importance_normalize,
+            rejection=Rejection(section.rejection),
+            rejection_level=RejectionLevel(section.rejection_level),
+            rejection_upper=math.inf if section.rejection_upper is None else section.rejection_upper,
+            rejection_lower=section.rejection_lower,
             proximal=Proximal(section.proximal),
             kl_coefficient=section.kl_coefficient,
             kl_estimator=KLEstimator(section.kl_estimator),
@@ -150,6 +203,11 @@ class Objective:
     def needs_old(self) -> bool:
         """Whether ``token_loss`` reads the proximal policy's log-probs; if not, they need not be computed."""
         return self.importance is not Importance.BYPASS and self.proximal is Proximal.RECOMPUTE
+
+    @property
+    def needs_old_first(self) -> bool:
+        """Whether those of the whole mini-batch must be there before any of its losses."""
+        return self.importance_normalize
 
     def row_weights(self, num_loss_tokens: Real[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
         """Return the weight of every loss token of each row of a whole mini-batch, float64."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.advantage import group_advantages, whiten_rows
+from pipeline.algorithms.advantage import discounted_sums, group_advantages, terminal_rewards, whiten_rows
 from pipeline.algorithms.group_rule import GroupRule, Responses
 
 
@@ -27,7 +27,7 @@ class ReinforcePlusPlus(GroupRule):
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         """Whiten the reward that is still to come at each token."""
         returns = [
-            reward * self.gamma ** np.arange(mask.size - 1, -1, -1, dtype=np.float64)
+            discounted_sums(terminal_rewards(float(reward), mask.size), self.gamma)
             for reward, mask in zip(responses.rewards, responses.masks, strict=True)
         ]
         return whiten_rows(returns, responses.masks)

@@ -32,11 +32,9 @@ class TokenLoss:
     """The second clip bounds the loss of a negative advantage."""
 
 
-def log_ratio(
-    logprobs: Float[Tensor, "*tokens"], old_logprobs: Float[Tensor, "*tokens"], limit: float = MAX_LOG_RATIO
-) -> Float[Tensor, "*tokens"]:
-    """Return ``z = clamp(logp - old, -limit, limit)``; the ratio is ``exp(z)``. PPO (1707.06347), clamp as in verl."""
-    return (logprobs - old_logprobs).clamp(-limit, limit)
+def log_ratio(logprobs: Float[Tensor, "*tokens"], old_logprobs: Float[Tensor, "*tokens"]) -> Float[Tensor, "*tokens"]:
+    """Return ``z = clamp(logp - old, -20, 20)``; the ratio is ``exp(z)``. PPO (1707.06347), clamp as in verl."""
+    return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def clipped_loss(
@@ -104,17 +102,3 @@ def cispo_loss(
     weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
     outside = weight != ratio.detach()
     return TokenLoss(-weight * advantages * logprobs, outside, torch.zeros_like(outside))
-
-
-def positive_nll(
-    logprobs: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
-    rewards: Float[Tensor, " rows"],
-) -> Float[Tensor, ""]:
-    """Return the mean negative log-likelihood of the tokens of right responses (reward above 0); 0 when there is none.
-
-    VAPO (2504.05118, section 4.3.2) adds it with weight 0.1.
-    """
-    kept = mask & (rewards[row_ids] > 0)
-    return -logprobs.where(kept, logprobs.new_zeros(())).sum() / kept.sum().clamp(min=1).to(logprobs.dtype)

@@ -30,10 +30,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms import segments
 from pipeline.algorithms.assemble import token_scores
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
+from pipeline.algorithms.segments import join_segments
 from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
@@ -68,7 +68,7 @@ class Tppo(CriticRule):
         if Field.REFERENCE in self.fields and reference is None:
             raise LedgerError(f"chunk {unit.name} lacks reference log-probs; expected them on every chunk")
         try:
-            provenance = segments.join([(chunk.segments, chunk.behavior_logprobs)])
+            versions, behavior_logprobs = join_segments([(chunk.segments, chunk.behavior_logprobs)])
         except ValueError as error:
             raise LedgerError(f"chunk {unit.name} is inconsistent: {error}") from error
         outcome = score if isinstance(score, RewardScore) else None
@@ -87,8 +87,8 @@ class Tppo(CriticRule):
                 tokens=tokens.astype(np.int32, copy=False),
                 prompt_length=int(chunk.prompt.tokens.size),
                 num_earlier=int(chunk.context_tokens.size),
-                behavior_logprobs=provenance.behavior_logprobs.astype(np.float32, copy=False),
-                versions=provenance.versions,
+                behavior_logprobs=behavior_logprobs.astype(np.float32, copy=False),
+                versions=versions,
                 values=values,
                 reference_logprobs=reference,
                 score=outcome,

@@ -1,14 +1,13 @@
 """The clipped regression of a value model to its targets.
 
-*Consumes* new and stored values and value targets, one a token. *Produces* a loss a token, not yet aggregated, and the weights
-of T-PPO's aggregation. *Waits for* nothing.
+*Consumes* new and stored values and value targets, one a token. *Produces* a loss a token, not yet aggregated.
+*Waits for* nothing.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float
 from torch import Tensor
 
 from pipeline.algorithms.surrogate import TokenLoss
@@ -31,15 +30,3 @@ def clipped_value_loss(
     free_error, bounded_error = (values - targets).square(), (bounded - targets).square()
     clipped = bounded_error > free_error
     return TokenLoss(0.5 * torch.maximum(free_error, bounded_error), clipped, torch.zeros_like(clipped))
-
-
-def finished_row_weights(
-    num_loss_tokens: Integer[np.ndarray, " rows"], is_finished: Bool[np.ndarray, " rows"]
-) -> Float[np.ndarray, " rows"]:
-    """Return the weight of every token of each row: the token mean of finished rows, averaged over all rows.
-
-    Unfinished rows weigh nothing and still count in the denominator, so that the step shrinks with the finished fraction.
-    T-PPO's port.
-    """
-    counts = np.maximum(np.asarray(num_loss_tokens, dtype=np.float64), 1.0)
-    return is_finished / counts / max(is_finished.size, 1)

@@ -9,32 +9,23 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from pipeline.algorithms.gae import egae, window_deltas
-
-
-def monte_carlo_targets(reward: float, num_tokens: int, *, gamma: float) -> Float[np.ndarray, " tokens"]:
-    """Return ``G_t = gamma^(T - t) R`` for t = 1 .. T: the discounted reward to go of a response that is rewarded at its end.
-
-    This is lambda_critic = 1 (VAPO, T-PPO). With gamma = 1 every token has the target R. T-PPO's port leaves gamma out.
-    """
-    return reward * gamma ** np.arange(num_tokens - 1, -1, -1, dtype=np.float64)
+from pipeline.algorithms.advantage import discounted_sums
+from pipeline.algorithms.gae import window_deltas
 
 
 def lambda_targets(
-    reward: float, values: Float[np.ndarray, " tokens"], *, gamma: float, lam: float
+    rewards: Float[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], *, gamma: float, lam: float
 ) -> Float[np.ndarray, " tokens"]:
     """Return ``A_t + V_t`` of GAE over a finished response: the lambda-return, bootstrapped from the values it was given.
 
-    At lambda = 1 the values cancel and Monte-Carlo targets are left, whatever the critic. Below 1 the reward fades with
-    lambda^(T - t) and the critic learns from itself: what PPO does, and VAPO's decoupled GAE undoes (VC-PPO, 2503.01491).
+    At lambda = 1 the values cancel and Monte-Carlo targets are left, whatever the critic (VAPO, T-PPO, whose port leaves gamma
+    out): with gamma = 1 and a reward at the end every token has that reward. Below 1 the reward fades with lambda^(T - t) and
+    the critic learns from itself: what PPO does, and VAPO's decoupled GAE undoes (VC-PPO, 2503.01491).
     """
     if lam == 1.0:
-        return monte_carlo_targets(reward, values.size, gamma=gamma)
+        return discounted_sums(rewards, gamma)
     values = values.astype(np.float64)
-    rewards = np.zeros(values.size)
-    rewards[-1:] = reward
-    deltas = window_deltas(rewards, values, is_finished=True, gamma=gamma)
-    return egae(deltas, gamma=gamma, lam=lam) + values
+    return discounted_sums(window_deltas(rewards, values, is_finished=True, gamma=gamma), gamma * lam) + values
 
 
 def explained_variance(

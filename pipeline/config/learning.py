@@ -103,12 +103,35 @@ class AlgorithmSection(Section):
     importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = Field(
         default="tis", description="Correction of behaviour against proximal policy; algorithms README, off-policy."
     )
-    proximal: Literal["recompute", "interpolate"] = Field(
+    proximal: Literal["recompute", "interpolate", "interpolate-linear"] = Field(
         default="recompute",
-        description="Proximal log-probs: one more forward pass, or guessed between behaviour and current policy.",
+        description="Proximal log-probs: one more forward pass, or guessed between behaviour and current policy, by log-probs "
+        "or by probabilities.",
     )
     importance_cap: float = Field(default=2.0, gt=0.0, description="C of TIS; upper bound of IcePop.")
     importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
+    importance_level: Literal["token", "sequence", "geometric"] = Field(
+        default="token",
+        description="What shares an importance weight: nothing, or all tokens of a response, by the product or the geometric "
+        "mean of their ratios. A product saturates over several policy versions.",
+    )
+    importance_normalize: bool = Field(
+        default=False, description="Divide importance weights by their mean over the mini-batch; one more forward pass."
+    )
+    rejection: Literal["none", "ratio", "k1", "k2", "k3", "k3-reverse"] = Field(
+        default="none",
+        description="Train nothing on tokens or responses where proximal and behaviour policy differ too much, by this "
+        "quantity. Algorithms README, off-policy.",
+    )
+    rejection_level: Literal["token", "seq-sum", "seq-mean", "seq-max"] = Field(
+        default="token", description="Reject single tokens, or whole responses by their sum, mean or largest value."
+    )
+    rejection_upper: float | None = Field(
+        default=None, gt=0.0, description="Largest value kept. For k1 a ratio, of behaviour to proximal policy."
+    )
+    rejection_lower: float | None = Field(
+        default=None, gt=0.0, description="Smallest value kept, of ratio and k1; absent: none is too small."
+    )
     dynamic_sampling: bool = Field(default=True, description="Drop groups without signal by raw accuracy. DAPO eq. 11.")
     oversampling: float = Field(
         default=1.0,

@@ -168,11 +168,7 @@ class RunConfig(Section):
                 f"{algorithm.name} has a critic, but fleet.value is 0, so nothing would fill in values; set fleet.value to 1, "
                 "or choose an algorithm without a critic"
             )
-        if algorithm.proximal == "interpolate" and algorithm.importance == "bypass":
-            raise ValueError(
-                "algorithm.proximal is interpolate, but importance bypass never reads the proximal policy; set proximal to "
-                "recompute, or importance to decoupled"
-            )
+        self._check_importance()
         if 0.0 < algorithm.dual_clip <= 1.0:
             raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off")
         batch = algorithm.groups_per_update * algorithm.group_size
@@ -191,6 +187,43 @@ class RunConfig(Section):
                 "reference log-probs are needed (kl_coefficient > 0 or reference.always), but fleet.reference is 0"
             )
         return self
+
+    def _check_importance(self) -> None:
+        """Refuse corrections that contradict each other, and bounds that are none."""
+        algorithm = self.algorithm
+        if algorithm.importance == "bypass":
+            unusable = {
+                "proximal": algorithm.proximal != "recompute",
+                "importance_normalize": algorithm.importance_normalize,
+                "rejection": algorithm.rejection != "none",
+            }
+            for name in (name for name, is_set in unusable.items() if is_set):
+                raise ValueError(
+                    f"algorithm.{name} is {getattr(algorithm, name)}, but importance bypass never reads the proximal policy; "
+                    f"leave {name} at its default, or set importance to decoupled"
+                )
+        if algorithm.importance_normalize and (algorithm.importance == "none" or algorithm.proximal != "recompute"):
+            name = "importance" if algorithm.importance == "none" else "proximal"
+            raise ValueError(
+                f"algorithm.importance_normalize is on, but {name} is {getattr(algorithm, name)}: it needs weights, and knows "
+                "those of a mini-batch before its step; switch it off, or set importance to tis, icepop or decoupled and "
+                "proximal to recompute"
+            )
+        upper, lower = algorithm.rejection_upper, algorithm.rejection_lower
+        if algorithm.rejection == "none":
+            return
+        if upper is None:
+            raise ValueError(
+                f"algorithm.rejection is {algorithm.rejection}, but rejection_upper is not set, so nothing would be rejected; "
+                "give it, for example 2 for a token's ratio, 1.001 for k1 over seq-mean or 0.01 for k3"
+            )
+        if lower is not None and algorithm.rejection not in ("ratio", "k1"):
+            raise ValueError(
+                f"algorithm.rejection_lower is {lower}, but {algorithm.rejection} is never below 0, where the policies agree; "
+                "leave rejection_lower out, or set rejection to ratio or k1"
+            )
+        if lower is not None and lower >= upper:
+            raise ValueError(f"algorithm.rejection_lower is {lower}, not below rejection_upper {upper}; lower it")
 
     def _check_ranks(self) -> None:
         """Refuse what cannot be shared out among ranks."""

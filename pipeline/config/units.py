@@ -48,6 +48,8 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "high_water_mark": "messages",
     "importance_cap": "ratio",
     "importance_floor": "ratio",
+    "rejection_lower": "ratio",
+    "rejection_upper": "ratio, or nats of k2 and k3",
     "keep": "newest ones",
     "checkpoint_keep": "newest ones",
     "kl_coefficient": "loss per nat",

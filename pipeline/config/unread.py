@@ -89,6 +89,16 @@ _RULES = (
         "only importance tis and icepop have a cap",
     ),
     _Rule(
+        ("algorithm.importance_level",),
+        lambda config: config.algorithm.importance in ("none", "bypass"),
+        "importance none and bypass have no weights",
+    ),
+    _Rule(
+        ("algorithm.rejection_level", "algorithm.rejection_upper", "algorithm.rejection_lower"),
+        lambda config: config.algorithm.rejection == "none",
+        "algorithm.rejection is none",
+    ),
+    _Rule(
         ("algorithm.importance_floor",),
         lambda config: config.algorithm.importance != "icepop",
         "only importance icepop has a floor",

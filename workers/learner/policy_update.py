@@ -110,7 +110,8 @@ class PolicyUpdate:
     def _needs_old_logprobs(self) -> bool:
         """Whether the proximal policy's log-probs must be computed before the steps. In the only step of an update the
         present policy is the proximal one, and the backend reads them off the same forward pass."""
-        return self._algorithm.objective.needs_old and self._config.algorithm.num_minibatches > 1
+        objective = self._algorithm.objective
+        return objective.needs_old and (self._config.algorithm.num_minibatches > 1 or objective.needs_old_first)
 
     def _check(self, result: StepResult) -> None:
         self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from pipeline.algorithms import build
+from pipeline.algorithms.advantage import terminal_rewards
 from pipeline.algorithms.base import Algorithm
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
-from pipeline.algorithms.filters import has_signal
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.value_targets import lambda_targets
 from pipeline.config.schema import RunConfig
@@ -90,7 +90,7 @@ def effect_of(config: RunConfig) -> Effect:
     scores = [_score(config, response) for response in drawn]
     groups = [range(at, at + size) for at in range(0, NUM_RESPONSES, size)]
     if config.declaration.unit is Unit.GROUP and config.algorithm.dynamic_sampling:
-        groups = [group for group in groups if has_signal([scores[index].accuracy for index in group])]
+        groups = [group for group in groups if len({scores[index].accuracy for index in group}) > 1]
     units = [unit for group in groups for unit in _units(config, drawn, scores, group)]
     algorithm = build(config)
     gradient = np.zeros((NUM_RESPONSES, max(response.tokens.size for response in drawn)))
@@ -250,8 +250,8 @@ def _gradients(
 
 def _targets(config: RunConfig, drawn: list[_Drawn], scores: list[RewardScore]) -> np.ndarray:
     gamma, lam = config.algorithm.gamma, config.value.gae_lambda
-    made = [
-        lambda_targets(score.reward, response.values[: _capped(config, response)], gamma=gamma, lam=lam)
-        for response, score in zip(drawn, scores, strict=True)
-    ]
+    made: list[np.ndarray] = []
+    for response, score in zip(drawn, scores, strict=True):
+        values = response.values[: _capped(config, response)]
+        made.append(lambda_targets(terminal_rewards(score.reward, values.size), values, gamma=gamma, lam=lam))
     return np.concatenate(made)

@@ -1,4 +1,4 @@
-"""Padded matrices of the vectors as packed tensors, and back."""
+"""Padded matrices of the vectors as packed tensors and training samples, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.aggregation import row_weights
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,27 @@ class Rows:
         """Average over the mask, as a training backend averages a metric."""
         return float(values.detach().double().where(self.mask, torch.zeros(())).sum() / self.mask.sum().clamp(min=1))
 
-    def counts(self) -> np.ndarray:
-        """Return the number of tokens of the mask in each row."""
-        return self.mask.reshape(self.num_rows, self.width).sum(dim=1).numpy()
+    def samples(self, is_imitated: list[bool] | None = None) -> list[TrainingSample]:
+        """Return each row as a sample with its mask, after one token of prompt."""
+        masks = self.mask.reshape(self.num_rows, self.width).numpy()
+        nothing = np.zeros(self.width, dtype=np.float32)
+        return [
+            TrainingSample(
+                name=str(row),
+                tokens=np.zeros(1 + self.width, dtype=np.int32),
+                prompt_length=1,
+                loss_mask=mask,
+                advantages=nothing,
+                behavior_logprobs=nothing,
+                versions=np.zeros(self.width, dtype=np.int32),
+                nll_mask=mask if is_imitated is not None and is_imitated[row] else None,
+            )
+            for row, mask in enumerate(masks)
+        ]
 
-    def weights(self, mode: str, norm_length: float | None = None) -> Tensor:
+    def weights(self, objective: Objective) -> Tensor:
         """Return the loss weight of each token, 0 off the mask."""
-        rows = row_weights(self.counts(), mode, norm_length=float(norm_length or self.width))
-        return torch.from_numpy(rows)[self.row_ids] * self.mask
+        return torch.from_numpy(np.concatenate(objective.token_weights(self.samples())))
 
 
 def gradient(loss: Tensor, *inputs: Tensor) -> list[Tensor]:

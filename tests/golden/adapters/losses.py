@@ -2,103 +2,129 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.divergence import behavior_divergence
-from pipeline.algorithms.entropy import entropy_from_logits, logprobs_from_logits
-from pipeline.algorithms.importance import (
-    approximate_proximal,
-    correction_weights,
-    importance_ratio,
-    rejection_mask,
-)
+from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.divergence import row_divergence
+from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.importance import approximate_proximal, mean_weight
 from pipeline.algorithms.kl import kl_estimate
-from pipeline.algorithms.loss import token_loss
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.surrogate import clipped_loss, log_ratio, positive_nll
-from pipeline.ledger.contract import LedgerSpec, Unit
-from pipeline.ledger.staleness import credit_limit
+from pipeline.algorithms.loss import imitation_loss, token_loss
+from pipeline.algorithms.objective import (
+    Importance,
+    ImportanceLevel,
+    KLEstimator,
+    Objective,
+    Rejection,
+    RejectionLevel,
+    Surrogate,
+)
+from protocol.trajectory import RewardScore
 from tests.golden.adapters.batch import Rows, gradient
+from tests.golden.adapters.ledger import capacity, in_memory
+from workers.engines.model.packed import Entropy, score_logits
 
 Case = Mapping[str, Any]
+Metrics = dict[str, Tensor]
 
 
 def policy_loss(inputs: Case) -> dict[str, Any]:
     """Clipped losses, GSPO, CISPO, positive-example NLL."""
     rows = Rows.of(inputs["response_mask"])
     if "mu" in inputs:
-        return _positive_nll(inputs, rows)
+        return _imitation(inputs, rows)
     kind = inputs.get("kind", "clip")
+    mode = inputs.get("loss_agg_mode", "seq-mean-token-mean" if kind == "gspo" else "token-mean")
+    weights, old = inputs.get("is_weights"), rows.flat(inputs["old_log_prob"])
     objective = Objective(
         clip_low=inputs["eps_low"],
         clip_high=inputs["eps_high"],
         dual_clip=inputs.get("dual_clip_c") or 0.0,
         surrogate=Surrogate(kind),
-        importance=Importance.NONE,
+        aggregation=Aggregation(mode),
+        norm_length=float(rows.width),
+        importance=Importance.NONE if weights is None else Importance.DECOUPLED,
     )
-    mode = inputs.get("loss_agg_mode", "seq-mean-token-mean" if kind == "gspo" else "token-mean")
-    outputs = _surrogate(inputs, rows, objective, mode, inputs["old_log_prob"], None)
+    # the behaviour policy under which a token has the weight that is given
+    behavior = old if weights is None else old - rows.flat(weights).log()
+    outputs, losses, metrics = _loss(inputs, rows, objective, old, behavior)
+    approx_kl = metrics["approx_kl"]
     if kind == "clip" and inputs["dual_clip_c"] is None:  # those of OpenRLHF, whose metric is not clamped
-        free = -log_ratio(rows.flat(inputs["log_prob"]), rows.flat(inputs["old_log_prob"]), limit=math.inf)
-        outputs["approx_kl"] = rows.mean(free)
-    return outputs
-
-
-def _surrogate(
-    inputs: Case,
-    rows: Rows,
-    objective: Objective,
-    mode: str,
-    old: list[list[float]],
-    behavior: list[list[float]] | None,
-) -> dict[str, Any]:
-    logprobs = rows.flat(inputs["log_prob"], grad=True)
-    proximal = rows.flat(old)
-    losses, metrics = token_loss(
-        objective,
-        logprobs=logprobs,
-        old_logprobs=proximal,
-        behavior_logprobs=proximal if behavior is None else rows.flat(behavior),
-        reference_logprobs=None,
-        entropy=None,
-        advantages=rows.flat(inputs["advantages"]),
-        mask=rows.mask,
-        row_ids=rows.row_ids,
-        num_rows=rows.num_rows,
-    )
-    if inputs.get("is_weights") is not None:
-        losses = losses * rows.flat(inputs["is_weights"])
-    loss = (losses * rows.weights(mode)).sum()
-    (grad,) = gradient(loss, logprobs)
-    return {
-        "loss": loss.item(),
-        "grad_log_prob": rows.matrix(grad),
+        approx_kl = kl_estimate(old, rows.flat(inputs["log_prob"]), KLEstimator.K1)
+    return outputs | {
         "per_token_loss": rows.matrix(losses),
         "clipfrac": rows.mean(metrics["clip_fraction"]),
         "clipfrac_lower": rows.mean(metrics["dual_clip_fraction"]),
-        "approx_kl": rows.mean(metrics["approx_kl"]),
+        "approx_kl": rows.mean(approx_kl),
     }
 
 
-def _positive_nll(inputs: Case, rows: Rows) -> dict[str, Any]:
+def _loss(
+    inputs: Case, rows: Rows, objective: Objective, old: Tensor, behavior: Tensor
+) -> tuple[dict[str, Any], Tensor, Metrics]:
+    """Return loss and gradient of a batch, and the loss and the metrics of each token."""
     logprobs = rows.flat(inputs["log_prob"], grad=True)
-    rewards = torch.tensor(inputs["reward"], dtype=torch.float64)
-    loss = positive_nll(logprobs, rows.mask, rows.row_ids, rewards)
+    losses, metrics = _token_loss(
+        rows, objective, logprobs=logprobs, old=old, behavior=behavior, advantages=rows.flat(inputs["advantages"])
+    )
+    loss = (losses * rows.weights(objective)).sum()
     (grad,) = gradient(loss, logprobs)
-    return {"nll": loss.item(), "weighted": inputs["mu"] * loss.item(), "grad_nll": rows.matrix(grad)}
+    return {"loss": loss.item(), "grad_log_prob": rows.matrix(grad)}, losses, metrics
+
+
+def _token_loss(
+    rows: Rows,
+    objective: Objective,
+    *,
+    logprobs: Tensor,
+    old: Tensor,
+    behavior: Tensor,
+    advantages: Tensor,
+    mean: float = 1.0,
+) -> tuple[Tensor, Metrics]:
+    return token_loss(
+        objective,
+        logprobs=logprobs,
+        old_logprobs=old,
+        behavior_logprobs=behavior,
+        reference_logprobs=None,
+        entropy=None,
+        advantages=advantages,
+        mask=rows.mask,
+        row_ids=rows.row_ids,
+        num_rows=rows.num_rows,
+        mean_weight=mean,
+    )
+
+
+def _imitation(inputs: Case, rows: Rows) -> dict[str, Any]:
+    logprobs = rows.flat(inputs["log_prob"], grad=True)
+    right = [is_right(RewardScore(reward=reward, accuracy=float(reward > 0))) for reward in inputs["reward"]]
+    samples = rows.samples(is_imitated=right)
+    masks = [np.zeros(rows.width, np.bool_) if sample.nll_mask is None else sample.nll_mask for sample in samples]
+    losses = imitation_loss(logprobs, torch.from_numpy(np.concatenate(masks)))
+
+    def weighted(coefficient: float) -> Tensor:
+        weights = Objective(imitation_coefficient=coefficient).imitation_weights(samples)
+        return (losses * torch.from_numpy(np.concatenate(weights))).sum()
+
+    (grad,) = gradient(weighted(1.0), logprobs)
+    nll, part = weighted(1.0), weighted(inputs["mu"])
+    return {"nll": nll.item(), "weighted": part.item(), "grad_nll": rows.matrix(grad)}
 
 
 def aggregation(inputs: Case) -> dict[str, Any]:
     """Aggregation modes, on one process and over ranks."""
     rows = Rows.of(inputs["loss_mask"])
-    mode = inputs["loss_agg_mode"]
-    weighted = rows.flat(inputs["loss_mat"]) * rows.weights(mode, inputs.get("loss_scale_factor"))
+    norm_length = float(inputs.get("loss_scale_factor") or rows.width)
+    objective = Objective(aggregation=Aggregation(inputs["loss_agg_mode"]), norm_length=norm_length)
+    weighted = rows.flat(inputs["loss_mat"]) * rows.weights(objective)
     if "split" not in inputs:
         return {"loss": weighted.sum().item()}
     ranks = [
@@ -120,12 +146,14 @@ def entropy(inputs: Case) -> dict[str, Any]:
     """Entropy and log-probs from logits."""
     rows = Rows.of(inputs["response_mask"])
     logits = torch.tensor(inputs["logits"], dtype=torch.float64, requires_grad=True)
-    values = entropy_from_logits(logits)
-    (grad,) = gradient(values.reshape(-1)[rows.mask].sum(), logits)
+    labels = torch.tensor(inputs["labels"]).reshape(-1)
+    logprobs, values = score_logits(logits.flatten(0, 1), labels, 1.0, Entropy.DIFFERENTIATE)
+    assert values is not None
+    (grad,) = gradient(values[rows.mask].sum(), logits)
     return {
-        "entropy": values.tolist(),
-        "log_prob": logprobs_from_logits(logits, torch.tensor(inputs["labels"])).tolist(),
-        "entropy_token_mean": (values.reshape(-1) * rows.weights("token-mean")).sum().item(),
+        "entropy": rows.matrix(values),
+        "log_prob": rows.matrix(logprobs),
+        "entropy_token_mean": (values * rows.weights(Objective())).sum().item(),
         "grad_logits": grad.tolist(),
     }
 
@@ -135,80 +163,97 @@ def tis(inputs: Case) -> dict[str, Any]:
     rows = Rows.of(inputs["response_mask"])
     old, behavior = rows.flat(inputs["old_log_prob"]), rows.flat(inputs["rollout_log_prob"])
     place = (old, behavior, rows.mask, rows.row_ids, rows.num_rows)
+    objective = _correction(inputs)
+    mean = mean_weight(objective, *place) if objective.needs_old_first else 1.0
+    _, metrics = _token_loss(
+        rows, objective, logprobs=old, old=old, behavior=behavior, advantages=torch.zeros_like(old), mean=mean
+    )
     if "option" in inputs:
-        reduction, _, statistic = inputs["option"].rpartition("_")
-        lower, upper = _bounds(inputs["threshold"])
-        kept = rejection_mask(*place, reduction=reduction, statistic=statistic, upper=upper, lower=lower)
-        return {"modified_mask": rows.matrix(kept.double())}
+        return {"modified_mask": rows.matrix((rows.mask & (metrics["rejected_fraction"] == 0)).double())}
     if "threshold" in inputs:
-        floor, cap = _bounds(inputs["threshold"])
-        normalize = inputs["batch_normalize"]
-        weights = correction_weights(*place, level=inputs["level"], cap=cap, floor=floor, batch_normalize=normalize)
-        return {"weights": rows.matrix(weights)}
-    return asdict(behavior_divergence(*place))
+        return {"weights": rows.matrix(metrics["importance_weight"])}
+    by_row = row_divergence(*place)
+    gap = by_row["log_perplexity_gap"]
+    return {
+        "kl": rows.mean(metrics["behavior_kl"]),
+        "k3_kl": rows.mean(metrics["behavior_k3"]),
+        "chi2_token": rows.mean(metrics["behavior_chi2"]),
+        "training_ppl": by_row["proximal_perplexity"].mean().item(),
+        "training_log_ppl": by_row["proximal_log_perplexity"].mean().item(),
+        "rollout_ppl": by_row["behavior_perplexity"].mean().item(),
+        "rollout_log_ppl": by_row["behavior_log_perplexity"].mean().item(),
+        "log_ppl_diff": gap.mean().item(),
+        "log_ppl_abs_diff": by_row["log_perplexity_gap_abs"].mean().item(),
+        "log_ppl_diff_max": gap.max().item(),
+        "log_ppl_diff_min": gap.min().item(),
+        "ppl_ratio": by_row["perplexity_ratio"].mean().item(),
+        "chi2_seq": by_row["sequence_chi2"].mean().item(),
+    }
 
 
-def _bounds(threshold: float | str) -> tuple[float | None, float]:
-    """Read verl's ``upper`` or ``lower_upper``."""
-    lower, _, upper = str(threshold).rpartition("_")
-    return float(lower) if lower else None, float(upper)
+def _correction(inputs: Case) -> Objective:
+    """Return the settings that a case of verl's means: ``upper`` or ``lower_upper``."""
+    bounds = [float(bound) for bound in str(inputs.get("threshold", "inf")).split("_")]
+    upper, lower = bounds[-1], bounds[0] if len(bounds) > 1 else None
+    if "option" in inputs:
+        level, _, quantity = inputs["option"].rpartition("_")
+        return Objective(
+            rejection=Rejection(quantity),
+            rejection_level=RejectionLevel(level.replace("_", "-")),
+            rejection_upper=upper,
+            rejection_lower=lower,
+        )
+    return Objective(
+        importance=Importance.TIS if lower is None else Importance.ICEPOP,
+        importance_cap=upper,
+        importance_floor=lower or 0.0,
+        importance_level=ImportanceLevel(inputs.get("level", "token")),
+        importance_normalize=inputs.get("batch_normalize", False),
+    )
 
 
 def decoupled_ppo(inputs: Case) -> dict[str, Any]:
     """The decoupled objective, the approximated proximal policy, and the admission bound."""
     if "states" in inputs:
-        return {"capacity": _capacity(inputs)}
+        return dict(in_memory(capacity)(inputs))
     if "versions" in inputs:
         return _approximations(inputs)
     rows = Rows.of(inputs["response_mask"])
-    selection = inputs["rejection_sampling"]
-    settings = {
-        "clip_low": inputs["eps_low"],
-        "clip_high": inputs["eps_high"],
-        "dual_clip": inputs["dual_clip_c"] or 0.0,
-    }
-    mode = _importance(selection)
-    if mode is not None:
-        objective = Objective(**settings, **mode)
-        return _surrogate(inputs, rows, objective, "token-mean", inputs["prox_log_prob"], inputs["behave_log_prob"])
-    logprobs = rows.flat(inputs["log_prob"], grad=True)
-    proximal, behavior = rows.flat(inputs["prox_log_prob"]), rows.flat(inputs["behave_log_prob"])
-    term = clipped_loss(log_ratio(logprobs, proximal).exp(), rows.flat(inputs["advantages"]), **settings)
-    losses = term.loss * _selected_weights(selection, proximal, behavior, rows)
-    loss = (losses * rows.weights("token-mean")).sum()
-    (grad,) = gradient(loss, logprobs)
-    return {"loss": loss.item(), "grad_log_prob": rows.matrix(grad)}
-
-
-def _importance(selection: Case | None) -> dict[str, Any] | None:
-    """Return the objective's setting that a selection means; None when it is a rejection that objectives do not offer."""
-    if selection is None:
-        return {"importance": Importance.NONE}
-    if selection["level"] != "token" or selection["metric"] != "ratio":
-        return None
-    upper, lower = selection["upper"], selection["lower"] or 0.0
-    if selection["action"] == "clamp":
-        return {"importance": Importance.TIS, "importance_cap": upper} if not lower else None
-    return {"importance": Importance.ICEPOP, "importance_cap": upper, "importance_floor": lower}
-
-
-def _selected_weights(selection: Case, proximal: Tensor, behavior: Tensor, rows: Rows) -> Tensor:
-    """Return the behaviour weights under a selection by rows, or by another quantity than the ratio."""
-    place = (rows.mask, rows.row_ids, rows.num_rows)
-    upper, lower = selection["upper"], selection["lower"]
-    if selection["metric"] == "ratio":  # AReaL's ratio of a row is the geometric mean
-        return correction_weights(proximal, behavior, *place, level="geometric", cap=upper, floor=lower)
-    # AReaL takes its divergences from the other side: behaviour over proximal
-    kept = rejection_mask(
-        behavior,
-        proximal,
-        *place,
-        reduction="token" if selection["level"] == "token" else "seq_mean",
-        statistic=selection["metric"].removeprefix("kl_"),
-        upper=upper,
-        lower=lower,
+    objective = replace(
+        _selection(inputs["rejection_sampling"]),
+        clip_low=inputs["eps_low"],
+        clip_high=inputs["eps_high"],
+        dual_clip=inputs["dual_clip_c"] or 0.0,
     )
-    return importance_ratio(proximal, behavior) * kept
+    outputs, _, _ = _loss(
+        inputs, rows, objective, rows.flat(inputs["prox_log_prob"]), rows.flat(inputs["behave_log_prob"])
+    )
+    return outputs
+
+
+def _selection(selection: Case | None) -> Objective:
+    """Return the settings that a selection of AReaL's means: its ratio of a row is the geometric mean, and its divergences
+    are seen from the other side, behaviour over proximal."""
+    if selection is None:
+        return Objective(importance=Importance.NONE)
+    upper, lower, is_row = selection["upper"], selection["lower"], selection["level"] != "token"
+    if selection["metric"] != "ratio":
+        reversed_quantity = {"kl_k1": Rejection.RATIO, "kl_k2": Rejection.K2, "kl_k3": Rejection.K3_REVERSE}
+        return Objective(
+            importance=Importance.DECOUPLED,
+            rejection=reversed_quantity[selection["metric"]],
+            rejection_level=RejectionLevel.MEAN if is_row else RejectionLevel.TOKEN,
+            rejection_upper=upper,
+            rejection_lower=lower,
+        )
+    if selection["action"] == "clamp" and lower:
+        raise ValueError(f"clamp has lower {lower}; expected none: a weight is bounded from above alone")
+    return Objective(
+        importance=Importance.TIS if selection["action"] == "clamp" else Importance.ICEPOP,
+        importance_cap=upper,
+        importance_floor=lower or 0.0,
+        importance_level=ImportanceLevel.GEOMETRIC if is_row else ImportanceLevel.TOKEN,
+    )
 
 
 def _approximations(inputs: Case) -> dict[str, Any]:
@@ -222,17 +267,3 @@ def _approximations(inputs: Case) -> dict[str, Any]:
         ).tolist()
         for name in ("loglinear", "linear")
     }
-
-
-def _capacity(inputs: Case) -> list[int]:
-    spec = LedgerSpec(
-        run="golden",
-        unit=Unit.TRAJECTORY,
-        group_size=1,
-        units_per_update=inputs["batch"],
-        eta=inputs["max_staleness"],
-    )
-    return [
-        min(inputs["max_concurrent"] - running, credit_limit(spec, version) - (accepted + running))
-        for version, accepted, running in inputs["states"]
-    ]

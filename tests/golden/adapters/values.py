@@ -8,48 +8,73 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.algorithms import gae as estimators
-from pipeline.algorithms.advantage import reward_to_go, whiten
-from pipeline.algorithms.value_loss import clipped_value_loss, finished_row_weights
+from pipeline.algorithms.advantage import discounted_sums, terminal_rewards, whiten_rows
+from pipeline.algorithms.aggregation import Aggregation
+from pipeline.algorithms.critic_rule import TokenSpan
+from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
+from pipeline.algorithms.objective import Objective
+from pipeline.algorithms.value_loss import clipped_value_loss
+from pipeline.algorithms.value_targets import lambda_targets
+from pipeline.algorithms.vapo import Vapo
+from pipeline.ledger.contract import Unit
+from protocol.trajectory import RewardScore
 from tests.golden.adapters.batch import Rows, gradient
+from workers.engines.value.regression import response_weights
 
 Case = Mapping[str, Any]
 
 
 def gae(inputs: Case) -> dict[str, Any]:
-    """GAE, raw and whitened."""
-    mask = np.array(inputs["response_mask"], dtype=bool)
-    values = np.array(inputs["values"], dtype=np.float64)
-    rewards = np.array(inputs["token_level_rewards"], dtype=np.float64)
-    raw = estimators.gae(rewards, values, mask, gamma=inputs["gamma"], lam=inputs["lam"])
+    """GAE, raw and whitened. What stands off the mask is no token of the response: it is left out, and the rest is a finished
+    window."""
+    mask, gamma, lam = np.array(inputs["response_mask"], dtype=bool), inputs["gamma"], inputs["lam"]
+    raw, returns = np.zeros(mask.shape), np.zeros(mask.shape)
+    for row, kept in enumerate(mask):
+        rewards = np.array(inputs["token_level_rewards"][row], dtype=np.float64)[kept]
+        values = np.array(inputs["values"][row], dtype=np.float64)[kept]
+        deltas = window_deltas(rewards, values, is_finished=True, gamma=gamma)
+        raw[row, kept] = discounted_sums(deltas, gamma * lam)
+        returns[row, kept] = lambda_targets(rewards, values, gamma=gamma, lam=lam)
     return {
         "advantages_raw": raw.tolist(),
-        "advantages_whitened": whiten(raw, mask).tolist(),
-        "returns": (raw + values).tolist(),
+        "advantages_whitened": [row.tolist() for row in whiten_rows([*raw], [*mask])],
+        "returns": returns.tolist(),
     }
 
 
 def gae_vapo(inputs: Case) -> dict[str, Any]:
-    """Decoupled, length-adaptive GAE and its table of lambdas."""
+    """Decoupled, length-adaptive GAE by VAPO's rule, and its table of lambdas."""
     if "rows" in inputs:
-        alphas, lengths = (np.array(column, dtype=np.float64) for column in zip(*inputs["rows"], strict=True))
-        floors = {"vapo": None, "nemo_clamp": 0.0, "tppo_floor": 0.95}
+        floors = {"vapo": -np.inf, "nemo_clamp": 0.0, "tppo_floor": 0.95}
         return {
-            name: estimators.adaptive_lambda(lengths, alpha=alphas, floor=floor).tolist()
+            name: [adaptive_lambda(length, alpha=alpha, floor=floor) for alpha, length in inputs["rows"]]
             for name, floor in floors.items()
         }
-    mask = np.array(inputs["response_mask"], dtype=bool)
-    values = np.array(inputs["values"], dtype=np.float64)
-    rewards = np.zeros(mask.shape)
-    for row, reward in enumerate(inputs["reward"]):
-        rewards[row, np.flatnonzero(mask[row])[-1:]] = reward
-    lam = estimators.adaptive_lambda(mask.sum(axis=1).astype(np.float64), alpha=inputs["alpha"])
-    gamma, lam_value = inputs["gamma"], inputs["lambda_value"]
-    return {
-        "lambda_policy": lam.tolist(),
-        "advantages": estimators.gae(rewards, values, mask, gamma=gamma, lam=lam).tolist(),
-        "returns": (estimators.gae(rewards, values, mask, gamma=gamma, lam=lam_value) + values).tolist(),
-    }
+    mask, gamma = np.array(inputs["response_mask"], dtype=bool), inputs["gamma"]
+    rule = Vapo(unit=Unit.TRAJECTORY, objective=Objective(), gamma=gamma, adaptive_lambda_alpha=inputs["alpha"])
+    advantages, returns, lambdas = np.zeros(mask.shape), np.zeros(mask.shape), list[float]()
+    for row, kept in enumerate(mask):
+        values, reward = np.array(inputs["values"][row], dtype=np.float64)[kept], inputs["reward"][row]
+        stretch = _finished_stretch(values, reward)
+        lambdas.append(rule.policy_lambda(stretch))
+        advantages[row, kept] = rule.advantages(stretch)
+        rewards = terminal_rewards(reward, values.size)
+        returns[row, kept] = lambda_targets(rewards, values, gamma=gamma, lam=inputs["lambda_value"])
+    return {"lambda_policy": lambdas, "advantages": advantages.tolist(), "returns": returns.tolist()}
+
+
+def _finished_stretch(values: np.ndarray, reward: float) -> TokenSpan:
+    return TokenSpan(
+        name="golden",
+        tokens=np.zeros(1 + values.size, dtype=np.int32),
+        prompt_length=1,
+        num_earlier=0,
+        behavior_logprobs=np.zeros(values.size, dtype=np.float32),
+        versions=np.zeros(values.size, dtype=np.int32),
+        values=values,
+        reference_logprobs=None,
+        score=RewardScore(reward=reward, accuracy=float(reward > 0)),
+    )
 
 
 def egae(inputs: Case) -> dict[str, Any]:
@@ -61,16 +86,20 @@ def egae(inputs: Case) -> dict[str, Any]:
         start, length = inputs["start"][row], inputs["n_new"][row]
         rewards = np.array(inputs["rewards"][row], dtype=np.float64)
         values = np.array(inputs["values"][row], dtype=np.float64)
-        following = inputs["v_next"][row] if inputs["bootstrap"] == "next" else None
-        deltas = estimators.window_deltas(rewards, values, is_finished=is_finished, gamma=gamma, next_value=following)
-        whole = np.concatenate([np.zeros(start), rewards])[None]
-        targets = reward_to_go(whole, np.ones(whole.shape, dtype=bool), gamma=gamma)[0]
-        mask = estimators.window_policy_mask(length, is_finished=is_finished, num_ignored=inputs["ignore_last_tokens"])
+        bootstrapped, is_closed = rewards.copy(), is_finished
+        if inputs["bootstrap"] == "next" and not is_finished:
+            # not T-PPO, and no option here: a window that is closed by the value after it, received as a reward
+            bootstrapped[-1] += gamma * inputs["v_next"][row]
+            is_closed = True
+        deltas = window_deltas(bootstrapped, values, is_finished=is_closed, gamma=gamma)
+        whole = np.concatenate([np.zeros(start), rewards])
+        mask = window_policy_mask(length, is_finished=is_finished, num_ignored=inputs["ignore_last_tokens"])
+        targets = lambda_targets(whole, np.zeros(whole.size), gamma=gamma, lam=1.0)
         for name, array in zip(
             names,
             (
                 deltas,
-                estimators.egae(deltas, gamma=gamma, lam=inputs["lam"][row]),
+                discounted_sums(deltas, gamma * inputs["lam"][row]),
                 mask.astype(int),
                 targets if is_finished else np.zeros(start + length),
                 np.full(start + length, int(is_finished)),
@@ -83,30 +112,28 @@ def egae(inputs: Case) -> dict[str, Any]:
 
 def egae_batch(inputs: Case) -> dict[str, Any]:
     """EGAE of a batch: tail drop, whitening, clamp, targets."""
-    mask = np.array(inputs["response_mask"], dtype=bool)
+    mask, gamma = np.array(inputs["response_mask"], dtype=bool), inputs["gamma"]
     rewards = np.array(inputs["rewards"], dtype=np.float64)
     values = np.array(inputs["values"], dtype=np.float64)
-    finished = np.array(inputs["finished"], dtype=bool)
-    raw, trained = np.zeros(mask.shape), np.zeros(mask.shape, dtype=bool)
-    for row, length in enumerate(mask.sum(axis=1)):
-        deltas = estimators.window_deltas(
-            rewards[row, :length], values[row, :length], is_finished=bool(finished[row]), gamma=inputs["gamma"]
-        )
-        raw[row, :length] = estimators.egae(deltas, gamma=inputs["gamma"], lam=inputs["lam"])
-        trained[row, :length] = estimators.window_policy_mask(
-            int(length), is_finished=bool(finished[row]), num_ignored=inputs["ignore_last"]
-        )
-    returns = reward_to_go(rewards, mask, gamma=inputs["gamma"]) * finished[:, None]
+    raw, returns, trained = np.zeros(mask.shape), np.zeros(mask.shape), np.zeros(mask.shape, dtype=bool)
+    for row, is_finished in enumerate(inputs["finished"]):
+        window = slice(int(mask[row].sum()))
+        kept, state_values = rewards[row, window], values[row, window]
+        deltas = window_deltas(kept, state_values, is_finished=is_finished, gamma=gamma)
+        raw[row, window] = discounted_sums(deltas, gamma * inputs["lam"])
+        trained[row, window] = window_policy_mask(kept.size, is_finished=is_finished, num_ignored=inputs["ignore_last"])
+        if is_finished:
+            returns[row, window] = lambda_targets(kept, state_values, gamma=gamma, lam=1.0)
     return {
         "advantages_raw": np.where(trained, raw, 0.0).tolist(),
-        "advantages": [row.tolist() for row in estimators.whiten_windows([*raw], [*trained], clamp=inputs["clamp"])],
+        "advantages": [row.tolist() for row in whiten_windows([*raw], [*trained], clamp=inputs["clamp"])],
         "returns": returns.tolist(),
         "train_mask": trained.astype(int).tolist(),
     }
 
 
 def value_loss(inputs: Case) -> dict[str, Any]:
-    """Clipped value loss, and T-PPO's aggregation over finished rows."""
+    """Clipped value loss; and T-PPO's mean over finished responses, by the number of all of them."""
     rows = Rows.of(inputs["response_mask"])
     values = rows.flat(inputs["vpreds"], grad=True)
     term = clipped_value_loss(
@@ -117,10 +144,15 @@ def value_loss(inputs: Case) -> dict[str, Any]:
         clip_high=inputs["cliprange_high"],
     )
     if "finished" in inputs:
-        by_row = finished_row_weights(rows.counts(), np.array(inputs["finished"], dtype=bool))
-        weights = torch.from_numpy(by_row)[rows.row_ids] * rows.mask
+        weights = torch.zeros(rows.num_rows, rows.width, dtype=torch.float64)
+        masks = rows.mask.reshape(weights.shape)
+        for row, (mask, is_finished) in enumerate(zip(masks, inputs["finished"], strict=True)):
+            if is_finished and mask.any():
+                weights[row, mask] = torch.from_numpy(response_weights(int(mask.sum()), rows.num_rows))
+        weights = weights.reshape(-1)
     else:
-        weights = rows.weights(inputs["loss_agg_mode"])
+        mode = Aggregation(inputs["loss_agg_mode"])
+        weights = rows.weights(Objective(aggregation=mode, norm_length=float(rows.width)))
     loss = (term.loss * weights).sum()
     (grad,) = gradient(loss, values)
     return {"loss": loss.item(), "grad_vpreds": rows.matrix(grad), "clipfrac": rows.mean(term.clipped)}

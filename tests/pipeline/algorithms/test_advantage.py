@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.algorithms.advantage import (
+    discounted_sums,
     group_advantages,
-    group_baseline_advantages,
     leave_one_out_advantages,
-    reward_to_go,
-    whiten,
+    terminal_rewards,
+    whiten_rows,
 )
 
 REWARDS = st.lists(st.floats(-10.0, 10.0), min_size=2, max_size=12)
@@ -66,24 +66,24 @@ def test_whitened_tokens_have_mean_0_and_variance_1_and_nothing_off_the_mask(see
     draw = np.random.default_rng(seed)
     values, mask = draw.normal(3.0, 5.0, (4, 9)), draw.random((4, 9)) < 0.7
     mask[0, :2] = True
-    white = whiten(values, mask)
+    white = np.stack(whiten_rows([*values], [*mask]))
     assert white[mask].mean() == pytest.approx(0.0, abs=1e-9)
     assert white[mask].var(ddof=1) == pytest.approx(1.0, rel=1e-6)
     assert not white[~mask].any()
 
 
 def test_fewer_than_two_tokens_are_not_whitened_into_nan() -> None:
-    mask = np.array([[True, False]])
-    assert whiten(np.array([[5.0, 5.0]]), mask).tolist() == [[0.0, 0.0]]
+    (white,) = whiten_rows([np.array([5.0, 5.0])], [np.array([True, False])])
+    assert white.tolist() == [0.0, 0.0]
 
 
-def test_reward_to_go_starts_again_after_a_masked_position() -> None:
-    rewards = np.array([[0.0, 1.0, 0.0, 2.0]])
-    assert reward_to_go(rewards, np.array([[True, True, False, True]]), gamma=0.5).tolist() == [[0.5, 1.0, 1.0, 2.0]]
+@given(st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=30), st.floats(0.0, 1.0))
+@settings(deadline=None, max_examples=50)
+def test_discounted_sums_are_those_of_the_definition(values: list[float], decay: float) -> None:
+    for given_decay in (decay, 1.0):
+        by_hand = [sum(given_decay ** (k - t) * values[k] for k in range(t, len(values))) for t in range(len(values))]
+        np.testing.assert_allclose(discounted_sums(np.array(values), given_decay), by_hand, rtol=1e-9, atol=1e-9)
 
 
-def test_a_group_baseline_is_whitened_over_the_tokens_of_the_batch() -> None:
-    mask = np.array([[True, True], [True, False]])
-    advantages = group_baseline_advantages(np.array([1.0, -1.0]), np.array([0, 0]), mask)
-    assert advantages[mask].mean() == pytest.approx(0.0, abs=1e-12)
-    assert advantages[0, 0] == advantages[0, 1] > 0 > advantages[1, 0]
+def test_an_undiscounted_reward_at_the_end_is_the_return_of_every_token_to_the_bit() -> None:
+    assert discounted_sums(terminal_rewards(0.3, 1000), 1.0).tolist() == [0.3] * 1000

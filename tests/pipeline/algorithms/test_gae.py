@@ -8,15 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.gae import (
-    adaptive_lambda,
-    egae,
-    gae,
-    whiten_windows,
-    window_deltas,
-    window_policy_mask,
-)
-from pipeline.algorithms.value_loss import clipped_value_loss, finished_row_weights
+from pipeline.algorithms.advantage import discounted_sums, terminal_rewards
+from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
+from pipeline.algorithms.value_loss import clipped_value_loss
 from tests.pipeline.algorithms.packed import some
 
 VALUES = np.array([0.1, 0.2, 0.4, 0.3])
@@ -26,40 +20,19 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @some
 @given(SEEDS)
-def test_with_lambda_1_the_advantage_is_the_return_less_the_value(seed: int) -> None:
+def test_with_lambda_1_the_advantage_of_a_finished_response_is_its_return_less_the_value(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    values, rewards = draw.normal(size=(3, 6)), np.zeros((3, 6))
-    rewards[:, -1] = draw.normal(size=3)
-    advantages = gae(rewards, values, np.ones((3, 6), dtype=bool), gamma=1.0, lam=1.0)
-    np.testing.assert_allclose(advantages, rewards[:, -1:] - values, atol=1e-12)
-
-
-@some
-@given(SEEDS)
-def test_masked_positions_are_skipped_as_if_they_were_not_there(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    values, rewards = draw.normal(size=(1, 8)), draw.normal(size=(1, 8))
-    mask = np.ones((1, 8), dtype=bool)
-    mask[0, draw.integers(0, 8, 3)] = False
-    holed = gae(rewards, values, mask, gamma=0.97, lam=0.9)
-    dense = gae(rewards[mask][None], values[mask][None], np.ones((1, int(mask.sum())), dtype=bool), gamma=0.97, lam=0.9)
-    np.testing.assert_allclose(holed[mask], dense[0], atol=1e-12)
-    assert not holed[~mask].any()
-
-
-def test_each_row_may_have_its_own_lambda() -> None:
-    rewards, values, mask = np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3), dtype=bool)
-    both = gae(rewards, values, mask, gamma=0.9, lam=np.array([0.2, 0.8]))
-    for row, lam in enumerate((0.2, 0.8)):
-        np.testing.assert_allclose(both[row], gae(rewards, values, mask, gamma=0.9, lam=lam)[row])
+    values, reward = draw.normal(size=6), draw.normal()
+    deltas = window_deltas(terminal_rewards(reward, 6), values, is_finished=True, gamma=1.0)
+    np.testing.assert_allclose(discounted_sums(deltas, 1.0), reward - values, atol=1e-12)
 
 
 def test_windows_have_the_advantages_of_the_worked_example() -> None:
     open_deltas = window_deltas(NOTHING, VALUES, is_finished=False, gamma=1.0)
     np.testing.assert_allclose(open_deltas, [0.1, 0.2, -0.1, 0.0], atol=1e-12)
-    np.testing.assert_allclose(egae(open_deltas, gamma=1.0, lam=0.95), [0.19975, 0.105, -0.1, 0.0], atol=1e-12)
+    np.testing.assert_allclose(discounted_sums(open_deltas, 0.95), [0.19975, 0.105, -0.1, 0.0], atol=1e-12)
     done = window_deltas(np.array([0.0, 0.0, 0.0, 1.0]), VALUES, is_finished=True, gamma=1.0)
-    np.testing.assert_allclose(egae(done, gamma=1.0, lam=0.95), [0.7999125, 0.73675, 0.565, 0.7], atol=1e-12)
+    np.testing.assert_allclose(discounted_sums(done, 0.95), [0.7999125, 0.73675, 0.565, 0.7], atol=1e-12)
 
 
 @some
@@ -67,14 +40,7 @@ def test_windows_have_the_advantages_of_the_worked_example() -> None:
 def test_a_constant_value_model_gives_an_unfinished_window_no_advantage(seed: int, lam: float) -> None:
     values = np.full(5, np.random.default_rng(seed).normal())
     deltas = window_deltas(np.zeros(5), values, is_finished=False, gamma=1.0)
-    assert not egae(deltas, gamma=1.0, lam=lam).any()
-
-
-def test_a_finished_window_is_gae() -> None:
-    rewards, mask = np.array([[0.0, 0.0, 0.5, 1.0]]), np.ones((1, 4), dtype=bool)
-    deltas = window_deltas(rewards[0], VALUES, is_finished=True, gamma=0.9)
-    expected = gae(rewards, VALUES[None], mask, gamma=0.9, lam=0.8)[0]
-    np.testing.assert_allclose(egae(deltas, gamma=0.9, lam=0.8), expected, atol=1e-12)
+    assert not discounted_sums(deltas, lam).any()
 
 
 def test_the_reward_of_an_unfinished_window_is_kept_in_its_last_delta() -> None:
@@ -90,10 +56,9 @@ def test_only_unfinished_windows_lose_their_tail() -> None:
 
 
 def test_lambda_adapts_to_length_and_stays_above_its_floor() -> None:
-    lengths = np.array([1.0, 20.0, 1000.0])
-    np.testing.assert_allclose(adaptive_lambda(lengths), [0.0, 0.0, 0.98])
-    np.testing.assert_allclose(adaptive_lambda(lengths, floor=None), [-19.0, 0.0, 0.98])
-    np.testing.assert_allclose(adaptive_lambda(lengths, floor=0.95), [0.95, 0.95, 0.98])
+    assert [adaptive_lambda(length) for length in (1, 20, 1000)] == pytest.approx([0.0, 0.0, 0.98])
+    assert adaptive_lambda(1, floor=-np.inf) == pytest.approx(-19.0)
+    assert [adaptive_lambda(length, floor=0.95) for length in (1, 20, 1000)] == pytest.approx([0.95, 0.95, 0.98])
 
 
 def test_whitened_windows_are_bounded_and_zero_where_nothing_is_trained() -> None:
@@ -113,8 +78,3 @@ def test_the_value_loss_is_flat_once_a_value_has_left_its_interval_for_the_bette
     (gradient,) = torch.autograd.grad(term.loss.sum(), values)
     np.testing.assert_allclose(gradient.numpy(), [0.0, -0.6, -3.0])
     assert term.clipped.tolist() == [True, False, False]
-
-
-def test_unfinished_rows_weigh_nothing_and_still_count() -> None:
-    weights = finished_row_weights(np.array([4, 2, 0]), np.array([True, False, True]))
-    np.testing.assert_allclose(weights, [1 / 12, 0.0, 1 / 3])

@@ -1,4 +1,4 @@
-"""Weights and masks over rows: levels, bounds, signs."""
+"""Weights and rejections over tokens and rows: levels, bounds, signs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.divergence import behavior_divergence
+from pipeline.algorithms.divergence import row_divergence, token_divergence
 from pipeline.algorithms.importance import (
     approximate_proximal,
-    band_weights,
+    behavior_ratio,
     correction_weights,
     importance_ratio,
+    mean_weight,
     rejection_mask,
-    truncated_weights,
 )
+from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
 
 OLD = torch.log(torch.tensor([0.8, 0.2, 0.5, 0.5], dtype=torch.float64))
 BEHAVIOR = torch.log(torch.tensor([0.2, 0.8, 0.5, 0.4], dtype=torch.float64))
@@ -35,41 +36,67 @@ def test_ratios_are_proximal_over_behaviour() -> None:
 
 def test_truncation_bounds_from_above_alone_and_a_band_drops_both_sides() -> None:
     rho = importance_ratio(OLD, BEHAVIOR)
-    _close(truncated_weights(rho, 2.0), [2.0, 0.25, 1.0, 1.25])
-    _close(band_weights(rho, 0.5, 2.0), [0.0, 0.0, 1.0, 1.25])
+    _close(correction_weights(Objective(importance=Importance.TIS, importance_cap=2.0), rho), [2.0, 0.25, 1.0, 1.25])
+    band = Objective(importance=Importance.ICEPOP, importance_floor=0.5, importance_cap=2.0)
+    _close(correction_weights(band, rho), [0.0, 0.0, 1.0, 1.25])
 
 
 def test_a_row_has_the_product_or_the_geometric_mean_of_its_ratios() -> None:
-    _close(correction_weights(*PLACE, level="sequence", cap=9.0), [1.0, 1.0, 1.25, 1.25])
-    _close(correction_weights(*PLACE, level="geometric", cap=9.0), [1.0, 1.0, math.sqrt(1.25), math.sqrt(1.25)])
+    _close(behavior_ratio(ImportanceLevel.SEQUENCE, *PLACE), [1.0, 1.0, 1.25, 1.25])
+    root = math.sqrt(1.25)
+    _close(behavior_ratio(ImportanceLevel.GEOMETRIC, *PLACE), [1.0, 1.0, root, root])
 
 
-@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_weights_are_zero_off_the_mask(level: str) -> None:
-    mask = torch.tensor([True, False, False, False])
-    weights = correction_weights(OLD, BEHAVIOR, mask, ROWS, 2, level=level, cap=9.0, batch_normalize=True)
-    assert weights[0] == 1.0  # divided by the mean over what is left: itself
-    assert not weights[1:].any()
+def test_tokens_off_the_mask_have_no_part_in_their_rows_ratio() -> None:
+    mask = torch.tensor([True, False, True, True])
+    _close(behavior_ratio(ImportanceLevel.SEQUENCE, OLD, BEHAVIOR, mask, ROWS, 2), [4.0, 4.0, 1.25, 1.25])
 
 
-def test_weights_never_carry_a_gradient() -> None:
-    old = OLD.clone().requires_grad_()
-    assert not correction_weights(old, BEHAVIOR, MASK, ROWS, 2, level="sequence", cap=2.0).requires_grad
+@pytest.mark.parametrize(("level", "mean"), [("token", (2.0 + 0.25 + 1.0 + 1.25) / 4), ("sequence", (1.0 + 1.25) / 2)])
+def test_the_mean_weight_is_over_tokens_or_over_the_rows_that_share_one(level: str, mean: float) -> None:
+    objective = Objective(importance_cap=2.0, importance_level=ImportanceLevel(level))
+    assert mean_weight(objective, *PLACE) == pytest.approx(mean, rel=1e-12)
+    more = (torch.cat([x, x.new_full((1,), -9.0)]) for x in (OLD, BEHAVIOR))
+    off = torch.tensor([True] * 4 + [False])
+    assert mean_weight(objective, *more, off, torch.tensor([0, 0, 1, 1, 2]), 3) == pytest.approx(mean, rel=1e-12)
+
+
+def test_a_mean_weight_of_zero_divides_nothing() -> None:
+    objective = Objective(importance=Importance.ICEPOP, importance_floor=90.0, importance_cap=99.0)
+    assert mean_weight(objective, *PLACE) == 1.0
+
+
+def _kept(rejection: Rejection, level: RejectionLevel, upper: float, lower: float | None = None) -> list[bool]:
+    objective = Objective(rejection=rejection, rejection_level=level, rejection_upper=upper, rejection_lower=lower)
+    return rejection_mask(objective, *PLACE).tolist()
+
+
+def test_nothing_is_rejected_unless_it_is_asked_for() -> None:
+    assert rejection_mask(Objective(rejection_upper=0.0), *PLACE).all()
+
+
+def test_a_ratio_is_kept_between_its_bounds() -> None:
+    assert _kept(Rejection.RATIO, RejectionLevel.TOKEN, 1.2, 0.5) == [False, False, True, False]
 
 
 def test_k1_has_the_sign_of_behaviour_over_proximal() -> None:
-    kept = rejection_mask(*PLACE, reduction="token", statistic="k1", upper=2.0)
-    assert kept.tolist() == [True, False, True, True]
+    assert _kept(Rejection.K1, RejectionLevel.TOKEN, 2.0) == [True, False, True, True]
+
+
+def test_k3_and_its_reverse_look_at_the_gap_from_either_side() -> None:
+    assert _kept(Rejection.K3, RejectionLevel.TOKEN, 1.0) == [False, True, True, True]
+    assert _kept(Rejection.K3_REVERSE, RejectionLevel.TOKEN, 1.0) == [True, False, True, True]
 
 
 def test_one_token_can_reject_its_whole_row() -> None:
-    kept = rejection_mask(*PLACE, reduction="seq_max", statistic="k2", upper=0.5)
-    assert kept.tolist() == [False, False, True, True]
+    assert _kept(Rejection.K2, RejectionLevel.MAX, 0.5) == [False, False, True, True]
 
 
-def test_a_mean_over_a_row_lets_opposite_tokens_cancel() -> None:
-    kept = rejection_mask(*PLACE, reduction="seq_mean", statistic="k1", upper=1.01, lower=0.95)
-    assert kept.tolist() == [True, True, False, False]
+def test_a_mean_or_a_sum_over_a_row_lets_opposite_tokens_cancel() -> None:
+    assert _kept(Rejection.K1, RejectionLevel.MEAN, 1.01, 0.95) == [True, True, False, False]
+    assert _kept(Rejection.K1, RejectionLevel.SUM, 1.01, 0.95) == [True, True, False, False]
+    assert _kept(Rejection.K1, RejectionLevel.MEAN, 1.01, 0.85) == [True, True, True, True]
+    assert _kept(Rejection.K1, RejectionLevel.SUM, 1.01, 0.85) == [True, True, False, False]
 
 
 def test_an_approximated_proximal_policy_lies_between_behaviour_and_current() -> None:
@@ -82,10 +109,15 @@ def test_an_approximated_proximal_policy_lies_between_behaviour_and_current() ->
 
 
 def test_equal_policies_do_not_diverge() -> None:
-    same = behavior_divergence(OLD, OLD, MASK, ROWS, 2)
-    assert (same.kl, same.k3_kl, same.chi2_token, same.chi2_seq, same.ppl_ratio) == (0.0, 0.0, 0.0, 0.0, 1.0)
+    tokens, rows = token_divergence(OLD, OLD), row_divergence(OLD, OLD, MASK, ROWS, 2)
+    for name in ("behavior_kl", "behavior_k3", "behavior_chi2"):
+        assert not tokens[name].any()
+    for name in ("log_perplexity_gap", "log_perplexity_gap_abs", "sequence_chi2"):
+        assert not rows[name].any()
+    _close(rows["perplexity_ratio"], [1.0, 1.0])
 
 
-def test_a_divergence_over_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="mask of a divergence is empty"):
-        behavior_divergence(OLD, BEHAVIOR, ~MASK, ROWS, 2)
+def test_policies_without_a_common_token_have_a_divergence_that_is_a_number() -> None:
+    """An average over an update must not be lost to one token."""
+    apart = token_divergence(torch.zeros(1), torch.full((1,), -300.0))
+    assert all(values.isfinite().all() for values in apart.values())

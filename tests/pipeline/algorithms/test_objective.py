@@ -14,7 +14,16 @@ from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Proximal, Surrogate
+from pipeline.algorithms.objective import (
+    Importance,
+    ImportanceLevel,
+    KLEstimator,
+    Objective,
+    Proximal,
+    Rejection,
+    RejectionLevel,
+    Surrogate,
+)
 from tests.pipeline.algorithms.packed import Policy, few, random_samples, token_losses, train, without_loss
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -161,6 +170,65 @@ def test_the_importance_weight_is_never_differentiated() -> None:
     torch.testing.assert_close(torch.cat(gradients), expected, rtol=1e-12, atol=1e-13)
 
 
+def _wide_apart(seed: int) -> list[TrainingSample]:
+    """Samples whose responses were sampled by a policy that differs much in some and little in others."""
+    draw = np.random.default_rng(seed)
+    return [
+        replace(s, behavior_logprobs=s.old_logprobs + 0.3 * index * draw.normal(size=s.response_length))
+        for index, s in enumerate(random_samples(seed))
+        if s.old_logprobs is not None
+    ]
+
+
+@pytest.mark.parametrize("level", [ImportanceLevel.SEQUENCE, ImportanceLevel.GEOMETRIC])
+@few
+@given(seed=SEEDS)
+def test_a_weight_of_a_level_above_tokens_is_one_number_a_response(level: ImportanceLevel, seed: int) -> None:
+    samples = _wide_apart(seed)
+    policy = Policy.near(samples, seed)
+    objective = Objective(importance=Importance.DECOUPLED, importance_level=level)
+    plain, _ = token_losses(replace(objective, importance=Importance.NONE), samples, policy)
+    losses, metrics = token_losses(objective, samples, policy)
+    torch.testing.assert_close(losses, plain * metrics["importance_weight"], rtol=1e-12, atol=1e-14)
+    place = 0
+    for sample in samples:
+        mask = sample.loss_mask
+        weights = metrics["importance_weight"][place : place + mask.size][torch.from_numpy(mask)]
+        place += mask.size
+        gap = (sample.old_logprobs - sample.behavior_logprobs)[mask]
+        expected = np.exp(gap.sum() if level is ImportanceLevel.SEQUENCE else gap.mean()) if gap.size else 1.0
+        np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-12)
+
+
+@few
+@given(seed=SEEDS, upper=st.floats(0.001, 0.2))
+def test_a_rejected_response_trains_nothing_and_still_counts_in_the_denominator(seed: int, upper: float) -> None:
+    samples = _wide_apart(seed)
+    policy = Policy.near(samples, seed)
+    free = Objective(kl_coefficient=0.1, entropy_coefficient=0.01, importance=Importance.TIS)
+    objective = replace(free, rejection=Rejection.K3, rejection_level=RejectionLevel.MEAN, rejection_upper=upper)
+    everything = [list(range(len(samples)))]
+    _, gradients = train(free, samples, policy, everything)
+    _, kept = train(objective, samples, policy, everything)
+    for sample in samples:
+        z = (sample.old_logprobs - sample.behavior_logprobs)[sample.loss_mask]
+        is_rejected = z.size > 0 and float(np.mean(np.exp(z) - 1.0 - z)) > upper
+        expected = torch.zeros_like(kept[sample.name]) if is_rejected else gradients[sample.name]
+        torch.testing.assert_close(kept[sample.name], expected, rtol=0.0, atol=0.0)
+
+
+def test_rejected_tokens_are_told_by_a_metric_of_their_own() -> None:
+    samples = _wide_apart(5)
+    policy = Policy.near(samples, 5)
+    _, plain = token_losses(Objective(), samples, policy)
+    _, metrics = token_losses(Objective(rejection=Rejection.RATIO, rejection_upper=1.05), samples, policy)
+    mask = torch.from_numpy(np.concatenate([s.loss_mask for s in samples]))
+    assert "rejected_fraction" not in plain
+    expected = (metrics["importance_ratio"] > 1.05)[mask].double()
+    assert 0.0 < expected.mean() < 1.0
+    torch.testing.assert_close(metrics["rejected_fraction"][mask], expected)
+
+
 def test_kl_and_entropy_terms_are_added_with_their_coefficients() -> None:
     samples = random_samples(8)
     policy = Policy.near(samples, 8)
@@ -282,5 +350,10 @@ def test_an_interpolated_proximal_policy_lies_between_behaviour_and_current_by_t
     # sampled by the proximal version itself, one and three before it, and by the next
     torch.testing.assert_close(metrics["importance_ratio"].log(), torch.tensor([0.0, 0.5, 0.75, 0.0]))
     torch.testing.assert_close(metrics["policy_ratio"].log(), torch.tensor([1.0, 0.5, 0.25, 1.0]))
+    linear = replace(objective, proximal=Proximal.INTERPOLATE_LINEAR)
+    assert not linear.needs_old
+    _, metrics = token_loss(linear, **arguments, versions=torch.tensor([7, 6, 4, 8]))
+    between = [np.exp(-2.0), (np.exp(-2.0) + np.exp(-1.0)) / 2, (np.exp(-2.0) + 3 * np.exp(-1.0)) / 4, np.exp(-2.0)]
+    torch.testing.assert_close(metrics["importance_ratio"], torch.tensor(between).float() / float(np.exp(-2.0)))
     with pytest.raises(ValueError, match="versions is None"):
         token_loss(objective, **arguments)

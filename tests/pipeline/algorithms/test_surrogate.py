@@ -14,7 +14,6 @@ from pipeline.algorithms.surrogate import (
     cispo_loss,
     clipped_loss,
     log_ratio,
-    positive_nll,
     sequence_ratio,
 )
 from tests.pipeline.algorithms.packed import some
@@ -114,11 +113,3 @@ def test_the_gradient_of_cispo_never_vanishes_for_a_nonzero_advantage(ratio: flo
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     expected = -advantage * min(max(ratio, 1.0 - LOW), 1.0 + HIGH)
     assert gradient.item() == pytest.approx(expected)
-
-
-def test_positive_nll_is_the_mean_over_tokens_of_right_responses_alone() -> None:
-    ids, mask = _rows(2, 3)
-    logprobs = torch.tensor([-1.0, -2.0, -9.0, -9.0, -9.0], dtype=torch.float64)
-    right_first = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    assert positive_nll(logprobs, mask, ids, right_first).item() == 1.5
-    assert positive_nll(logprobs, mask, ids, -right_first.abs()).item() == 0.0

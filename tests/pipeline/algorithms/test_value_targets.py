@@ -7,24 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.advantage import reward_to_go
-from pipeline.algorithms.gae import gae
-from pipeline.algorithms.value_targets import explained_variance, lambda_targets, monte_carlo_targets
+from pipeline.algorithms.advantage import terminal_rewards
+from pipeline.algorithms.value_targets import explained_variance, lambda_targets
 
 NUMBERS = st.floats(-5.0, 5.0)
 
 
-@given(reward=NUMBERS, num_tokens=st.integers(1, 40), gamma=st.floats(0.0, 1.0))
-def test_targets_are_the_discounted_reward_to_go_of_a_reward_at_the_end(
-    reward: float, num_tokens: int, gamma: float
+@given(rewards=st.lists(NUMBERS, min_size=1, max_size=40), gamma=st.floats(0.0, 1.0), critic=st.floats(-9.0, 9.0))
+def test_monte_carlo_targets_are_the_discounted_rewards_to_go_whatever_the_critic(
+    rewards: list[float], gamma: float, critic: float
 ) -> None:
-    rewards = np.zeros(num_tokens)
-    rewards[-1] = reward
+    num_tokens = len(rewards)
     by_hand = [sum(gamma ** (k - t) * rewards[k] for k in range(t, num_tokens)) for t in range(num_tokens)]
-    got = monte_carlo_targets(reward, num_tokens, gamma=gamma)
-    np.testing.assert_allclose(got, by_hand, rtol=1e-12, atol=1e-300)
-    recursive = reward_to_go(rewards[None], np.ones((1, num_tokens), dtype=bool), gamma=gamma)[0]
-    np.testing.assert_allclose(got, recursive, rtol=1e-9, atol=1e-300)
+    got = lambda_targets(np.array(rewards), np.full(num_tokens, critic), gamma=gamma, lam=1.0)
+    np.testing.assert_allclose(got, by_hand, rtol=1e-9, atol=1e-9)
 
 
 @given(st.lists(st.tuples(NUMBERS, st.integers(1, 5)), min_size=2, max_size=30))
@@ -56,15 +52,17 @@ def test_a_token_of_twice_the_weight_counts_as_two() -> None:
 )
 def test_lambda_targets_are_advantage_plus_value(reward: float, values: list[float], gamma: float, lam: float) -> None:
     given_values = np.array(values)
-    rewards = np.zeros((1, len(values)))
-    rewards[0, -1] = reward
-    mask = np.ones((1, len(values)), dtype=bool)
-    advantages = gae(rewards, given_values[None], mask, gamma=gamma, lam=lam)[0]
-    got = lambda_targets(reward, given_values, gamma=gamma, lam=lam)
-    np.testing.assert_allclose(got, advantages + given_values, rtol=1e-9, atol=1e-9)
+    advantage, following, by_hand = 0.0, 0.0, list[float]()
+    rewards = terminal_rewards(reward, len(values))
+    for r, value in zip(rewards[::-1], values[::-1], strict=True):
+        advantage = r + gamma * following - value + gamma * lam * advantage
+        following = value
+        by_hand.append(advantage + value)
+    got = lambda_targets(rewards, given_values, gamma=gamma, lam=lam)
+    np.testing.assert_allclose(got, by_hand[::-1], rtol=1e-9, atol=1e-9)
 
 
 def test_at_lambda_one_a_bad_critic_cannot_spoil_its_own_targets() -> None:
-    bad = np.array([100.0, -100.0, 7.0])
-    np.testing.assert_array_equal(lambda_targets(1.0, bad, gamma=1.0, lam=1.0), np.ones(3))
-    assert lambda_targets(1.0, bad, gamma=1.0, lam=0.5)[0] < 0.0
+    bad, rewards = np.array([100.0, -100.0, 7.0]), terminal_rewards(1.0, 3)
+    np.testing.assert_array_equal(lambda_targets(rewards, bad, gamma=1.0, lam=1.0), np.ones(3))
+    assert lambda_targets(rewards, bad, gamma=1.0, lam=0.5)[0] < 0.0

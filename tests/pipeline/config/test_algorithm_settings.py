@@ -48,6 +48,33 @@ def run_file(tmp_path: Path) -> Path:
         (["algorithm.name=ppo", "algorithm.gamma=-0.1"], "greater than or equal to 0", "gamma"),
         (["algorithm.name=tppo", "algorithm.adaptive_lambda_floor=1.2"], "less than or equal to 1", "floor"),
         (["algorithm.proximal=interpolate", "algorithm.importance=bypass"], "never reads the proximal", "decoupled"),
+        (
+            ["algorithm.importance_normalize=true", "algorithm.importance=bypass"],
+            "never reads the proximal",
+            "decoupled",
+        ),
+        (["algorithm.importance_normalize=true", "algorithm.importance=none"], "it needs weights", "switch it off"),
+        (
+            ["algorithm.importance_normalize=true", "algorithm.proximal=interpolate"],
+            "before its step",
+            "proximal to recompute",
+        ),
+        (
+            ["algorithm.rejection=k3", "algorithm.rejection_upper=1", "algorithm.importance=bypass"],
+            "never reads the proximal",
+            "leave rejection at its default",
+        ),
+        (["algorithm.rejection=k3"], "nothing would be rejected", "give it, for example"),
+        (
+            ["algorithm.rejection=k2", "algorithm.rejection_upper=1", "algorithm.rejection_lower=0.1"],
+            "never below 0",
+            "set rejection to ratio or k1",
+        ),
+        (
+            ["algorithm.rejection=ratio", "algorithm.rejection_upper=1", "algorithm.rejection_lower=2"],
+            "not below rejection_upper",
+            "lower it",
+        ),
         (["algorithm.name=a2c"], "dapo", "tppo"),
         (["generation.top_p=0.9"], "top_p is 0.9, so training would sample from a truncated", "leave top_p at 1"),
         (["generation.top_k=5"], "top_k is 5, so training would sample from a truncated", "and top_k at 0"),

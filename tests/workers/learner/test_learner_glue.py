@@ -12,7 +12,16 @@ import pytest
 import workers.learner.learner
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Proximal, Surrogate
+from pipeline.algorithms.objective import (
+    Importance,
+    ImportanceLevel,
+    KLEstimator,
+    Objective,
+    Proximal,
+    Rejection,
+    RejectionLevel,
+    Surrogate,
+)
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
@@ -36,6 +45,12 @@ LOSS = {
     "importance": "icepop",
     "importance_cap": 3.0,
     "importance_floor": 0.25,
+    "importance_level": "geometric",
+    "importance_normalize": True,
+    "rejection": "k1",
+    "rejection_level": "seq-mean",
+    "rejection_upper": 1.5,
+    "rejection_lower": 0.75,
     "kl_coefficient": 0.02,
     "kl_estimator": "k2",
     "entropy_coefficient": 0.003,
@@ -95,6 +110,15 @@ async def test_no_forward_pass_is_made_for_log_probs_that_no_step_reads(
     assert all(sample.old_logprobs is None for samples, _ in backend.steps for sample in samples)
 
 
+async def test_weights_that_are_normalised_over_the_only_minibatch_have_its_log_probs_first(tmp_path: Path) -> None:
+    backend = RecordingTraining()
+    config = config_of(tmp_path, num_minibatches=1, importance_normalize=True)
+    await updated(config, group_units(responses(4), WINDOW), backend)
+    ((num_steps, _),) = backend.asked
+    assert num_steps == 0
+    assert all(sample.old_logprobs is not None for samples, _ in backend.steps for sample in samples)
+
+
 async def test_the_loss_that_is_stepped_on_has_every_setting_of_the_run(tmp_path: Path) -> None:
     expected = Objective(
         clip_low=0.15,
@@ -106,6 +130,12 @@ async def test_the_loss_that_is_stepped_on_has_every_setting_of_the_run(tmp_path
         importance=Importance.ICEPOP,
         importance_cap=3.0,
         importance_floor=0.25,
+        importance_level=ImportanceLevel.GEOMETRIC,
+        importance_normalize=True,
+        rejection=Rejection.K1,
+        rejection_level=RejectionLevel.MEAN,
+        rejection_upper=1.5,
+        rejection_lower=0.75,
         proximal=Proximal.INTERPOLATE,
         proximal_version=6,
         kl_coefficient=0.02,

@@ -154,13 +154,13 @@ def score_packed(
             logits_to_keep=batch.positions,
             packed_layout=batch.layout,
         )
-        return TokenScores(*_score_logits(output.logits.squeeze(0), batch.targets, temperature, entropy))
+        return TokenScores(*score_logits(output.logits.squeeze(0), batch.targets, temperature, entropy))
     hidden = hidden_packed(model, batch)
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"
 
     def score_part(states: torch.Tensor, targets: torch.Tensor) -> _Scores:
-        return _score_logits(head(states), targets, temperature, entropy)
+        return score_logits(head(states), targets, temperature, entropy)
 
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
@@ -187,8 +187,9 @@ def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
     ).last_hidden_state.squeeze(0)
 
 
-def _score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:
-    """Return log-probs [M] of ``targets`` and entropies [M] of ``logits`` [M, vocabulary] at ``temperature``."""
+def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:
+    """Return log-probs [M] of ``targets``, ``z[target] - logsumexp(z)``, and entropies [M], ``-sum p log p`` in nats, of
+    ``logits`` [M, vocabulary] at ``temperature``."""
     if logits.dtype != torch.float64:
         logits = logits.float()
     if temperature != 1.0:

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import PackedBatch, TrainingSample, pack
+from pipeline.algorithms.divergence import ROW_METRICS, row_divergence
+from pipeline.algorithms.importance import mean_weight
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.process import work
 from protocol.errors import EngineError
@@ -49,7 +51,8 @@ class BatchTotals:
 
     loss: float
     metrics: dict[str, float]
-    """Means over the loss mask, ``policy_ratio_max``, and with an imitation term ``nll``, the mean over its own mask."""
+    """Means over the loss mask, or over samples (``divergence.row_divergence``); largest and smallest values; and with an
+    imitation term ``nll``, the mean over its own mask."""
     num_tokens: int
     """Prompt and response tokens."""
 
@@ -59,8 +62,9 @@ class BatchSums:
     """What one rank's micro-batches add to loss and metrics: scalars on the device, float64."""
 
     sums: dict[str, torch.Tensor]
-    """``loss``, and of each metric the sum over tokens; the same names on every rank."""
-    largest_ratio: torch.Tensor
+    """``loss``, and of each metric the sum over tokens, or over samples; the same names on every rank."""
+    largest: torch.Tensor
+    """[3]: the policy ratio, and the gap of log-perplexities from either side"""
 
 
 class PackedPolicy(torch.nn.Module):
@@ -107,9 +111,11 @@ def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> No
     if not samples:
         raise EngineError("an optimiser step was asked for on 0 samples; skip it")
     with_old = sum(sample.old_logprobs is not None for sample in samples)
-    if objective.needs_old and with_old not in (0, len(samples)):
+    allowed = (len(samples),) if objective.needs_old_first else (0, len(samples))
+    if objective.needs_old and with_old not in allowed:
         raise EngineError(
-            f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them or none: fill them in with "
+            f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them, or none where weights are not "
+            "normalised over the batch: fill them in with "
             "response_logprobs before the first of several steps"
         )
 
@@ -142,13 +148,15 @@ def accumulate_gradient(
     imitation = objective.imitation_weights(samples) if has_imitation else []
     entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
     sums: dict[str, torch.Tensor] = {}
-    largest_ratio = torch.zeros((), dtype=torch.float64, device=device)
+    largest = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
+    mean = _mean_weight(objective, samples)
     lengths = [int(sample.tokens.size) for sample in samples]
     for number, indices in enumerate(plan, start=1):
         with work.part(share_of_plan(plan, indices, lengths)):
             batch = _pack(samples, indices)
             scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy))
-            losses, metrics = _token_loss(objective, batch, scores)
+            losses, metrics = _token_loss(objective, batch, scores, mean)
+            rows = _row_metrics(batch, metrics)
             counts = float(bool(indices))
             chosen = indices or [_shortest(samples)]
             weight = counts * torch.from_numpy(np.concatenate([weights[index] for index in chosen])).to(losses)
@@ -158,30 +166,34 @@ def accumulate_gradient(
                 weight = counts * torch.from_numpy(np.concatenate([imitation[index] for index in chosen])).to(losses)
                 loss = loss + (nll * weight).sum()
                 metrics["nll"] = nll.detach()
-            for name, values in {**metrics, "loss": loss.detach()}.items():
+            for name, values in {**metrics, **rows, "loss": loss.detach()}.items():
                 total = counts * values.double().sum()
                 sums[name] = sums[name] + total if name in sums else total
-            largest_ratio = torch.maximum(largest_ratio, counts * metrics["policy_ratio"].max().double())
+            if indices:
+                gap = rows["log_perplexity_gap"]
+                found = torch.stack([metrics["policy_ratio"].max(), gap.max(), -gap.min()])
+                largest = torch.maximum(largest, found.double())
             if backward is None:
                 (loss * loss_scale).backward()
             else:
                 backward(loss * loss_scale, sums["loss"] if number == len(plan) else None)
-    return BatchSums(sums, largest_ratio)
+    return BatchSums(sums, largest)
 
 
 def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: BatchSums) -> BatchTotals:
     """Make loss and metrics of the whole batch from sums over all of it; waits for the device."""
     num_loss_tokens = max(1, sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples))
-    *values, largest_ratio = torch.stack([*sums.sums.values(), sums.largest_ratio]).tolist()
+    *values, ratio, gap, negative_gap = torch.cat([torch.stack([*sums.sums.values()]), sums.largest]).tolist()
     totals = dict(zip(sums.sums, values, strict=True))
     loss = totals.pop("loss")
-    counts: dict[str, int] = {}
+    counts = dict.fromkeys(ROW_METRICS, len(samples))
     if "nll" in totals:
         counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in objective.imitation_weights(samples)))
     metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
     return BatchTotals(
         loss=loss,
-        metrics=metrics | {"policy_ratio_max": largest_ratio},
+        metrics=metrics
+        | {"policy_ratio_max": ratio, "log_perplexity_gap_max": gap, "log_perplexity_gap_min": -negative_gap},
         num_tokens=sum(int(sample.tokens.size) for sample in samples),
     )
 
@@ -196,7 +208,7 @@ def _shortest(samples: Sequence[TrainingSample]) -> int:
 
 
 def _token_loss(
-    objective: Objective, batch: PackedBatch, scores: TokenScores
+    objective: Objective, batch: PackedBatch, scores: TokenScores, mean: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     device = scores.logprobs.device
 
@@ -215,4 +227,32 @@ def _token_loss(
         row_ids=on_device(batch.row_ids),
         num_rows=batch.num_rows,
         versions=on_device(batch.versions),
+        mean_weight=mean,
+    )
+
+
+def _row_metrics(batch: PackedBatch, metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    device = metrics["behavior_logprob"].device
+    return row_divergence(
+        metrics["proximal_logprob"],
+        metrics["behavior_logprob"],
+        torch.from_numpy(batch.loss_mask).to(device),
+        torch.from_numpy(batch.row_ids).to(device),
+        batch.num_rows,
+    )
+
+
+def _mean_weight(objective: Objective, samples: Sequence[TrainingSample]) -> float:
+    """Return what importance weights are divided by, from the whole batch, which every rank has."""
+    if not objective.needs_old_first:
+        return 1.0
+    batch = pack(samples)
+    assert batch.old_logprobs is not None, "check_samples saw to it"
+    return mean_weight(
+        objective,
+        torch.from_numpy(batch.old_logprobs).double(),
+        torch.from_numpy(batch.behavior_logprobs).double(),
+        torch.from_numpy(batch.loss_mask),
+        torch.from_numpy(batch.row_ids),
+        batch.num_rows,
     )

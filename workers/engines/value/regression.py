@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pipeline.algorithms.advantage import terminal_rewards
 from pipeline.algorithms.value_loss import clipped_value_loss
-from pipeline.algorithms.value_targets import explained_variance, lambda_targets, monte_carlo_targets
+from pipeline.algorithms.value_targets import explained_variance, lambda_targets
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.model.loading import value_head
@@ -167,11 +168,11 @@ def accumulate_regression(
             token = clipped_value_loss(
                 new,
                 like([samples[index].old_values for index in chosen]),
-                like([_targets(samples[index], settings) for index in chosen]),
+                like([_targets(samples[index], settings, lam=settings.gae_lambda) for index in chosen]),
                 clip_low=settings.clip_low,
                 clip_high=settings.clip_high,
             )
-            weight = counts * like([_token_weights(lengths[index], len(samples)) for index in chosen])
+            weight = counts * like([response_weights(lengths[index], len(samples)) for index in chosen])
             part = (token.loss * weight).sum()
             loss += part.detach()
             clipped += (token.clipped * weight).sum()
@@ -190,8 +191,8 @@ def value_step_result(
 ) -> ValueStepResult:
     """Tell what a step did, from sums over the whole batch."""
     lengths = [sample.response_length for sample in samples]
-    weights = np.concatenate([_token_weights(length, len(samples)) for length in lengths])
-    returns = np.concatenate([monte_carlo_targets(s.reward, s.response_length, gamma=settings.gamma) for s in samples])
+    weights = np.concatenate([response_weights(length, len(samples)) for length in lengths])
+    returns = np.concatenate([_targets(s, settings, lam=1.0) for s in samples])
     values = sums.values.numpy()
     return ValueStepResult(
         applied=step.applied,
@@ -206,11 +207,12 @@ def value_step_result(
     )
 
 
-def _targets(sample: ValueSample, settings: ValueSettings) -> np.ndarray:
-    return lambda_targets(sample.reward, sample.old_values, gamma=settings.gamma, lam=settings.gae_lambda)
+def _targets(sample: ValueSample, settings: ValueSettings, *, lam: float) -> np.ndarray:
+    rewards = terminal_rewards(sample.reward, sample.response_length)
+    return lambda_targets(rewards, sample.old_values, gamma=settings.gamma, lam=lam)
 
 
-def _token_weights(length: int, num_samples: int) -> np.ndarray:
+def response_weights(length: int, num_samples: int) -> np.ndarray:
     """Return float64 [length]: each response weighs 1 / num_samples, each of its tokens the same."""
     return np.full(length, 1.0 / (length * num_samples))
 

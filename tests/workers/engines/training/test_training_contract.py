@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
+from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel, Surrogate
 from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, DataError, EngineError
 from tests.workers.engines.subjects import (
@@ -103,8 +103,15 @@ def test_logprobs_leave_the_policy_as_it_was(make: Make) -> None:
         Objective(),
         Objective(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.1, entropy_coefficient=0.01),
         Objective(surrogate=Surrogate.GSPO, importance=Importance.NONE),
+        Objective(
+            importance_level=ImportanceLevel.SEQUENCE,
+            importance_normalize=True,
+            rejection=Rejection.K3,
+            rejection_level=RejectionLevel.MEAN,
+            rejection_upper=0.02,
+        ),
     ],
-    ids=["token-mean", "seq-mean with KL and entropy", "gspo"],
+    ids=["token-mean", "seq-mean with KL and entropy", "gspo", "normalised weights of responses, some rejected"],
 )
 def test_micro_batches_change_nothing(subject: Subject, objective: Objective) -> None:
     samples = make_samples(17)

@@ -111,6 +111,5 @@ class RankedTraining(RankedBackend):
 
     def _over_ranks(self, sums: BatchSums) -> BatchSums:
         stacked = self._group.sum(torch.stack(list(sums.sums.values())))
-        return BatchSums(
-            dict(zip(sums.sums, stacked.unbind(), strict=True)), self._group.largest(sums.largest_ratio.clone())
-        )
+        largest = self._group.largest(sums.largest.clone())
+        return BatchSums(dict(zip(sums.sums, stacked.unbind(), strict=True)), largest)

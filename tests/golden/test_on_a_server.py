@@ -1,0 +1,38 @@
+"""The rules that decide what is trained on, driven by the vectors on the ledger that runs have: Lua, in a Redis server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from pipeline.ledger.contract import LedgerSpec, ReplayBuffer
+from pipeline.ledger.redis.ledger import RedisReplay
+from tests.golden import check
+from tests.golden.adapters.ledger import DRIVERS
+
+
+@pytest.mark.parametrize("family", sorted(DRIVERS))
+async def test_the_ledger_of_a_run_agrees_with_every_vector_of_a_family(
+    family: str, redis_client: redis.asyncio.Redis
+) -> None:
+    opened: list[RedisReplay] = []
+
+    async def open_ledger(spec: LedgerSpec) -> ReplayBuffer:
+        if opened:
+            await opened[-1].aclose()
+        run = f"golden-{len(opened)}"
+        opened.append(RedisReplay(redis_client, run, now=lambda: 0.0))
+        await opened[-1].open(replace(spec, run=run))
+        return opened[-1]
+
+    cases = json.loads((Path(__file__).parent / f"{family}.json").read_text())["cases"]
+    if family == "decoupled_ppo":  # but for admission it is about losses
+        cases = [case for case in cases if "states" in case["inputs"]]
+    for case in cases:
+        error, where = check.compare(case, await DRIVERS[family](open_ledger, case["inputs"]))
+        assert error <= case["tolerance"], f"{case['id']}: {where}"
+    assert cases
