@@ -186,7 +186,7 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
     *values, ratio, gap, negative_gap = torch.cat([torch.stack([*sums.sums.values()]), sums.largest]).tolist()
     totals = dict(zip(sums.sums, values, strict=True))
     loss = totals.pop("loss")
-    counts = dict.fromkeys(ROW_METRICS, len(samples))
+    counts: dict[str, int] = dict.fromkeys(ROW_METRICS, len(samples))
     if "nll" in totals:
         counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in objective.imitation_weights(samples)))
     metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
