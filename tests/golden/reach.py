@@ -1,8 +1,8 @@
-"""What a run can reach: the functions and classes of the shipped packages that the command or a worker leads to, by name.
+"""The functions and classes of the shipped packages that a command or a worker leads to, by name.
 
-Sources are read, nothing is run. A function is reached when something that is reached names it; so is a class, and with it all
-that its body names. A module that is imported runs what stands at its top. A text that is an import path counts as what it
-leads to, and so does a module with a name after it.
+Sources are read, nothing is run. A function is reached when a reached function names it. A class is
+reached likewise, and with it all that its body names. A module that is imported runs the statements
+at its top. A text that is an import path counts as a name, and so does a module with a name after it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Module:
     parts: dict[str, list[ast.AST]]
     """Statements by the top-level name that they define; under an empty name all others."""
     imports: dict[str, Node]
-    """What a name at the top stands for."""
+    """The meaning of each name at the top."""
     all_modules: Mapping[str, str]
 
     @classmethod
@@ -91,7 +91,8 @@ class _Module:
             local.update(self._imported(node))
         is_import = isinstance(tree, ast.Import | ast.ImportFrom)
         for module, _ in local.values() if is_import else ():
-            yield module, ""  # it is run, and nothing in it is called yet
+            # The module is run, and nothing in it is called yet.
+            yield module, ""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom) and not is_import:
                 yield from ((module, "") for module, _ in self._imported(node).values())

@@ -1,4 +1,4 @@
-"""The rules that decide what is trained on, driven by the vectors on the ledger that runs have: Lua, in a Redis server."""
+"""The vectors about the order of training hold on the ledger of a run: Lua, in a Redis server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ async def test_the_ledger_of_a_run_agrees_with_every_vector_of_a_family(
         return opened[-1]
 
     cases = json.loads((Path(__file__).parent / f"{family}.json").read_text())["cases"]
-    if family == "decoupled_ppo":  # but for admission it is about losses
+    # The other cases of this family are about losses.
+    if family == "decoupled_ppo":
         cases = [case for case in cases if "states" in case["inputs"]]
     for case in cases:
         error, where = check.compare(case, await DRIVERS[family](open_ledger, case["inputs"]))

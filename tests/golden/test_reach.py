@@ -1,4 +1,4 @@
-"""What the vectors exercise is what runs execute: no adapter calls a function that only tests import."""
+"""Vectors exercise the functions of a run: no adapter calls a function that only tests import."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def reached() -> Reached:
 
 
 def _called_by_adapters(family: str) -> set[tuple[str, str]]:
-    """Run one case of each kind; return module and qualified name of what adapters themselves call in the shipped packages."""
+    """Run one case of each kind; return modules and qualified names that adapters themselves call."""
     called: set[tuple[str, str]] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event != "call" or "<" in frame.f_code.co_name or (parts := _place(frame))[:1] not in _SHIPPED:
             return
         caller = frame.f_back
-        while caller is not None and not _place(caller):  # what checks shapes, or runs the event loop
+        # In between are frames that check shapes, or run the event loop.
+        while caller is not None and not _place(caller):
             caller = caller.f_back
         if caller is not None and _place(caller)[:3] == ("tests", "golden", "adapters"):
             called.add((".".join(parts), frame.f_code.co_qualname))

@@ -1,8 +1,9 @@
-"""Adapters of the families about what a run trains on and when: vectors drive the ledger, and the emulated engine, whose
-lengths are known beforehand.
+"""Adapters of the families about the order of training: vectors drive the ledger.
 
-The drivers take any ledger, so that a test can drive the Redis one too. Here it is the one in memory, which needs no server.
-A driver stands for the processes around: it leases and writes for generators, scores, and claims for the learner.
+A driver takes any ledger, and a test drives the Redis one too. Here it is the one in memory, which
+needs no server. A driver stands for the processes around the ledger: it leases and writes for a
+generator, scores, and claims for the learner. The schedule's windows go through the held trajectories
+of a generator and the emulated engine, whose lengths are known beforehand.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import Responses
 from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.segments import join_segments
+from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import (
     Claim,
     ClaimedUnit,
     DropReason,
     FinishedClaim,
-    Lease,
     LedgerSpec,
     ReplayBuffer,
     Unit,
@@ -36,7 +37,8 @@ from tests.golden.check import Adapter
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR
-from workers.engines.generation.seam import SamplingParams, Window, WindowRequest
+from workers.engines.generation.seam import Window
+from workers.generator.held_trajectories import HeldTrajectories
 
 Case = Mapping[str, Any]
 Open = Callable[[LedgerSpec], Awaitable[ReplayBuffer]]
@@ -244,56 +246,54 @@ async def tppo_schedule(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     )
     law = _Known("constant", 1.0, 1.0, lengths)
     engine = EmulatedEngine(num_slots=slots, lengths=law, tokens=TokenLaw.of(8, [7]), vocabulary=8)
+    held, config = HeldTrajectories(slots), _config(inputs["window"], inputs["max_response"])
     begun: dict[TrajectoryId, int] = {}
     steps: list[dict[str, Any]] = []
     for version in range(NUM_STEPS):
         await ledger.advance(LEARNER, version)
         engine.load_weights({TENSOR: np.zeros(1, np.float32)}, version)
-        grant = await ledger.lease(GENERATOR, max_trajectories=slots, policy_version=version)
-        leases = {lease.trajectory: lease for lease in grant.leases}
+        grant = await ledger.lease(GENERATOR, max_trajectories=held.num_free_slots, policy_version=version)
         for lease in grant.leases:
             begun.setdefault(lease.trajectory, version)
-            engine.submit(_request(lease, inputs))
+            engine.submit(held.submit(held.hold(lease, PROMPT).trajectory).request(config))
         while engine.stats().num_live:
             for window in engine.advance(inputs["window"]):
-                await _write_window(ledger, leases[window.trajectory], window)
+                held.sampled(window)
+                await _write_window(ledger, held, window)
         steps.append(await _learn(ledger, version, begun, slots))
     return {"steps": steps}
 
 
-def _request(lease: Lease, inputs: Case) -> WindowRequest:
-    return WindowRequest(
-        trajectory=lease.trajectory,
-        prompt_tokens=PROMPT.tokens,
-        response_tokens=_response_so_far(lease),
-        window_tokens=inputs["window"],
-        max_response_tokens=inputs["max_response"],
-        sampling=SamplingParams(1.0),
-        seed=0,
+def _config(window: int, max_response: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": "model"},
+            "data": {"train": ["train.jsonl"]},
+            "generation": {"window_tokens": window, "max_response_tokens": max_response},
+        }
     )
 
 
-def _response_so_far(lease: Lease) -> np.ndarray:
-    last = lease.last_chunk
-    return np.empty(0, np.int32) if last is None else np.concatenate([last.context_tokens, last.tokens])
-
-
-async def _write_window(ledger: ReplayBuffer, lease: Lease, window: Window) -> None:
-    is_final = window.finish_reason.is_final
+async def _write_window(ledger: ReplayBuffer, held: HeldTrajectories, window: Window) -> None:
+    """Write a window's chunk as a generator does, and score it; then extend its trajectory or leave it."""
+    writing, is_final = held.take(window.trajectory), window.finish_reason.is_final
     chunk = TrajectoryChunk(
-        id=ChunkId(lease.trajectory, lease.next_index),
-        prompt=PROMPT,
-        context_tokens=_response_so_far(lease),
+        id=ChunkId(window.trajectory, writing.next_index),
+        prompt=writing.prompt,
+        context_tokens=writing.response_tokens,
         tokens=window.tokens,
         behavior_logprobs=window.behavior_logprobs,
         segments=window.segments,
         finish_reason=window.finish_reason,
         response_text="" if is_final else None,
     )
-    await ledger.write_chunk(GENERATOR, chunk)
-    await ledger.write_score(
-        VALUE, chunk.id, ValueScore(values=np.zeros(chunk.num_tokens, np.float32), value_version=0)
-    )
+    outcome = await ledger.write_chunk(GENERATOR, chunk)
+    if outcome.keeps_lease:
+        held.extend(writing, window.tokens)
+    else:
+        held.leave(writing)
+    values = ValueScore(values=np.zeros(chunk.num_tokens, np.float32), value_version=0)
+    await ledger.write_score(VALUE, chunk.id, values)
     if is_final:
         await ledger.write_score(SCORER, chunk.id, RewardScore(reward=1.0, accuracy=1.0))
 
