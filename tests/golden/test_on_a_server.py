@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from pipeline.ledger.contract import LedgerSpec, ReplayBuffer
-from pipeline.ledger.redis.ledger import RedisReplay
+from pipeline.ledger.contract import Ledger, LedgerSpec
+from pipeline.ledger.redis.ledger import RedisLedger
 from tests.golden import check
 from tests.golden.adapters.ledger import DRIVERS
 
@@ -19,13 +19,13 @@ from tests.golden.adapters.ledger import DRIVERS
 async def test_the_ledger_of_a_run_agrees_with_every_vector_of_a_family(
     family: str, redis_client: redis.asyncio.Redis
 ) -> None:
-    opened: list[RedisReplay] = []
+    opened: list[RedisLedger] = []
 
-    async def open_ledger(spec: LedgerSpec) -> ReplayBuffer:
+    async def open_ledger(spec: LedgerSpec) -> Ledger:
         if opened:
             await opened[-1].aclose()
         run = f"golden-{len(opened)}"
-        opened.append(RedisReplay(redis_client, run, now=lambda: 0.0))
+        opened.append(RedisLedger(redis_client, run, now=lambda: 0.0))
         await opened[-1].open(replace(spec, run=run))
         return opened[-1]
 

@@ -17,7 +17,7 @@ from tests.golden.test_check import FAMILIES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-ORACLE = "MemoryReplay"
+ORACLE = "MemoryLedger"
 """Stands for the ledger of a run: ``test_on_a_server`` drives that one by the same vectors."""
 
 

@@ -25,12 +25,12 @@ from pipeline.ledger.contract import (
     ClaimedUnit,
     DropReason,
     FinishedClaim,
+    Ledger,
     LedgerSpec,
-    ReplayBuffer,
     Unit,
 )
-from pipeline.ledger.memory.ledger import MemoryReplay
-from pipeline.ledger.version_history import Lineage
+from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
 from tests.golden.check import Adapter
@@ -41,7 +41,7 @@ from workers.engines.generation.seam import Window
 from workers.generator.held_trajectories import HeldTrajectories
 
 Case = Mapping[str, Any]
-Open = Callable[[LedgerSpec], Awaitable[ReplayBuffer]]
+Open = Callable[[LedgerSpec], Awaitable[Ledger]]
 """Makes an empty ledger."""
 Driver = Callable[[Open, Case], Awaitable[dict[str, Any]]]
 
@@ -58,8 +58,8 @@ NUM_STEPS = 6
 def in_memory(driver: Driver) -> Adapter:
     """Return the adapter that drives the ledger in this process."""
 
-    async def open_ledger(spec: LedgerSpec) -> ReplayBuffer:
-        ledger = MemoryReplay(lambda _: 1, lambda: 0.0)
+    async def open_ledger(spec: LedgerSpec) -> Ledger:
+        ledger = MemoryLedger(lambda _: 1, lambda: 0.0)
         await ledger.open(spec)
         return ledger
 
@@ -70,9 +70,7 @@ def _spec(unit: Unit, *, group_size: int, units_per_update: int, **settings: Any
     return LedgerSpec(run="golden", unit=unit, group_size=group_size, units_per_update=units_per_update, **settings)
 
 
-async def _write_response(
-    ledger: ReplayBuffer, trajectory: TrajectoryId, versions: Sequence[int], accuracy: float
-) -> None:
+async def _write_response(ledger: Ledger, trajectory: TrajectoryId, versions: Sequence[int], accuracy: float) -> None:
     """Write and score a response of one chunk, one token a version, as a generator and a verifier would."""
     chunk = TrajectoryChunk(
         id=ChunkId(trajectory, 0),
@@ -212,7 +210,7 @@ async def segments(open_ledger: Open, inputs: Case) -> dict[str, Any]:
 
 def _ages(current: int, versions: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return how many updates before ``current`` each version was made."""
-    return current - Lineage().updates_of(np.array(versions))
+    return current - VersionHistory().updates_of(np.array(versions))
 
 
 # -- T-PPO's schedule --------------------------------------------------------------------------------------------------
@@ -274,7 +272,7 @@ def _config(window: int, max_response: int) -> RunConfig:
     )
 
 
-async def _write_window(ledger: ReplayBuffer, held: HeldTrajectories, window: Window) -> None:
+async def _write_window(ledger: Ledger, held: HeldTrajectories, window: Window) -> None:
     """Write a window's chunk as a generator does, and score it; then extend its trajectory or leave it."""
     writing, is_final = held.take(window.trajectory), window.finish_reason.is_final
     chunk = TrajectoryChunk(
@@ -298,7 +296,7 @@ async def _write_window(ledger: ReplayBuffer, held: HeldTrajectories, window: Wi
         await ledger.write_score(SCORER, chunk.id, RewardScore(reward=1.0, accuracy=1.0))
 
 
-async def _learn(ledger: ReplayBuffer, version: int, begun: Mapping[TrajectoryId, int], slots: int) -> dict[str, Any]:
+async def _learn(ledger: Ledger, version: int, begun: Mapping[TrajectoryId, int], slots: int) -> dict[str, Any]:
     """Claim and settle what the policy and the value model learn from in one step, and say what it was."""
     claim = await ledger.claim(LEARNER, policy_version=version)
     assert isinstance(claim, Claim), f"the learner waits: {claim}"
