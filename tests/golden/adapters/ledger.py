@@ -37,7 +37,7 @@ from tests.golden.check import Adapter
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR
-from workers.engines.generation.seam import Window
+from workers.engines.generation.seam import SampledWindow
 from workers.generator.held_trajectories import HeldTrajectories
 
 Case = Mapping[str, Any]
@@ -272,7 +272,7 @@ def _config(window: int, max_response: int) -> RunConfig:
     )
 
 
-async def _write_window(ledger: Ledger, held: HeldTrajectories, window: Window) -> None:
+async def _write_window(ledger: Ledger, held: HeldTrajectories, window: SampledWindow) -> None:
     """Write a window's chunk as a generator does, and score it; then extend its trajectory or leave it."""
     writing, is_final = held.take(window.trajectory), window.finish_reason.is_final
     chunk = TrajectoryChunk(
