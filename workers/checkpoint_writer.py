@@ -131,7 +131,7 @@ class CheckpointWriter:
         except StorageFailed as error:
             self._failure = error
             ctx.worker_state.refused = str(error)
-            ctx.counters["failed_checkpoints"] = ctx.counters.get("failed_checkpoints", 0) + 1
+            ctx.count("failed_checkpoints")
             ctx.log.error("checkpoint_failed", version=version, reason=str(error))
             self.ended_s = ctx.clock.monotonic()
             return

@@ -128,6 +128,10 @@ class ActorContext:
         """Role-specific numbers in the heartbeat; each role's module documents its own."""
         return self.worker_state.counters
 
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter of the heartbeat."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
     @property
     def policy_version(self) -> int:
         """The version that this worker serves or has published; -1 when it has none. Every line of

@@ -91,7 +91,7 @@ class ChunkWriter:
         """
         ctx, writing = self._ctx, self._held.take(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
-            self._add("refused_tokens", window.tokens.size)
+            self._ctx.count("refused_tokens", window.tokens.size)
             await self.let_go(writing)
             return
         chunk = self._chunk(writing, window)
@@ -99,12 +99,12 @@ class ChunkWriter:
         outcome = await self._store(chunk, encoded)
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
             # a duplicate is a repeat whose first answer was lost, so it was not sent yet
-            self._add("chunks" if outcome.status is WriteStatus.STORED else "duplicates", 1)
+            self._ctx.count("chunks" if outcome.status is WriteStatus.STORED else "duplicates")
             ctx.delivered += 1
-            self._add("written_tokens", chunk.num_tokens)
+            self._ctx.count("written_tokens", chunk.num_tokens)
             await self._deliver(chunk, encoded)
         else:
-            self._add("refused_tokens", chunk.num_tokens)
+            self._ctx.count("refused_tokens", chunk.num_tokens)
             ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
         if outcome.keeps_lease and not ctx.draining.is_set():
             self._held.extend(writing, window.tokens)
@@ -176,7 +176,4 @@ class ChunkWriter:
                 continue
             timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
             if not await sender.send(encoded, timeout_s=timeout_s):
-                self._add("undelivered", 1)
-
-    def _add(self, counter: str, amount: int) -> None:
-        self._ctx.counters[counter] = self._ctx.counters.get(counter, 0) + amount
+                self._ctx.count("undelivered")

@@ -173,7 +173,7 @@ class Generator(Actor):
             for window in windows:
                 await self._writer.pass_on(window)
             self._count()
-            self.ctx.counters[TURNS] = self.ctx.counters.get(TURNS, 0) + 1
+            self.ctx.count(TURNS)
             self.ctx.progress()
 
     def _sample(self) -> list[SampledWindow]:

@@ -162,7 +162,7 @@ class WeightReceiver:
             self._release(self._staged)
             self._staged, self._here = staged, newest.policy_version
             self._ctx.counters["rejected_version"] = -1
-            self._add("weights_s", time.perf_counter() - started)
+            self._ctx.count("weights_s", time.perf_counter() - started)
 
     async def swap(self) -> None:
         """Put the staged version into the engine, if there is one.
@@ -184,7 +184,7 @@ class WeightReceiver:
         except BaseException:
             self._release(staged)
             raise
-        self._add("weights_pause_s", time.perf_counter() - started)
+        self._ctx.count("weights_pause_s", time.perf_counter() - started)
         # giving back merged pages takes long, and so does not happen where the engine lets them go, in the pause
         asyncio.get_running_loop().run_in_executor(None, before.clear)
         self._release(self._serving)
@@ -194,7 +194,7 @@ class WeightReceiver:
             staged.merged.close()
         self._serving = replace(staged, tensors={}, merged=None, pages=pages)
         self._ctx.policy_version = version
-        self._add("weight_swaps", 1)
+        self._ctx.count("weight_swaps")
         self._ctx.progress()
 
     async def _check_served(self, tensors: Mapping[str, Any], version: int) -> None:
@@ -202,7 +202,7 @@ class WeightReceiver:
         unserved = await self._ctx.compute(self._engine.unserved, tensors)
         if not unserved and self._engine.policy_version == version:
             return
-        self._add("stale_swaps", 1)
+        self._ctx.count("stale_swaps")
         what = f"{len(unserved)} of {len(tensors)} tensors, first {unserved[0]}" if unserved else "the version before"
         raise ParityFailed(
             f"the engine was given version {version} and still serves old weights ({what}); no token is sampled under a "
@@ -243,7 +243,7 @@ class WeightReceiver:
         except BaseException:
             merged.close()
             raise
-        self._add("weights_merge_s", time.perf_counter() - started)
+        self._ctx.count("weights_merge_s", time.perf_counter() - started)
         self._ctx.log.debug("weights_merged", policy_version=announcement.policy_version, digest=digest)
         return _Version(announcement, file, tensors, merged)
 
@@ -257,7 +257,7 @@ class WeightReceiver:
             self._reader.forget(file)
         file = await self._bring(announcement)
         self._base = (announcement.digest, file)
-        self._add("weights_bases", 1)
+        self._ctx.count("weights_bases")
         return file
 
     def _release(self, version: _Version | None) -> None:
@@ -274,7 +274,7 @@ class WeightReceiver:
         if self._settings.path != "wire":
             mapped = await asyncio.to_thread(self._map, announcement)
         if mapped is not None:
-            self._add("weights_bytes", announcement.num_bytes)
+            self._ctx.count("weights_bytes", announcement.num_bytes)
             return mapped
         if self._settings.path != "file" and announcement.endpoint:
             return await self._fetch(announcement)
@@ -321,9 +321,9 @@ class WeightReceiver:
             self._note_reach()
             self._asked = announcement.endpoint, None
             requester.close()
-            self._add("weights_bytes", fetch.received.num_bytes)
-            self._add("weights_deltas", fetch.received.num_deltas - fetch.received.num_refreshes)
-            self._add("weights_refreshes", fetch.received.num_refreshes)
+            self._ctx.count("weights_bytes", fetch.received.num_bytes)
+            self._ctx.count("weights_deltas", fetch.received.num_deltas - fetch.received.num_refreshes)
+            self._ctx.count("weights_refreshes", fetch.received.num_refreshes)
 
     def _note_reach(self) -> None:
         """Take note of whether the learner's endpoint has shaken hands. Requests that follow one another are one attempt."""
@@ -344,6 +344,3 @@ class WeightReceiver:
             words = unreached_words(Role.LEARNER, self._asked[0], down_s)
         self._ctx.say_unreached(Role.LEARNER, words)
         return []
-
-    def _add(self, counter: str, amount: float) -> None:
-        self._ctx.counters[counter] = self._ctx.counters.get(counter, 0) + amount

@@ -355,8 +355,8 @@ class Learner(Actor):
         counters = self.ctx.counters
         counters.update(updates=row.update, num_updates=self.ctx.config.run.num_updates)
         counters.update(accuracy=row.accuracy, reward=row.reward)
-        counters["trained_tokens"] = counters.get("trained_tokens", 0) + row.num_trained_tokens
-        counters["refused_steps"] = counters.get("refused_steps", 0) + row.num_refused_steps
+        self.ctx.count("trained_tokens", row.num_trained_tokens)
+        self.ctx.count("refused_steps", row.num_refused_steps)
         self.ctx.log.info(
             "update", update=row.update, accuracy=row.accuracy, loss=row.loss, staleness_max=row.staleness_max
         )

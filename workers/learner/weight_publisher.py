@@ -112,9 +112,8 @@ class WeightPublisher:
             self._write(BASE_VERSION, backend)
         started = time.perf_counter()
         stored = self._store.publish(policy_version, self._publication(policy_version, backend, adapter))
-        counters = self._ctx.counters
-        counters["published_bytes"] = counters.get("published_bytes", 0) + stored.num_bytes
-        counters["published_s"] = counters.get("published_s", 0) + time.perf_counter() - started
+        self._ctx.count("published_bytes", stored.num_bytes)
+        self._ctx.count("published_s", time.perf_counter() - started)
         return stored
 
     def _publication(self, policy_version: int, backend: TrainingBackend, adapter: Adapter | None) -> Publication:

@@ -57,4 +57,4 @@ class Reference(Scorer):
             return
         scores = [ReferenceScore(logprobs=logprobs) for logprobs in scored]
         await self.write_all(zip(chunks, scores, strict=True))
-        self.count("scored_tokens", sum(chunk.num_tokens for chunk in chunks))
+        self.ctx.count("scored_tokens", sum(chunk.num_tokens for chunk in chunks))

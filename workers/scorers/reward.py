@@ -77,7 +77,7 @@ class Reward(Scorer):
                 await self.fail(chunk, verdict.error)
                 continue
             if not verdict.judged:
-                self.count("not_judged")
+                self.ctx.count("not_judged")
                 self.ctx.log.warning("answer_not_judged", chunk=str(chunk.id), reason=verdict.reason)
             shaped = shape(
                 self.ctx.config.reward,

@@ -105,14 +105,14 @@ class Scorer(Actor):
 
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
         status = await self._ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
-        self.count("scored" if status is WriteStatus.STORED else "duplicates")
+        self.ctx.count("scored" if status is WriteStatus.STORED else "duplicates")
         self.ctx.delivered += 1
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
         """Report that this chunk could not be scored, with a traceback. The log has an error once a minute, and few of them:
         all are counted, and those of dead letters are in the ledger."""
         is_dead = await self._ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, self.field, error))
-        self.count("failed")
+        self.ctx.count("failed")
         num_silent = self._complaints.due(_gist(error), "dead letter" if is_dead else "failed")
         if num_silent is not None:
             log = self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log
@@ -125,10 +125,6 @@ class Scorer(Actor):
             timeout_s=self.ctx.config.ledger.outage_timeout_s,
             on_wait=lambda error: self.ctx.waiting_for(WaitingFor.LEDGER, str(error)),
         )
-
-    def count(self, name: str, amount: float = 1) -> None:
-        """Add to a counter in the heartbeat."""
-        self.ctx.counters[name] = self.ctx.counters.get(name, 0) + amount
 
     async def _receive(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> list[TrajectoryChunk]:
         """Wait for one message, then take what else is there, up to a batch."""
@@ -146,7 +142,7 @@ class Scorer(Actor):
     async def _overdue(self, room: int) -> list[TrajectoryChunk]:
         chunks = await self.ctx.ledger.overdue(self.ctx.who, self.field, max_chunks=room)
         if chunks:
-            self.count("overdue", len(chunks))
+            self.ctx.count("overdue", len(chunks))
         return chunks
 
 

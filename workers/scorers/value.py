@@ -141,7 +141,7 @@ class Value(Scorer):
                 continue
             scored.append((chunk, ValueScore(values=values, value_version=self._version)))
         await self.write_all(scored)
-        self.count("scored_tokens", sum(chunk.num_tokens for chunk, _ in scored))
+        self.ctx.count("scored_tokens", sum(chunk.num_tokens for chunk, _ in scored))
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Value(Scorer):
         """Count a refused step, and give up after too many in a row."""
         self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
         if not result.applied:
-            self.count("refused_steps")
+            self.ctx.count("refused_steps")
             self.ctx.log.error(
                 "value_step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
             )
@@ -218,7 +218,7 @@ class Value(Scorer):
             step_s=step_s,
         )
         self._history.append(row)
-        self.count("trained", len(samples))
+        self.ctx.count("trained", len(samples))
         self.ctx.counters["value_loss"] = result.loss
         self._tell()
         self.ctx.log.info(

@@ -167,3 +167,11 @@ async def test_what_starting_takes_its_time_over_is_told_while_it_computes_and_n
         ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
         later = await ctx.compute(ctx.worker_state.heartbeat)
         assert (later.waiting_for, later.detail) == (WaitingFor.COMPUTE, "")
+
+
+async def test_what_is_counted_adds_up_in_the_heartbeat(tmp_path: Path):
+    async with opened(tmp_path) as ctx:
+        ctx.count("failed")
+        ctx.count("failed", 2)
+        ctx.count("paused_s", 0.5)
+        assert ctx.worker_state.heartbeat().counters == {"failed": 3, "paused_s": 0.5}
