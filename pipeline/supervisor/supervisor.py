@@ -118,8 +118,8 @@ class Supervisor:
                 drain_ceiling_s=settings.drain_ceiling_s,
             )
         )
-        self._patience = _patience(config)
-        self._watchdog = Watchdog(self._patience)
+        self._timeouts = _timeouts(config)
+        self._watchdog = Watchdog(self._timeouts)
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
         self._told_to_stop = threading.Event()
@@ -374,7 +374,7 @@ class Supervisor:
         for beat in beats:
             worker = beat.who.worker
             if self._processes.pids.get(worker) == beat.pid and (moved_s := self._watchdog.moved_s(worker)) is not None:
-                self._plan.moved(worker, moved_s, self._patience.drain_limit_s(beat))
+                self._plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
         host = socket.gethostname()
         gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
         for worker, reason in self._watchdog.departed(beats, self._processes.pids, gone, now).items():
@@ -455,7 +455,7 @@ def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
     return one.model_copy(update=same) == other
 
 
-def _patience(config: RunConfig) -> Timeouts:
+def _timeouts(config: RunConfig) -> Timeouts:
     settings = config.supervisor
     return Timeouts(
         stuck_after_s=settings.stuck_after_s,

@@ -119,8 +119,8 @@ class _Seen:
 class Watchdog:
     """Watches the processes of one supervisor."""
 
-    def __init__(self, patience: Timeouts) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._seen: dict[str, _Seen] = {}
         self._guests: dict[str, _Seen] = {}
         self._looked_s: float | None = None
@@ -145,7 +145,7 @@ class Watchdog:
             now_s: The reader's monotonic time.
             overdue_s: For how long work of a role has lain in the ledger beyond its deadline.
         """
-        if self._looked_s is not None and now_s - self._looked_s > self._patience.silent_after_s / 2:
+        if self._looked_s is not None and now_s - self._looked_s > self._timeouts.silent_after_s / 2:
             # it is the reader that stood still
             self.blind(now_s)
         self._looked_s = now_s
@@ -184,7 +184,7 @@ class Watchdog:
             seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s))
             _remember(seen, beat, now_s)
             silent_s = now_s - seen.changed_s
-            if silent_s > (self._patience.silent_after_s if beat.pid in gone else self._patience.least_s):
+            if silent_s > (self._timeouts.silent_after_s if beat.pid in gone else self._timeouts.least_s):
                 buried[worker] = f"no heartbeat for {silent_s:.0f} s"
         return buried
 
@@ -200,21 +200,21 @@ class Watchdog:
         it was doing.
         """
         seen = self._seen.get(worker)
-        return seen is not None and now_s - seen.changed_s > self._patience.silent_after_s
+        return seen is not None and now_s - seen.changed_s > self._timeouts.silent_after_s
 
     def _reason(self, seen: _Seen, beat: Heartbeat | None, now_s: float, overdue_s: Mapping[Role, float]) -> str | None:
-        patience = self._patience
+        timeouts = self._timeouts
         silent_s, still_s, dead_s = now_s - seen.changed_s, now_s - seen.moved_s, now_s - seen.turned_s
         if seen.beat_at_s is None:
-            is_late = silent_s > patience.start_timeout_s
+            is_late = silent_s > timeouts.start_timeout_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
         # it has said goodbye, or was fenced: it is about to end
         if beat is None:
-            is_late = silent_s > max(patience.silent_after_s, patience.drain_timeout_s)
+            is_late = silent_s > max(timeouts.silent_after_s, timeouts.drain_timeout_s)
             return f"left {silent_s:.0f} s ago and has not ended (supervisor.drain_timeout_s)" if is_late else None
-        if silent_s > patience.silent_after_s:
+        if silent_s > timeouts.silent_after_s:
             return f"no heartbeat for {silent_s:.0f} s (supervisor.silent_after_s)"
-        at, limit_s = beat.waiting_for, patience.limit_s(beat.waiting_for, beat.work.slowest_s)
+        at, limit_s = beat.waiting_for, timeouts.limit_s(beat.waiting_for, beat.work.slowest_s)
         if at is WaitingFor.STARTING:
             is_late = min(still_s, now_s - seen.started_s) > limit_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
@@ -225,7 +225,7 @@ class Watchdog:
         if beat.held > 0 and at not in MAY_HOLD and still_s > limit_s:
             return f"holds {beat.held} pieces of work without progress for {still_s:.0f} s, at {at}; {limit_s:g} s are allowed"
         lain_s = overdue_s.get(beat.who.role, 0.0)
-        if at is WaitingFor.INPUT and min(lain_s, still_s) > patience.least_s:
+        if at is WaitingFor.INPUT and min(lain_s, still_s) > timeouts.least_s:
             return f"idle for {still_s:.0f} s though work of its role is overdue since {lain_s:.0f} s"
         return None
 

@@ -146,7 +146,7 @@ class CallTimeouts(NamedTuple):
 
 def call_timeouts(client: redis.asyncio.Redis) -> CallTimeouts:
     """Return how patient calls over a client of ``connect`` are."""
-    return cast("Any", client.connection_pool).patience
+    return cast("Any", client.connection_pool).timeouts
 
 
 def connect(
@@ -199,5 +199,5 @@ def connect(
             pool.connection_class = _OURS[pool.connection_class]
     except ValueError as error:
         raise ConfigError(f"ledger URL {hide_password(url)!r} cannot be read: {error}") from error
-    pool.patience = CallTimeouts(timeout_s, patience_s, max(patience_s, disk_patience_s or 0.0), disk_trouble)
+    pool.timeouts = CallTimeouts(timeout_s, patience_s, max(patience_s, disk_patience_s or 0.0), disk_trouble)
     return redis.asyncio.Redis.from_pool(pool)

@@ -62,7 +62,7 @@ class PipelinedConnection:
         if not issubclass(self._pool.connection_class, OwnConnection):
             kind = self._pool.connection_class.__name__
             raise TypeError(f"a {kind} cannot be taken over; make the client with pipeline.ledger.redis.client.connect")
-        self._patience = call_timeouts(client)
+        self._timeouts = call_timeouts(client)
         self._num_troubled = 0
         self.on_trouble: Callable[[str], None] = lambda _: None
         """Called with why calls are asked again, for people; with "" when the last of those has
@@ -95,7 +95,7 @@ class PipelinedConnection:
 
     async def _repeated(self, asking: _Asking[T]) -> T:
         now = asyncio.get_running_loop().time
-        last_of_all, deadline = now() + self._patience.disk_s, now() + self._patience.lost_s
+        last_of_all, deadline = now() + self._timeouts.disk_s, now() + self._timeouts.lost_s
         pause, error, troubled = _FIRST_PAUSE_S, None, False
         try:
             while True:
@@ -110,15 +110,15 @@ class PipelinedConnection:
                     if not is_disk_failure(failure):
                         raise
                     # it answers
-                    error, deadline = failure, min(last_of_all, now() + pause + self._patience.lost_s)
+                    error, deadline = failure, min(last_of_all, now() + pause + self._timeouts.lost_s)
                 except (TimeoutError, OSError) as failure:
                     error = error or exceptions.TimeoutError(
-                        f"no answer within {self._patience.lost_s:g} s{f': {failure}' if str(failure) else ''}"
+                        f"no answer within {self._timeouts.lost_s:g} s{f': {failure}' if str(failure) else ''}"
                     )
-                no_room = "" if is_disk_failure(error) else self._patience.disk_trouble()
+                no_room = "" if is_disk_failure(error) else self._timeouts.disk_trouble()
                 # a server that is away cannot start there, either
                 if no_room:
-                    deadline = min(last_of_all, now() + pause + self._patience.lost_s)
+                    deadline = min(last_of_all, now() + pause + self._timeouts.lost_s)
                 left_s = deadline - now()
                 if left_s <= 0:
                     raise error
@@ -154,7 +154,7 @@ class PipelinedConnection:
             self._connecting, failure = asyncio.get_running_loop().create_future(), None
             try:
                 self._connection = connection = self._connection or self._pool.get_available_connection()
-                self._stream = _Stream(connection, await connection.take_over(), self._patience.timeout_s)
+                self._stream = _Stream(connection, await connection.take_over(), self._timeouts.timeout_s)
             except exceptions.RedisError as error:
                 failure = error
                 raise
