@@ -112,8 +112,8 @@ class AlgorithmSection(Section):
     importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
     importance_level: Literal["token", "sequence", "geometric"] = Field(
         default="token",
-        description="What shares an importance weight: nothing, or all tokens of a response, by the product or the geometric "
-        "mean of their ratios. A product saturates over several policy versions.",
+        description="Tokens have weights of their own, or a response has one: the product of its ratios, or their geometric "
+        "mean. A product saturates over several policy versions.",
     )
     importance_normalize: bool = Field(
         default=False, description="Divide importance weights by their mean over the mini-batch; one more forward pass."
