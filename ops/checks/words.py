@@ -154,7 +154,10 @@ def _structure(path: Path, source: str) -> Iterator[Finding]:
 
 
 def _python(source: str, *, with_messages: bool) -> Iterator[list[Line]]:
-    """Yield docstrings, comments and, with messages, string literals that are sentences."""
+    """Yield docstrings, comments and, with messages, string literals that are sentences.
+
+    Indented lines of a message are an example or a table.
+    """
     nodes = list(ast.walk(ast.parse(source)))
     docstrings = [n.value for n in nodes if isinstance(n, ast.Expr) and _is_text(n.value)]
     for value in docstrings:
@@ -174,7 +177,8 @@ def _python(source: str, *, with_messages: bool) -> Iterator[list[Line]]:
         else:
             continue
         if text.count(" ") >= _FEWEST_SPACES:
-            yield [Line(node.lineno + at, "", line) for at, line in enumerate(text.splitlines())]
+            lines = enumerate(text.splitlines())
+            yield [Line(node.lineno + at, "", line) for at, line in lines if not line.startswith("  ")]
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:

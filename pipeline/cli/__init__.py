@@ -1,8 +1,8 @@
 """The ``headrace`` command.
 
-Each command is a module that is imported only when it is called, and none imports torch:
-``headrace --help`` starts in a fraction of a second. Errors are one sentence on standard error and
-a documented exit code (``pipeline.process.exit_codes``).
+A command's module is imported only when the command is called, and none imports torch: the help
+appears in a fraction of a second. An error is one sentence on standard error, with an exit code of
+``pipeline.process.exit_codes``.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from protocol.printable import printable
 
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("pipeline.cli.up", "Start a run and stay with it until it ends."),
-    "pretrain-value": ("pipeline.cli.pretrain", "Train a value model on the start policy, and export it."),
-    "down": ("pipeline.cli.control", "Ask a run to drain and end."),
-    "scale": ("pipeline.cli.control", "Change how many workers of a role a run has, while it runs."),
+    "pretrain-value": ("pipeline.cli.pretrain", "Train a value model before a run, and export it."),
+    "down": ("pipeline.cli.control", "Drain a run and end it."),
+    "scale": ("pipeline.cli.control", "Change how many workers a role has."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),
-    "why": ("pipeline.cli.why", "Name what the run waits for, from the learner to the root, and what to do."),
-    "queues": ("pipeline.cli.inspect", "Show every link and ledger queue: depth, limit, oldest age, consumer."),
-    "audit": ("pipeline.cli.inspect", "Check the conservation law: admitted = trained + dropped + in flight."),
-    "peek": ("pipeline.cli.peek", "Show what is in the ledger, or one stored chunk with its scores."),
-    "requeue": ("pipeline.cli.requeue", "Put work back: open leases for others, make unscored chunks due."),
-    "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer failed on for good."),
-    "replay": ("pipeline.cli.replay", "Make a run's updates again from its log, and compare the weights bit by bit."),
-    "score": ("pipeline.cli.score.command", "Score a file of responses offline, to check a verifier before training."),
-    "samples": ("pipeline.cli.samples", "Show prompts with responses, rewards and verdicts, while a run goes on."),
-    "report": ("pipeline.cli.inspect", "Write the page of a run again, from its history and its ledger."),
-    "config": ("pipeline.cli.config", "Check or show the configuration that files and --set make."),
-    "bench": ("pipeline.cli.bench", "Compare things in one run, on this machine."),
+    "why": ("pipeline.cli.why", "Explain what the run waits for, and what to do."),
+    "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
+    "audit": ("pipeline.cli.inspect", "Check: admitted = trained + dropped + in flight."),
+    "peek": ("pipeline.cli.peek", "List what the ledger holds, or show one chunk."),
+    "requeue": ("pipeline.cli.requeue", "Free leased trajectories, make unscored chunks due."),
+    "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer gave up."),
+    "replay": ("pipeline.cli.replay", "Repeat a run's updates and compare the weights."),
+    "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
+    "samples": ("pipeline.cli.samples", "Show prompts, responses, rewards and verdicts."),
+    "report": ("pipeline.cli.inspect", "Write a run's report again."),
+    "config": ("pipeline.cli.config", "Check, show or explain the configuration."),
+    "bench": ("pipeline.cli.bench", "Measure and compare on this machine."),
 }
 
 _EPILOG = """\b
@@ -49,9 +49,7 @@ Examples:
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and summaries, and imports a command when it is
-    called.
-    """
+    """A group with a table of its commands, which imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of a run's life."""
@@ -63,13 +61,13 @@ class LazyGroup(click.Group):
             import difflib
 
             close = difflib.get_close_matches(cmd_name, _COMMANDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_COMMANDS)}."
+            hint = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(_COMMANDS)}"
             raise click.UsageError(f"no command {cmd_name!r}: {hint}")
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         return getattr(module, cmd_name.replace("-", "_"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List commands from the table, importing none."""
+        """List commands from the table, without an import."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 

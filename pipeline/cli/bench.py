@@ -1,8 +1,7 @@
-"""``headrace bench``: comparisons measured on this machine, each a module of ``ops.bench``.
+"""``headrace bench``: comparisons on this machine, each a module of ``ops.bench``.
 
-*Consumes* a name and the comparison's own arguments. *Produces* what that module prints and writes.
-*Waits for* it. Benchmarks come with the source tree, which also holds the configurations that they
-vary; an installed package alone has none.
+*Consumes* a name and the comparison's own arguments. *Waits for* the module's process. Benchmarks
+come with the source tree, which has their configurations; an installed package has none.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import click
 from protocol.errors import ConfigError
 
 _NAMES = {
-    "ablation": "The papers' tables in small: variants trained for real and compared.",
-    "codec": "A chunk to bytes and back, against the same chunk with plain lists.",
-    "demos": "Whether the demos reach their bar, seed by seed: the fleets of make demo.",
-    "engine": "The local engine against generate and continuous batching of transformers, and vLLM.",
+    "ablation": "The papers' tables in small: trained variants, compared.",
+    "codec": "A chunk to bytes and back, against plain lists.",
+    "demos": "The demos against their bar, seed by seed.",
+    "engine": "The local engine against transformers and vLLM.",
     "fleet_memory": "Resident memory of the demo's fleet.",
-    "learner": "The learner's packed step against a padded one, and TRL's trainer.",
-    "ledger": "Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, Ray's queue.",
-    "overhead": "What the control plane costs in processor time, by part, from 2 to 60 emulated generators.",
-    "overlap": "Barrier, one step off, asynchronous: the same draws on the real control plane, emulated engines.",
-    "one_process": "A demo's learning in one process, synchronous: what a setting does to it, in a minute or two.",
-    "oversampling": "What over-sampling gives and costs: the real ledger in virtual time.",
-    "startup": "The command line's start, against that of Python.",
-    "weights": "A version from publish to served, and the pause; what changed from one to the next.",
+    "learner": "The packed step against a padded one, and TRL's.",
+    "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",
+    "overhead": "Processor time of the control plane, 2 to 60 generators.",
+    "overlap": "Barrier, one step off, asynchronous: the same draws.",
+    "one_process": "A demo's learning in one synchronous process.",
+    "oversampling": "Gain and cost of over-sampling, in virtual time.",
+    "startup": "Start of the command line, against Python's own.",
+    "weights": "A version from publish to served; size of what changed.",
 }
 
 _EPILOG = (
@@ -54,17 +53,17 @@ _EPILOG = (
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def bench(ctx: click.Context, name: str | None, arguments: tuple[str, ...]) -> int:
-    """Compare things in one run, on this machine."""
+    """Measure and compare on this machine."""
     if name is None:
         click.echo(ctx.get_help())
         return 0
     module = f"ops.bench.{name}"
-    # as python -m does: the source tree is the present folder
+    # As with python -m, modules are found in the present folder.
     sys.path.insert(0, "")
     try:
         is_there = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         is_there = False
     if not is_there:
-        raise ConfigError("benchmarks come with the source tree; call headrace bench in its top folder")
+        raise ConfigError("no benchmarks here; call headrace bench in the top folder of the source tree")
     return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode

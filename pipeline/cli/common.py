@@ -1,13 +1,10 @@
-"""What the commands share: finding a run, attaching to its ledger, printing as JSON.
+"""Shared by the commands: find a run, connect to its ledger, print tables and JSON.
 
-*Consumes* a run's folder. *Produces* its ledger and registry. *Waits for* the ledger's answer, a
-few seconds at most.
+Reading commands use ``look_at``. When the run's embedded server is down, they start a private
+server on a copy of its append-only file. They write nothing to the run and start nothing of it.
 
-Looking at a run whose embedded server is down (the run has ended, or the machine was restarted)
-asks a private server on a copy of its append-only file: nothing of the run is written or started.
-Attaching, for commands that change something, starts the run's own server on its own file for as
-long as the command lasts, and stops it again. One command at a time does so, and none while a
-supervisor runs, whose business it is.
+Changing commands use ``attach``. It starts the run's own server when that is down, and stops it
+afterwards. A lock lets one command do so at a time, and none while a supervisor runs.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -28,11 +25,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protocol.errors import ConfigError
+from protocol.printable import printable
 
 if TYPE_CHECKING:
     from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
-    from pipeline.ledger.contract import Ledger
+    from pipeline.ledger.redis.admin import RedisAdmin
+    from pipeline.ledger.redis.ledger import RedisLedger
     from pipeline.runtime.registry.contract import Registry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -41,14 +40,14 @@ _RUN_OPTION = click.option(
     "named_run",
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="The run's folder, also without --run; the newest under ./runs when absent.",
+    help="The run's folder; also taken without --run. Default: the newest under ./runs.",
 )
 _ANSWER_S = 5.0
 Command = Callable[..., Any]
 
 
 def run_argument(command: Command) -> Command:
-    """Let a command take a run, as its one word or by ``--run``, as ``run``."""
+    """Give a command the run as ``run``: its one word, or ``--run``."""
 
     @click.argument("run", required=False, type=click.Path(path_type=Path))
     @_RUN_OPTION
@@ -60,8 +59,10 @@ def run_argument(command: Command) -> Command:
 
 
 def run_among(name: str) -> Callable[[Command], Command]:
-    """Let a command that takes words ``name`` take a run, among them or by ``--run``, as ``run``. A
-    word that is the folder of a run, or has a slash, is the run."""
+    """Give a command with words ``name`` the run as ``run``: one of the words, or ``--run``.
+
+    A word is the run when it has a slash or is the folder of a run.
+    """
 
     def decorate(command: Command) -> Command:
         @_RUN_OPTION
@@ -86,31 +87,36 @@ def _names_run(word: str) -> bool:
 def _one_run(words: list[Path], named: Path | None) -> Path | None:
     given = [*words, *([named] if named is not None else [])]
     if len(given) > 1:
-        raise click.UsageError(f"one run is asked for, but {' and '.join(map(str, given))} are given: leave one out")
+        raise click.UsageError(f"expected one run, got {' and '.join(map(str, given))}: leave one out")
     return given[0] if given else None
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A run that a command looks at."""
+    """A run with its ledger and registry connected."""
 
     run_dir: Path
     settings: Glance
-    ledger: Ledger
+    ledger: RedisLedger
     registry: Registry
+
+    @property
+    def admin(self) -> RedisAdmin:
+        """Operations of an operator on the ledger."""
+        from pipeline.ledger.redis.admin import RedisAdmin
+
+        return RedisAdmin(self.ledger)
 
     @cached_property
     def config(self) -> RunConfig:
-        """All settings. Reading them takes a while; ``settings`` has a few."""
+        """All settings. Reading them takes longer than ``settings``, which has a few."""
         from pipeline.config.load import read_resolved
 
         return read_resolved(self.run_dir)
 
 
 def find_run(run: Path | None) -> Path:
-    """Return the run's folder: the given one, or the one changed last under ./runs. Raises
-    ConfigError.
-    """
+    """Return the run's folder: ``run``, or the newest under ./runs. Raises ConfigError."""
     from pipeline.config import RESOLVED_NAME
 
     if run is not None:
@@ -125,7 +131,7 @@ def find_run(run: Path | None) -> Path:
 
 @asynccontextmanager
 async def look_at(run: Path | None) -> AsyncIterator[Attached]:
-    """Connect to a run's ledger, for reading; to a copy of it when its embedded server is down."""
+    """Connect to a run's ledger for reading; to a copy when its embedded server is down."""
     from pipeline.config.resolved import glance
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.copy import clear_dead_looks, server_on_copy
@@ -142,7 +148,7 @@ async def look_at(run: Path | None) -> AsyncIterator[Attached]:
     with contextlib.ExitStack() as held:
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None and not server_runs(run_dir):
             of_copy = held.enter_context(server_on_copy(run_dir, max_memory_mb=settings.ledger.max_memory_mb))
-            # a server of the run's came up meanwhile
+            # None when the run's own server came up meanwhile.
             url = of_copy or read_ledger_url(run_dir)
         async with _connected(run_dir, settings, url) as attached:
             yield attached
@@ -166,9 +172,7 @@ async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator
 
 @asynccontextmanager
 async def attach(run: Path | None) -> AsyncIterator[Attached]:
-    """Connect to a run's ledger, for changing it; its embedded server is started for the time being
-    when it is down.
-    """
+    """Connect to a run's ledger for changes; start an embedded server that is down."""
     from pipeline.config.resolved import glance
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import EmbeddedServer, read_ledger_url
@@ -193,10 +197,23 @@ async def attach(run: Path | None) -> AsyncIterator[Attached]:
 
 
 def echo_json(value: Any) -> None:
-    """Print a dataclass, struct or plain value as indented JSON; numbers that are not finite become
-    null.
-    """
+    """Print a dataclass, struct or plain value as indented JSON, with null for NaN and infinity."""
     click.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line a row, with the cells padded to columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def titled(texts: Mapping[str, str]) -> list[str]:
+    """Return texts as lines, safe for a terminal, each with its name in an 11-column margin."""
+    lines = list[str]()
+    for name, text in texts.items():
+        first, *others = printable(text).split("\n")
+        lines += [f"  {name:<9}{first}", *(" " * 11 + line for line in others)]
+    return lines
 
 
 def _plain(value: Any) -> Any:
@@ -213,6 +230,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float) and not math.isfinite(value):
-        # JSON has no such number
         return None
     return str(value) if isinstance(value, Path) else value

@@ -21,16 +21,12 @@ def config() -> None:
     """Check, show or explain the configuration that files and --set make."""
 
 
-@config.command(
-    epilog="\b\nExample:\n  headrace config check configs/demo.toml configs/fleets/demo.toml --set staleness.eta=4"
-)
+@config.command(epilog="\b\nExample:\n  headrace config check configs/demo.toml --set staleness.eta=4")
 @_FILES
 @_SET
 @json_option
 def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check a configuration with everything that it names: model, data, verifiers. Nothing is
-    started.
-    """
+    """Check settings, model, data and verifiers. Nothing is started."""
     from pipeline.config.load import load_config
     from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr
@@ -57,9 +53,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 @click.option("--brief", is_flag=True, help="Values alone, without default, unit and meaning.")
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
-    """Print every setting with its value, default, unit and meaning, as TOML that `headrace up`
-    takes.
-    """
+    """Print every setting as TOML, with default, unit and meaning."""
     from pipeline.config.describe import explained, public_settings
     from pipeline.config.load import load_config, to_toml
 
@@ -76,51 +70,30 @@ def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_js
 @click.argument("key")
 @json_option
 def explain(key: str, as_json: bool) -> None:
-    """Say what a setting, or every setting of a section, means: its unit, its default, what it may
-    be.
-    """
+    """Explain a setting or a section. An explanation has meaning, unit, default and limits."""
+    import functools
     import textwrap
 
     from pipeline.config.describe import in_toml, sections, settings
     from pipeline.config.load import suggest
 
+    filled = functools.partial(textwrap.fill, width=79, break_on_hyphens=False)
     found = [setting for setting in settings() if key in (setting.key, setting.section)]
     if not found:
         below = [name for name, _ in sections() if name.startswith(f"{key}.")]
-        more = f"; there are the sections {', '.join(below)}" if below else suggest(key)
+        more = f"; expected a key, or a section as {', '.join(below)}" if below else suggest(key)
         raise ConfigError(f"{key} is no setting{more}")
     if as_json:
-        echo_json(
-            [
-                {
-                    "key": one.key,
-                    "kind": one.kind,
-                    "limits": one.limits,
-                    "unit": one.unit,
-                    "default": one.default,
-                    "default_by_algorithm": one.presets,
-                    "description": one.description,
-                }
-                for one in found
-            ]
-        )
+        names = {"default_by_algorithm": "presets"}
+        keys = ("key", "kind", "limits", "unit", "default", "default_by_algorithm", "description")
+        echo_json([{key: getattr(one, names.get(key, key)) for key in keys} for one in found])
         return
     for number, one in enumerate(found):
         rows = {"is": f"{one.kind}, {one.limits}" if one.limits else one.kind, "unit": one.unit}
         rows |= {"default": in_toml(one.default)}
         rows |= {"with": ", ".join(f"{name}: {in_toml(value)}" for name, value in one.presets.items())}
         click.echo(("\n" if number else "") + click.style(one.key, bold=True))
-        click.echo(
-            textwrap.fill(one.description, 79, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-        )
+        click.echo(filled(one.description, initial_indent="  ", subsequent_indent="  "))
         for name, words in rows.items():
             if words:
-                click.echo(
-                    textwrap.fill(
-                        words,
-                        79,
-                        initial_indent=f"  {name + ':':<9}",
-                        subsequent_indent=11 * " ",
-                        break_on_hyphens=False,
-                    )
-                )
+                click.echo(filled(words, initial_indent=f"  {name + ':':<9}", subsequent_indent=11 * " "))

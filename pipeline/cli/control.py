@@ -1,9 +1,9 @@
-"""``headrace scale`` and ``headrace down``: what a person changes while a run runs.
+"""``headrace scale`` and ``headrace down``: change the fleet of a run, or end the run.
 
-*Consumes* a wish. *Produces* an entry in the registry, which the supervisor reads several times a
-second and carries out. *Waits for* (``down``) the supervisor's end. Where a supervisor died,
-``down`` ends what it left behind: workers, what they started, the embedded server, published
-weights, sockets, temporary folders.
+*Consumes* the command's arguments. *Produces* an entry in the registry, which the supervisor reads
+several times a second. *Waits for* the supervisor's end (``down``). Without a supervisor, ``down``
+ends the processes that it left, the embedded server, published weights, sockets and temporary
+files.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _ELASTIC = ("generator", "reward", "reference")
 _POLL_S = 0.2
-_TELL_EVERY_S = 5.0
+_REPORT_EVERY_S = 5.0
 _NOW_S = 120.0
 _ENDING_S = 60.0
 """For what follows the drain: the report, and the ledger's server."""
 _SILENT_S = 5.0
-_HEARD_S = 2.0
-"""A fenced worker hears of it with its next heartbeat, a second later at most, and ends."""
+_FENCED_S = 2.0
+"""A fenced worker ends with its next heartbeat, a second later at most."""
 
 
 @click.command(epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 runs/demo")
@@ -45,14 +45,14 @@ _HEARD_S = 2.0
 @run_among("counts")
 @json_option
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
-    """Change how many workers of a role a run has, while it runs."""
+    """Change how many workers a role has, while the run goes on."""
     from pipeline.runtime.machine import this_machine
     from pipeline.runtime.registry.contract import Fleet, RunState
     from pipeline.supervisor.fleet_size import check_fleet_size
     from pipeline.supervisor.run_folder import supervisor_pid
 
     if not counts:
-        raise click.UsageError("say how many workers of which role: headrace scale generator=4")
+        raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
     wanted = dict(_parse_count(text) for text in counts)
 
     async def change() -> Fleet:
@@ -62,16 +62,16 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
                 raise ConfigError(f"{attached.run_dir} is {status.state}, not running; `headrace up` starts a run")
             if supervisor_pid(attached.run_dir) is None:
                 raise ConfigError(
-                    f"{attached.run_dir} has no supervisor that could change its fleet: `headrace up --resume "
-                    f"{attached.run_dir}` starts one"
+                    f"{attached.run_dir} has no supervisor to change its fleet; "
+                    f"`headrace up --resume {attached.run_dir}` starts one"
                 )
             present = await attached.registry.fleet()
             counts = present.counts if present else {}
             for role in wanted:
                 if role not in counts:
                     raise ConfigError(
-                        f"this run has no {role} workers and needs none: it has {', '.join(counts)}; a reference worker needs "
-                        "algorithm.kl_coefficient above 0 or reference.always"
+                        f"this run has no {role} workers: its roles are {', '.join(counts)}. "
+                        "A reference worker needs algorithm.kl_coefficient above 0, or reference.always"
                     )
             fleet = Fleet({**counts, **wanted})
             check_fleet_size(fleet.counts, attached.config.fleet.max_workers, this_machine())
@@ -97,17 +97,18 @@ def _parse_count(text: str) -> tuple[Role, int]:
 
 @click.command(epilog="\b\nExamples:\n  headrace down\n  headrace down runs/demo --now")
 @run_argument
-@click.option("--now", is_flag=True, help="Do not drain: what is unfinished stays in the ledger for --resume.")
+@click.option("--now", is_flag=True, help="Do not drain. Unfinished work stays in the ledger for --resume.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0.0),
-    help="Seconds to wait; as long as a drain may last (supervisor.drain_ceiling_s) when absent, 120 with --now.",
+    help="Seconds to wait. Default: supervisor.drain_ceiling_s and a minute; 120 with --now.",
 )
 @json_option
 def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Ask a run to drain and end, and wait until it has, telling what still drains. Ctrl-C ends the
-    waiting, not the drain.
+    """Drain a run and end it. The command waits, and reports every few seconds what still drains.
+
+    Ctrl-C ends the waiting, not the drain.
     """
     from pipeline.config.load import read_resolved
     from pipeline.ledger.server.copy import clear_dead_looks
@@ -126,32 +127,28 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
     else:
         was_running = True
         if now:
-            # Two different signals: the kernel would merge the second of the same kind into the first.
+            # Two different signals: two of one kind would be merged into one.
             for number in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         else:
-            asyncio.run(_ask(run_dir))
-        asked = "to end at once" if now else "to drain and end; Ctrl-C ends the waiting, not the drain"
-        click.echo(f"{run_dir} was asked {asked}", err=True)
+            asyncio.run(_request_drain(run_dir))
+        request = "to end at once" if now else "to drain and end; Ctrl-C ends the waiting, not the drain"
+        click.echo(f"{run_dir} was asked {request}", err=True)
         try:
             asyncio.run(_until_down(run_dir, deadline))
         except KeyboardInterrupt:
-            click.echo(
-                f"{run_dir} drains on; `headrace down {run_dir}` waits for it again, with --now ends it", err=True
-            )
+            click.echo(f"{run_dir} still drains; `headrace down {run_dir}` waits again, --now ends it", err=True)
             raise
         if supervisor_pid(run_dir) is not None:
-            raise DeadlineExceeded(
-                f"{run_dir} has not ended within {timeout_s:g} s; `headrace down {run_dir} --now` ends it"
-            )
+            raise DeadlineExceeded(f"{run_dir} did not end within {timeout_s:g} s; `headrace down {run_dir} --now`")
     if as_json:
         echo_json({"run": run_dir, "was_running": was_running})
     else:
         click.echo(f"{run_dir} is down" if was_running else f"{run_dir} was not running")
 
 
-async def _ask(run_dir: Path) -> None:
+async def _request_drain(run_dir: Path) -> None:
     from pipeline.runtime.registry.contract import RunState, RunStatus
 
     async with attach(run_dir) as attached:
@@ -161,15 +158,13 @@ async def _ask(run_dir: Path) -> None:
 
 
 async def _until_down(run_dir: Path, deadline: float) -> None:
-    """Wait until the run's supervisor has ended, or for the deadline; say every few seconds what is
-    still draining.
-    """
+    """Wait for the supervisor's end or the deadline, and report what still drains."""
     from pipeline.supervisor.run_folder import supervisor_pid
 
-    next_word = time.monotonic() + _TELL_EVERY_S
+    next_report = time.monotonic() + _REPORT_EVERY_S
     while supervisor_pid(run_dir) is not None and time.monotonic() < deadline:
-        if time.monotonic() >= next_word:
-            next_word = time.monotonic() + _TELL_EVERY_S
+        if time.monotonic() >= next_report:
+            next_report = time.monotonic() + _REPORT_EVERY_S
             click.echo(await _what_drains(run_dir), err=True)
         await asyncio.sleep(_POLL_S)
 
@@ -180,7 +175,8 @@ async def _what_drains(run_dir: Path) -> str:
     try:
         async with look_at(run_dir) as at:
             beats = await at.registry.heartbeats()
-    except LedgerError:  # its server ends last
+    # The ledger's server ends last.
+    except LedgerError:
         return "still draining; the ledger does not answer"
     return "still draining: " + (_in_words(beats) or "the ledger's server")
 
@@ -193,51 +189,52 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
 
 
 def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
-    """End what a supervisor that died left behind, and return whether there was anything: workers
-    first, which drain, then the embedded server, then what no record is."""
+    """End what a dead supervisor left: workers (drained), then the server, then unrecorded
+    processes.
+
+    Return whether there was anything.
+    """
     from pipeline.ledger.server.embedded import end_server
     from pipeline.supervisor import leftovers
     from pipeline.supervisor.processes import Processes
     from pipeline.supervisor.run_folder import run_lock, server_lock
 
-    with _telling() as tell:
-        was_running = asyncio.run(_end_workers(run_dir, tell, now=now, timeout_s=timeout_s))
-        tell("another command that starts or ends its ledger's server")
-        # no supervisor begins meanwhile
+    with _reporting() as report:
+        was_running = asyncio.run(_end_workers(run_dir, report, now=now, timeout_s=timeout_s))
+        report("another command that starts or ends its ledger's server")
+        # The locks keep a new supervisor from starting.
         with run_lock(run_dir), server_lock(run_dir):
-            tell("its processes to end")
+            report("its processes to end")
             was_running |= Processes(run_dir).end_strays() > 0
-            tell("its ledger's server to end")
+            report("its ledger's server to end")
             was_running |= end_server(run_dir)
             return leftovers.clear(run_dir) > 0 or was_running
 
 
 @contextlib.contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
-    """Say every few seconds what is waited for, as it was told last."""
-    ended, told = threading.Event(), "its ledger's server to answer"
+def _reporting() -> Iterator[Callable[[str], None]]:
+    """Print what is waited for, every few seconds; the yielded function sets it."""
+    ended, awaited = threading.Event(), "its ledger's server to answer"
 
-    def tell(words: str) -> None:
-        nonlocal told
-        told = words
+    def report(words: str) -> None:
+        nonlocal awaited
+        awaited = words
 
-    def say() -> None:
-        while not ended.wait(_TELL_EVERY_S):
-            click.echo(f"still waiting for {printable_line(told)}", err=True)
+    def write() -> None:
+        while not ended.wait(_REPORT_EVERY_S):
+            click.echo(f"still waiting for {printable_line(awaited)}", err=True)
 
-    speaker = threading.Thread(target=say, name="down-tells", daemon=True)
-    speaker.start()
+    reporter = threading.Thread(target=write, name="down-reports", daemon=True)
+    reporter.start()
     try:
-        yield tell
+        yield report
     finally:
         ended.set()
-        speaker.join()
+        reporter.join()
 
 
-async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool, timeout_s: float) -> bool:
-    """Let the workers of a supervisor that died drain, with a ledger to drain into; return whether
-    there were any.
-    """
+async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: bool, timeout_s: float) -> bool:
+    """Drain, then end, the workers that a dead supervisor left; return whether there were any."""
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import server_runs
     from pipeline.runtime.registry.contract import RunState, RunStatus
@@ -256,20 +253,20 @@ async def _end_workers(run_dir: Path, tell: Callable[[str], None], *, now: bool,
         )
         deadline = time.monotonic() + timeout_s
         while left := [beat for beat in await registry.heartbeats() if not now and _may_live(beat)]:
-            tell(f"workers to drain: {_in_words(left)}")
+            report(f"workers to drain: {_in_words(left)}")
             if time.monotonic() > deadline:
                 names = ", ".join(beat.who.worker for beat in left)
                 raise DeadlineExceeded(f"{names} did not drain within {timeout_s:g} s; `headrace down {run_dir} --now`")
             await asyncio.sleep(_POLL_S)
-        # the dead, the silent, with --now all: no write of theirs counts
+        # Left are dead and silent workers; with --now, all. Their writes no longer count.
         for beat in await registry.heartbeats():
             await registry.fence(beat.who.worker)
-        tell("workers to end")
-        # frozen, still starting, or with --now busy
+        report("workers to end")
+        # Left are frozen and starting processes; with --now, busy ones too.
         for found in processes.find():
             await asyncio.to_thread(processes.end, found)
         if now:
-            await asyncio.sleep(_HEARD_S)
+            await asyncio.sleep(_FENCED_S)
     return True
 
 

@@ -1,8 +1,4 @@
-"""``headrace status``, ``queues``, ``audit``, ``peek`` and ``report``: looking, without touching.
-
-*Consumes* a run's ledger, registry and history. *Produces* tables, or JSON. *Waits for* the
-ledger's answer.
-"""
+"""``headrace status``, ``queues``, ``audit`` and ``report``: read a run, change nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +59,7 @@ def status(run: Path | None, as_json: bool) -> None:
 @run_argument
 @json_option
 def queues(run: Path | None, as_json: bool) -> None:
-    """Show every link and ledger queue: depth, limit, oldest age, and who empties it."""
+    """Show every link and ledger queue: depth, limit, oldest age, consumer."""
     from pipeline.observability.status import queue_rows
 
     async def look() -> None:
@@ -81,16 +77,14 @@ def queues(run: Path | None, as_json: bool) -> None:
     asyncio.run(look())
 
 
-@click.command(
-    epilog="\b\nExamples:\n  headrace audit\n  headrace audit runs/demo --json\n\nExit code 1 when it does not balance."
-)
+@click.command(epilog="\b\nExamples:\n  headrace audit\n  headrace audit runs/demo --json\n\nExit code 1: no balance.")
 @run_argument
 @json_option
 def audit(run: Path | None, as_json: bool) -> int:
-    """Check the conservation law: admitted = trained + dropped + in flight, for groups,
-    trajectories and tokens.
+    """Check the conservation law for groups, trajectories and tokens.
 
-    Also says how many tokens are generated again because a generator died.
+    The law: admitted = trained + dropped + in flight. The command also counts the tokens that are
+    generated again because a generator died.
     """
     from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
     from pipeline.runtime.registry.memory import SILENT_AFTER_S
@@ -108,15 +102,8 @@ def audit(run: Path | None, as_json: bool) -> int:
             if as_json:
                 parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens", "finished")}
                 differences = {name: balance.difference for name, balance in parts.items()}
-                echo_json(
-                    {
-                        "balances": found.balances,
-                        "difference": differences,
-                        **parts,
-                        "rework": regenerated_rows(regenerated),
-                        "num_unflushed": found.num_unflushed,
-                    }
-                )
+                answer = {"balances": found.balances, "difference": differences, **parts}
+                echo_json({**answer, "rework": regenerated_rows(regenerated), "num_unflushed": found.num_unflushed})
             else:
                 from rich.console import Console
 
@@ -138,7 +125,7 @@ def audit(run: Path | None, as_json: bool) -> int:
 @run_argument
 @json_option
 def report(run: Path | None, as_json: bool) -> None:
-    """Write report.html and report.json of a run again, from its history and its ledger."""
+    """Write report.html and report.json again, from the run's history and its ledger."""
     from pipeline.observability.report import summarize, write_report
 
     async def look() -> None:

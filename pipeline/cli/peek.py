@@ -1,8 +1,5 @@
-"""``headrace peek``: what is in the ledger, and one stored chunk with its scores, as text or as the
-messages that they are.
-
-*Consumes* a chunk's name, or none. *Produces* a list, text that is safe for a terminal, or JSON.
-*Waits for* the ledger's answer.
+"""``headrace peek``: list the ledger's chunks, or show one with its scores, as text
+or as messages.
 """
 
 from __future__ import annotations
@@ -15,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import echo_json, json_option, look_at, run_among
+from pipeline.cli.common import aligned, echo_json, json_option, look_at, run_among, titled
 from protocol.errors import ConfigError, DataError, WireError
-from protocol.printable import printable, printable_line
+from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,33 +23,32 @@ if TYPE_CHECKING:
     from pipeline.ledger.admin import StoredChunk
     from protocol.trajectory import Score, TrajectoryChunk
 
-_MARGIN = 11
 _NOTHING = (
-    "the ledger holds no chunk of a training response: nothing was sampled yet, or all of it was trained on or dropped; "
-    "`headrace samples` shows responses of updates, `headrace why` what the run waits for"
+    "the ledger holds no chunk of a training response: all were trained on or dropped, or none was sampled yet; "
+    "`headrace samples` shows responses of updates, `headrace why` explains what the run waits for"
 )
 
 
 @click.command(
     epilog="""\b
 Examples:
-  headrace peek                 # what there is: the newest chunk of the newest trajectories
-  headrace peek --latest        # the newest of all, as text
+  headrace peek                 # the newest chunk of the newest trajectories
+  headrace peek --latest        # the newest chunk of all, as text
   headrace peek t.12.3.0        # first chunk of member 3 of group 12
-  headrace peek t.12.3.0 --raw  # its messages, as any MessagePack reader sees them
+  headrace peek t.12.3.0 --raw  # its messages, for any MessagePack reader
 
-What is trained on or dropped is forgotten; `headrace samples` shows responses of updates."""
+The ledger forgets what is trained on or dropped. `headrace samples` shows responses of updates."""
 )
 @click.argument("chunk", nargs=-1, metavar="[CHUNK] [RUN]")
-@click.option("--latest", is_flag=True, help="The chunk that was written last.")
-@click.option("--raw", is_flag=True, help="The stored messages, read with the plain msgpack package.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Trajectories in the list.")
+@click.option("--latest", is_flag=True, help="Show the chunk that was written last.")
+@click.option("--raw", is_flag=True, help="Show the stored messages, read with the plain msgpack package.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most trajectories listed.")
 @run_among("chunk")
 @json_option
 def peek(chunk: tuple[str, ...], latest: bool, raw: bool, limit: int, run: Path | None, as_json: bool) -> None:
-    """Show what is in the ledger, or one stored chunk with its scores."""
+    """List what the ledger holds, or show one chunk with its scores."""
     if len(chunk) + latest > 1:
-        raise click.UsageError("one chunk is asked for: give one name, or --latest")
+        raise click.UsageError("expected one chunk: give one name, or --latest")
     asyncio.run(_look(chunk[0] if chunk else None, run, latest=latest, raw=raw, limit=limit, as_json=as_json))
 
 
@@ -61,7 +57,7 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
 
     async with look_at(run) as at:
         if name is None:
-            stored = await _stored(at, limit)
+            stored = sorted(await at.admin.stored(max_trajectories=limit), key=lambda one: one.age_s)
             if not latest:
                 echo_json(stored) if as_json else click.echo("\n".join(rows(stored)))
                 return
@@ -71,13 +67,14 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
         blobs = await at.ledger.peek(name)
         if not blobs:
             raise ConfigError(
-                f"{name} is not in the ledger: it was never written, or it was trained on or dropped and so forgotten; "
-                f"an id is LANE.GROUP.MEMBER.CHUNK, as t.12.3.0, and `headrace peek` names those that there are"
+                f"{name} is not in the ledger: never written, or trained on or dropped. "
+                "Expected LANE.GROUP.MEMBER.CHUNK, as t.12.3.0; `headrace peek` lists chunks"
             )
         if not (raw or as_json):
             try:
                 click.echo("\n".join(_as_text(at, blobs)))
-            except WireError as error:  # of another version: legible all the same
+            # A message of another version is still legible as a message.
+            except WireError as error:
                 click.echo(f"as messages, since this is not a chunk of this version: {printable_line(str(error))}")
             else:
                 return
@@ -92,25 +89,14 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
 
 
 def show(message: dict[str, Any], console: Console) -> None:
-    """Print what ``protocol.peek`` reads, cut; text stands as its ``repr``, in which nothing acts
-    on a terminal.
-    """
+    """Print a message, cut. Text stands as its ``repr``, so that none of it acts on a terminal."""
     from rich.pretty import Pretty
 
     console.print(Pretty(message, max_string=200, max_length=40))
 
 
-async def _stored(at: Attached, limit: int) -> list[StoredChunk]:
-    """Return what there is, what was written last first."""
-    from pipeline.ledger.redis.admin import RedisAdmin
-    from pipeline.ledger.redis.ledger import RedisLedger
-
-    assert isinstance(at.ledger, RedisLedger)
-    return sorted(await RedisAdmin(at.ledger).stored(max_trajectories=limit), key=lambda one: one.age_s)
-
-
 def rows(stored: Sequence[StoredChunk]) -> list[str]:
-    """Return the list as lines, names whole."""
+    """Return the list as lines; no name is cut."""
     from pipeline.observability.why.types import seconds
 
     if not stored:
@@ -121,14 +107,11 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
         cells.append(
             (one.chunk, f"{one.num_tokens:,}", state, " ".join(one.fields) or "–", f"{seconds(one.age_s)} ago")
         )
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return aligned(cells)
 
 
 def _as_text(at: Attached, blobs: Sequence[bytes]) -> list[str]:
-    """Return a chunk and its scores as lines. Raises WireError when they are not of
-    this version.
-    """
+    """Return a chunk and its scores as lines. Raises WireError for those of another version."""
     from protocol.codec import from_blob
     from protocol.trajectory import ReferenceScore, RewardScore, TrajectoryChunk, ValueScore
 
@@ -151,7 +134,7 @@ def _decoded(at: Attached, tokens: list[int]) -> str:
 
 
 def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> list[str]:
-    """Return a chunk and its scores as lines; ``response`` is the text up to its end."""
+    """Return a chunk and its scores as lines; ``response`` is the text up to the chunk's end."""
     versions = " to ".join(dict.fromkeys(str(version) for version in (chunk.versions[0], chunk.versions[-1])))
     head = (
         f"{chunk.id}: {chunk.num_tokens:,} tokens, {chunk.response_length:,} of the response so far, "
@@ -164,11 +147,7 @@ def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> l
         "verifier": chunk.prompt.verifier,
     }
     lines = textwrap.wrap(printable_line(head), 79, subsequent_indent="  ")
-    lines += [f"  {_score(score)}" for score in scores]
-    for name, text in texts.items():
-        first, *others = printable(text).split("\n")
-        lines += [f"  {name:<{_MARGIN - 2}}{first}", *(" " * _MARGIN + line for line in others)]
-    return lines
+    return [*lines, *(f"  {_score(score)}" for score in scores), *titled(texts)]
 
 
 def _score(score: Score) -> str:

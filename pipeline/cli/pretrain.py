@@ -1,13 +1,8 @@
-"""``headrace pretrain-value``: from a configuration to a value model that a run can start from.
+"""``headrace pretrain-value``: train a value model that a run can start from.
 
-*Consumes* configuration files and overrides. *Produces* a folder for ``value.path``: an ordinary
-Hugging Face token classifier, and beside it ``pretraining.json`` with the figures. *Waits for* the
-critic's gate. *Unblocked by* the value worker, or by Ctrl-C.
-
-It is an ordinary run that wants no update: the policy that it starts with samples, the value worker
-learns, and what is ready for the learner is dropped as ``value_warmup``. So everything that holds
-for a run holds here: what dies is started again, the ledger balances, the run's folder has a
-report.
+The output folder (``value.path``) is a Hugging Face token classifier, with ``pretraining.json``
+beside it. The command is a run without updates. The start policy samples, the value worker learns,
+and units that are ready for the learner are dropped as ``value_warmup``.
 """
 
 from __future__ import annotations
@@ -31,11 +26,12 @@ FIGURES_NAME = "pretraining.json"
 
 _EPILOG = """\b
 Examples:
-  headrace pretrain-value configs/vapo.toml --fleet configs/fleets/demo.toml --out critics/vapo
-  headrace up configs/vapo.toml --fleet configs/fleets/demo.toml --set value.path=critics/vapo
+  headrace pretrain-value configs/vapo.toml --out critics/vapo
+  headrace up configs/vapo.toml --set value.path=critics/vapo
 
-It ends after value.pretrain_steps; or earlier, where value.min_explained_variance is set, when that is reached over
-value.explained_variance_steps value steps. Its run is named <run.name>-value; exit codes are those of `headrace up`.
+The run ends after value.pretrain_steps. It ends earlier when value.min_explained_variance is set and
+reached over value.explained_variance_steps value steps. The run's name is <run.name>-value. Exit codes
+are those of `headrace up`.
 """
 
 
@@ -44,12 +40,12 @@ value.explained_variance_steps value steps. Its run is named <run.name>-value; e
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New folder for the value model.")
 @click.option("--fleet", type=click.Path(path_type=Path), help="Fleet file: how many workers of each role.")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
-@click.option("--plain", is_flag=True, help="A line every few seconds instead of the live view, on a terminal too.")
+@click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the live view.")
 @json_option
 def pretrain_value(
     files: tuple[Path, ...], out: Path, fleet: Path | None, overrides: tuple[str, ...], plain: bool, as_json: bool
 ) -> int:
-    """Train the value model on the start policy's responses until the gate opens, and export it."""
+    """Train a value model on the start policy's responses until its gate opens, and export it."""
     from pipeline.cli.up import carry_out
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.supervisor.run_folder import prepare_run_dir
@@ -57,7 +53,7 @@ def pretrain_value(
     given = [*files, *([fleet] if fleet else [])]
     config = pretraining_config(resolve_paths(load_config(given, overrides)))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out} is there already; give a folder that is new or empty")
+        raise ConfigError(f"--out {out} exists; give a new or an empty folder")
     is_live = not (plain or as_json) and sys.stderr.isatty()
     outcome = carry_out(config, lambda: prepare_run_dir(config, resume=False), is_live=is_live)
     if outcome.exit_code != 0:
@@ -75,20 +71,19 @@ def pretrain_value(
 
 
 def pretraining_config(config: RunConfig) -> RunConfig:
-    """Return the run that pretrains the value model of ``config``: no updates, no evaluation, a
-    name of its own.
+    """Return the run that pretrains the value model of ``config``: without updates and evaluation.
 
     Raises:
-        ConfigError: The algorithm has no critic, or there is nothing to wait for.
+        ConfigError: The algorithm has no critic, or ``value.pretrain_steps`` is 0.
     """
     from pipeline.config.schema import declaration
 
     if not declaration(config).has_critic:
         raise ConfigError(
-            f"algorithm.name is {config.algorithm.name!r}, which has no critic; pretrain one for ppo, vapo or tppo"
+            f"algorithm.name is {config.algorithm.name!r}, which has no critic; expected ppo, vapo or tppo"
         )
     if config.value.pretrain_steps == 0:
-        raise ConfigError("value.pretrain_steps is 0, so nothing would be trained; set the most steps that you allow")
+        raise ConfigError("value.pretrain_steps is 0, so no step would be trained; set the most steps that you allow")
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"num_updates": 0, "name": f"{config.run.name}-value"}),
@@ -98,8 +93,7 @@ def pretraining_config(config: RunConfig) -> RunConfig:
 
 
 def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
-    """Copy the value model of a run's newest checkpoint to ``out``; return its figures, which lie
-    beside it.
+    """Copy the value model of a run's newest checkpoint to ``out``, and return its figures.
 
     The folder appears whole or not at all. Raises DataError when the run has no value checkpoint.
     """
@@ -126,6 +120,6 @@ def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(newest / "model", partial)
     (partial / FIGURES_NAME).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    # onto nothing, or an empty folder
+    # The target is absent or an empty folder.
     partial.rename(out)
     return figures

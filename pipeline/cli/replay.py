@@ -1,7 +1,7 @@
-"""``headrace replay``: the learner's part of a run, made again from its update log and compared bit
-by bit.
+"""``headrace replay``: repeat the learner's part of a run from its update log, and compare bit by
+bit.
 
-*Consumes* a run's folder. *Produces* what ``workers.replay`` prints, in a process of its own, since
+*Consumes* a run's folder. *Produces* the output of ``workers.replay``, a process of its own, since
 commands import no torch. *Waits for* that process.
 """
 
@@ -19,30 +19,35 @@ from protocol.errors import ConfigError
 
 _EPILOG = """\b
 Examples:
-  headrace replay runs/demo                      # every update, from the start model; compares after each
-  headrace replay runs/demo --from 40 --to 45    # from the newest checkpoint at or before version 40
-  headrace replay runs/demo --to 37 --out w37    # the weights of version 37 again, as w37/model
+  headrace replay runs/demo                    # every update; compares each
+  headrace replay runs/demo --from 40 --to 45  # from the checkpoint before 40
+  headrace replay runs/demo --to 37 --out w37  # writes w37/model
   headrace replay runs/demo --from 40 --what-if learner.learning_rate=1e-4
 
-Exit code 1: an update did not come out as it was, and its tensors are named. 2: there is no log, it is damaged, or the
-model or checkpoint to begin from is not at hand. Bit for bit is promised on a CPU, with the same libraries and threads.
+\b
+Exit codes:
+  1    an update differs; its tensors are named
+  2    there is no log, it is damaged, or the model or checkpoint to begin
+       from is missing
+
+Equal bits are promised on a CPU, with the same libraries and threads.
 """
 
 
 @click.command(epilog=_EPILOG)
 @run_argument
 @click.option(
-    "--from", "after", type=click.IntRange(min=0), metavar="VERSION", help="Begin at or just before this one."
+    "--from", "after", type=click.IntRange(min=0), metavar="VERSION", help="Begin at the newest checkpoint up to this."
 )
-@click.option("--to", "until", type=click.IntRange(min=0), metavar="VERSION", help="End with this one.")
+@click.option("--to", "until", type=click.IntRange(min=0), metavar="VERSION", help="End with this version.")
 @click.option(
-    "--check/--no-check",
-    default=None,
-    help="Stop at the first difference, with exit code 1. Default, without --what-if.",
+    "--check/--no-check", default=None, help="Stop at the first difference. Default: --check without --what-if."
 )
-@click.option("--what-if", multiple=True, metavar="SECTION.KEY=VALUE", help="Another setting, on the same data.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Save the last state here; a new folder."
+    "--what-if", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a setting; the data stays the same."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Save the last state in this new folder."
 )
 @json_option
 def replay(
@@ -54,10 +59,9 @@ def replay(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Make a run's updates again from its update log, and compare the weights bit by bit.
+    """Repeat a run's updates from its update log, and compare the weights bit by bit.
 
-    Scores, reference log-probs and values are those of the log: only the learner's part is made
-    again.
+    Scores, reference log-probs and values come from the log: only the learner's part is repeated.
     """
     from pipeline.config.load import read_resolved
     from pipeline.ledger.url import without_ledger_password
@@ -65,9 +69,9 @@ def replay(
 
     run_dir = find_run(run)
     if out is not None and out.exists():
-        raise ConfigError(f"--out {out} is there already; give a folder that is new")
+        raise ConfigError(f"--out {out} exists; give a new folder")
     if after is not None and until is not None and until <= after:
-        raise ConfigError(f"--to {until} is not after --from {after}; nothing would be made")
+        raise ConfigError(f"--to {until} is not after --from {after}, so there is no update to repeat")
     command = headrace.command("workers.replay", str(run_dir))
     command += [] if after is None else ["--from", str(after)]
     command += [] if until is None else ["--to", str(until)]

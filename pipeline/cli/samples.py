@@ -1,9 +1,4 @@
-"""``headrace samples``: prompts with responses, rewards and verdicts, while a run goes on and after
-it.
-
-*Consumes* a run's ``samples.jsonl``. *Produces* text, made safe for a terminal. *Waits for*
-nothing: the ledger is not asked.
-"""
+"""``headrace samples``: prompts with responses, rewards and verdicts, from ``samples.jsonl``."""
 
 from __future__ import annotations
 
@@ -13,33 +8,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import echo_json, find_run, json_option, run_argument
-from protocol.printable import printable, printable_line
+from pipeline.cli.common import echo_json, find_run, json_option, run_argument, titled
+from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.observability.samples import ResponseSample
-
-_MARGIN = 11
 
 
 @click.command(
     epilog="""\b
 Examples:
-  headrace samples                       # of the newest update that has some
-  headrace samples runs/demo --last 5    # of the last five
+  headrace samples                       # of the newest update with samples
+  headrace samples runs/demo --last 5    # of the newest five
   headrace samples --update 1 --json
 
-The learner keeps samples.per_update responses of an update, and of older updates those at even distances
-(samples.keep_updates); long texts lose their middle (samples.max_chars)."""
+The learner keeps samples.per_update responses of an update. Of older updates it keeps those at even
+distances (samples.keep_updates). Long texts lose their middle (samples.max_chars)."""
 )
 @run_argument
-@click.option("--last", type=click.IntRange(1), default=1, show_default=True, help="Of so many of the newest updates.")
-@click.option("--update", type=click.IntRange(1), help="Of this update, or the nearest before it that has some.")
+@click.option("--last", type=click.IntRange(1), default=1, show_default=True, help="Of this many newest updates.")
+@click.option("--update", type=click.IntRange(1), help="Of this update, or the nearest earlier one with samples.")
 @json_option
 def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> None:
-    """Show responses that updates were made of: prompt, response, reward, verdict. Works while the
-    run goes on.
-    """
+    """Show prompts, responses, rewards and verdicts of updates, also while the run goes on."""
     from pipeline.observability.samples import SAMPLES_NAME, read_samples
 
     run_dir = find_run(run)
@@ -57,12 +48,9 @@ def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> N
 
 
 def render(sample: ResponseSample) -> list[str]:
-    """Return one sample as lines; texts of others are made safe for a terminal, and indented."""
+    """Return one sample as lines, safe for a terminal."""
     colour = "green" if sample.accuracy == 1.0 else "red"
     head = f"update {sample.update} (made version {sample.policy_version})  {printable_line(sample.trajectory)}  "
     lines = [head + click.style(sample.verdict, fg=colour, bold=True)]
     lines += textwrap.wrap(printable_line(sample.facts), 79, initial_indent="  ", subsequent_indent="  ")
-    for name, text in (("prompt", sample.prompt), ("response", sample.response), ("answer", sample.answer)):
-        first, *others = printable(text).split("\n")
-        lines += [f"  {name:<{_MARGIN - 2}}{first}", *(" " * _MARGIN + line for line in others)]
-    return lines
+    return lines + titled({"prompt": sample.prompt, "response": sample.response, "answer": sample.answer})

@@ -1,7 +1,7 @@
 """``headrace up``: from configuration files to a finished run, in one command.
 
-*Consumes* files and overrides. *Produces* a run, or one sentence that says what is wrong before
-anything was started. *Waits for* the run's end. *Unblocked by* the learner, or by Ctrl-C.
+*Consumes* files and overrides. *Produces* a run, or one error before anything is started. *Waits
+for* the run's end. *Unblocked by* the learner, or by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   headrace up configs/demo.toml --fleet configs/fleets/demo.toml
-  headrace up configs/demo.toml --set run.name=lr3 --set learner.learning_rate=3e-4
+  headrace up configs/demo.toml --set run.name=lr3 --set run.seed=3
   headrace up --resume runs/demo
   headrace up --resume runs/demo --set run.num_updates=80
   headrace up --resume runs/demo --from-version 40
 
 \b
 Exit codes:
-  0    done, or drained after Ctrl-C; nothing is lost and --resume goes on
+  0    done, or drained after Ctrl-C; --resume goes on, and nothing is lost
   2    a setting, a file or the data is wrong; nothing was started
   3    the ledger's server does not answer
   5    the learner did not drain in time; --resume finds its last checkpoint
-  6    the data is exhausted or teaches nothing; what was learned is kept
-  7    training has diverged: steps or weights are not finite; earlier
-       checkpoints are kept
-  8    a worker kept freezing or getting stuck
-  130  stopped twice: ended at once; or stopped while its ledger's server was
-       waited for: nothing was started
+  6    the data is exhausted, or gives no signal; checkpoints are kept
+  7    training has diverged: steps or weights are not finite;
+       earlier checkpoints are kept
+  8    a worker froze or got stuck too often
+  130  stopped twice, so ended at once; or stopped while waiting for the
+       ledger's server, before anything was started
 
-A worker that fails more often than supervisor.max_restarts or supervisor.max_data_failures allow ends the run with its own
-exit code (1: an error; 9: disk, memory or files of the host; 128 + N: killed by signal N) and its last lines.
+A worker that fails more often than supervisor.max_restarts or supervisor.max_data_failures allow ends
+the run. The command prints the worker's last lines and ends with the worker's exit code: 1 for an error,
+9 for disk, memory or files of the host, 128 + N for signal N.
 """
 
 
@@ -56,8 +57,10 @@ exit code (1: an error; 9: disk, memory or files of the host; 128 + N: killed by
 @click.option("--fleet", type=click.Path(path_type=Path), help="Fleet file: how many workers of each role.")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
-@click.option("--from-version", type=int, metavar="N", help="With --resume: from this checkpoint, not the newest.")
-@click.option("--plain", is_flag=True, help="A line every few seconds instead of the live view, on a terminal too.")
+@click.option(
+    "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
+)
+@click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the live view.")
 @json_option
 def up(
     files: tuple[Path, ...],
@@ -75,9 +78,9 @@ def up(
     from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
 
     if resume is None and not files:
-        raise click.UsageError("give a run file, for example: headrace up configs/demo.toml")
+        raise click.UsageError("no run file given; for example: headrace up configs/demo.toml")
     if resume is None and from_version is not None:
-        raise click.UsageError("--from-version chooses a checkpoint of a run: give --resume RUN as well")
+        raise click.UsageError("--from-version chooses a checkpoint of a run: give --resume RUN too")
     if resume is not None:
         find_run(resume)
     given = [*([resume / RESOLVED_NAME] if resume else []), *files, *([fleet] if fleet else [])]
@@ -87,7 +90,7 @@ def up(
         url = known_url(config.run_dir, config.ledger.url)
         config = config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": url})})
     else:
-        # before anything that takes its time
+        # First, because the other checks take longer.
         check_no_run(config)
     is_live = not (plain or as_json) and sys.stderr.isatty()
 
@@ -100,7 +103,7 @@ def up(
 
     prepare = partial(prepare_run_dir, config, resume=resume is not None)
     outcome = carry_out(config, prepare, begin=choose, is_live=is_live)
-    return _tell(config.run_dir, outcome, as_json=as_json)
+    return _report(config.run_dir, outcome, as_json=as_json)
 
 
 def carry_out(
@@ -109,10 +112,10 @@ def carry_out(
     """Check a resolved configuration, then run it to its end.
 
     Args:
-        config: What to run.
-        prepare: Makes or finds the run's folder, once the configuration has been found good.
-        begin: Called with the run's folder once it is locked, before anything is started.
-        is_live: Show the live view instead of a line now and then.
+        config: The run.
+        prepare: Makes or finds the run's folder. It is called once the configuration is found good.
+        begin: Called with the locked run folder, before anything is started.
+        is_live: Show the live view instead of a line every few seconds.
     """
     from pipeline.observability.live_view import LiveView, PlainView
     from pipeline.preflight.checks import preflight
@@ -122,7 +125,7 @@ def carry_out(
     from protocol.ids import Role
 
     log_to_stderr()
-    click.echo("checking model, data, verifiers and engines, before anything is started", err=True)
+    click.echo("checking model, data, verifiers and engines before the start", err=True)
     checked = preflight(config)
     for finding in checked.findings:
         click.echo(printable(finding), err=True)
@@ -143,43 +146,34 @@ def carry_out(
 
 
 def _at(config: RunConfig, run_dir: Path) -> RunConfig:
-    """Return the configuration of a run whose folder was moved: where it is counts, not where it
-    was.
-    """
+    """Return the configuration of a run with the folder where it is now: folders can be moved."""
     if run_dir.name != config.run.name:
         raise ConfigError(
-            f"{run_dir} holds the run {config.run.name!r}, and a run's name is part of its ledger: name the folder "
-            f"{config.run.name} again, and leave run.name as it is"
+            f"{run_dir} holds the run {config.run.name!r}, and the ledger's keys have that name: rename the folder "
+            f"to {config.run.name}, and leave run.name as it is"
         )
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir.parent})})
 
 
-def _tell(run_dir: Path, outcome: RunOutcome, *, as_json: bool) -> int:
+def _report(run_dir: Path, outcome: RunOutcome, *, as_json: bool) -> int:
     from pipeline.observability.report import summarize
 
     summary = summarize(run_dir)
     failure = outcome.failure
     if as_json:
-        echo_json(
-            {
-                "run": run_dir,
-                "state": outcome.status.state,
-                "detail": outcome.status.detail,
-                "exit_code": outcome.exit_code,
-                "summary": summary,
-                "failed_worker": failure.worker if failure else None,
-            }
-        )
+        ending = {"state": outcome.status.state, "detail": outcome.status.detail, "exit_code": outcome.exit_code}
+        failed = failure.worker if failure else None
+        echo_json({"run": run_dir, **ending, "summary": summary, "failed_worker": failed})
     else:
         click.echo(f"\n{outcome.status.state}: {printable(outcome.status.detail)}")
-        _tell_places(run_dir, summary)
+        _report_places(run_dir, summary)
     if failure is not None:
         click.echo(f"\nlast lines of {failure.worker}:\n{printable(outcome.last_lines)}", err=True)
         click.echo(f"its log: {run_dir / 'logs' / f'{failure.worker}.jsonl'}", err=True)
     return outcome.exit_code
 
 
-def _tell_places(run_dir: Path, summary: Summary) -> None:
+def _report_places(run_dir: Path, summary: Summary) -> None:
     before, after = summary.accuracy_before, summary.accuracy_after
     if before is not None and after is not None:
         click.echo(

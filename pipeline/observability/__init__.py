@@ -1,3 +1,1 @@
-"""What a person or a program sees of a run: status, metrics, tables, live view, history, report,
-``why``.
-"""
+"""A run as people and programs see it: status, metrics, views, history, report, ``why``."""

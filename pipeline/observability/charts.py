@@ -1,8 +1,6 @@
-"""The charts of a run's page, drawn from its history as inline SVG.
+"""Charts of a run's report: its history as inline SVG, by heading. Absent figures make no chart.
 
-*Consumes* rows of updates, evaluations and value steps. *Produces* SVG elements by heading; a
-figure that no row has makes no chart. matplotlib draws them,
-which only an installation with the extra ``charts`` has. *Waits for* nothing.
+matplotlib draws them; it comes with the extra ``charts``.
 """
 
 from __future__ import annotations
@@ -44,18 +42,19 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
 
     def accuracy(axes: Axes) -> None:
         _lines(axes, numbers, {"batch": [100 * row.accuracy for row in updates]})
+        held_out(axes, [100 * row.accuracy for row in evaluations])
+        axes.set_ylim(0, 104)
+
+    def held_out(axes: Axes, values: Sequence[float]) -> None:
         first_update = {row.policy_version: row.update for row in updates}
         at = [first_update.get(row.policy_version, 0) for row in evaluations]
-        if evaluations:
-            axes.plot(at, [100 * r.accuracy for r in evaluations], "o-", color=_COLOURS[1], label="held-out")
-        axes.set_ylim(0, 104)
+        if values:
+            axes.plot(at, values, "o-", color=_COLOURS[1], label="held-out")
 
     def length(axes: Axes) -> None:
         _lines(axes, numbers, {"batch": [row.response_length for row in updates]}, from_zero=True)
+        held_out(axes, [row.response_length for row in evaluations])
         if evaluations:
-            first_update = {row.policy_version: row.update for row in updates}
-            at = [first_update.get(row.policy_version, 0) for row in evaluations]
-            axes.plot(at, [row.response_length for row in evaluations], "o-", color=_COLOURS[1], label="held-out")
             axes.set_ylim(0, 1.25 * max(r.response_length for r in (*updates, *evaluations)) + 1e-9)
 
     def staleness(axes: Axes) -> None:
@@ -68,6 +67,8 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
         axes.set_ylim(0, 1.25 * max(1, *oldest, 1))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
+    clips = metrics("clip_fraction", "dual_clip_fraction", "importance_cut_fraction")
+    clipped = {name: [100 * value for value in values] for name, values in clips.items()}
     charts: dict[str, dict[str, Draw | None]] = {
         "Learning": {
             "Accuracy, %": accuracy,
@@ -76,15 +77,7 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
             "KL, nats per token": lines(metrics("reference_kl", "behavior_kl", "approx_kl")),
             "Entropy, nats per token": lines(metrics("entropy"), from_zero=True),
             "Gradient norm, before clipping": lines({"norm": [row.grad_norm for row in updates]}, from_zero=True),
-            "Clipped tokens, %": lines(
-                {
-                    name: [100 * value for value in values]
-                    for name, values in metrics(
-                        "clip_fraction", "dual_clip_fraction", "importance_cut_fraction"
-                    ).items()
-                },
-                from_zero=True,
-            ),
+            "Clipped tokens, %": lines(clipped, from_zero=True),
             "Learning rate": lines({"rate": [row.learning_rate for row in updates]}, from_zero=True),
         },
         "Sampling": {
@@ -115,7 +108,7 @@ _WORDS = {
 
 
 def draw_critic(rows: Sequence[ValueRow]) -> dict[str, list[str]]:
-    """Return the charts of the value model's steps, when the run has one."""
+    """Return the charts of the value model's steps, by heading; none without a step."""
     if not rows:
         return {}
     steps = [row.step for row in rows]
@@ -145,7 +138,7 @@ def draw_critic(rows: Sequence[ValueRow]) -> dict[str, list[str]]:
 
 
 def _lines(axes: Axes, at: Sequence[int], found: Mapping[str, Sequence[float]], *, from_zero: bool = False) -> None:
-    """Draw one line a name; ``from_zero`` where zero means none."""
+    """Draw one line a name; ``from_zero`` begins the axis at 0."""
     for (name, values), colour in zip(found.items(), _COLOURS, strict=False):
         axes.plot(at, values, marker=_marker(at), color=colour, lw=1.2, label=name)
     if from_zero:
@@ -154,7 +147,7 @@ def _lines(axes: Axes, at: Sequence[int], found: Mapping[str, Sequence[float]], 
 
 
 def _marker(at: Sequence[int]) -> str | None:
-    # a line of one point is not seen
+    # A line of one point would be invisible.
     return "o" if len(at) == 1 else None
 
 
@@ -177,15 +170,13 @@ def _times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
         ceiling = sums[0]
     else:
         axes.stackplot(numbers, *parts.values(), labels=list(parts), colors=_COLOURS)
-        # one stall must not flatten all the rest
+        # One stall does not flatten the rest.
         ceiling = statistics.quantiles(sums, n=50)[-1]
     axes.set_ylim(0, 1.35 * ceiling + 1e-9)
 
 
 def _svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = None) -> str:
-    """Render one chart as an inline SVG element, with text as text; ``only`` is the update when
-    there is just one.
-    """
+    """Return one chart as inline SVG with text as text; ``only``: the single update's number."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -193,7 +184,7 @@ def _svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = 
 
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
-        # the same run gives the same page, and ids of two charts on it differ
+        # Equal runs give equal pages; ids differ between charts.
         "svg.hashsalt": title,
         "font.size": 10,
         "font.family": "sans-serif",

@@ -1,11 +1,8 @@
-"""What happened in a run, one JSON object a line: ``<run_dir>/history.jsonl``, and
-``value-history.jsonl`` of the value model.
+"""A run's history: ``<run_dir>/history.jsonl``, and ``value-history.jsonl`` of the value model.
 
-*Consumes* rows from the learner, and from the value worker: each the only writer of its file.
-*Produces* the same rows for the report, the live view and people with ``jq``. *Waits for* nothing.
-A row is written whole and flushed; a line cut short by a crash is skipped when read, and a learner
-that resumes from an older checkpoint first drops the rows after it, so that no update is told
-twice.
+Each file has one JSON object a line, and one writer: the learner, or the value worker. A row is
+written whole and flushed. A reader skips a line cut short by a crash. A writer that resumes from a
+checkpoint first drops the rows after it, so that no update appears twice.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ class UpdateRow:
     update: int
     """1 for the first."""
     policy_version: int
-    """Published by this update."""
+    """Published by the update."""
     at_s: float
     """Seconds since 1970."""
     num_trajectories: int
@@ -40,9 +37,7 @@ class UpdateRow:
     reward: float
     """Mean over the batch."""
     accuracy: float
-    """Mean raw accuracy of the batch, which holds informative groups only when dynamic sampling is
-    on.
-    """
+    """Mean raw accuracy of the batch. With dynamic sampling it has informative groups only."""
     response_length: float
     """Mean tokens a response."""
     staleness_mean: float
@@ -54,9 +49,9 @@ class UpdateRow:
     grad_norm: float
     learning_rate: float
     num_refused_steps: int
-    """Optimiser steps that were not finite and so not applied."""
+    """Optimiser steps that were not finite, so not applied."""
     wait_s: float
-    """Waiting for enough ready units."""
+    """Wait for enough ready units."""
     logprob_s: float
     step_s: float
     publish_s: float
@@ -79,17 +74,17 @@ class EvaluationRow:
     response_length: float
     oldest_version: int
     newest_version: int
-    """The versions that really sampled it."""
+    """The versions that sampled it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRow:
-    """One optimiser step of the value model, on finished responses that it had not seen before."""
+    """One optimiser step of the value model, on finished responses that are new to it."""
 
     step: int
     """1 for the first."""
     value_version: int
-    """Made by this step."""
+    """Made by the step."""
     at_s: float
     num_trajectories: int
     num_tokens: int
@@ -98,7 +93,7 @@ class ValueRow:
     explained_variance: float
     """Of this batch's targets, by the values from before the step; 0 is a constant."""
     mean_explained_variance: float
-    """Over the last ``value.explained_variance_steps``: what the gate looks at."""
+    """Mean over the last ``value.explained_variance_steps``, which the gate reads."""
     gate_open: bool
     clip_fraction: float
     value_mean: float
@@ -122,10 +117,10 @@ class History:
 
     @classmethod
     def resume(cls, path: Path, *, last_version: int) -> Self:
-        """Open for appending after dropping what came after ``last_version`` (of value rows: after
-        that step), and a line that was cut short.
+        """Open for appending, without rows after ``last_version`` and without a line cut short.
 
-        Raises DataError when a line before the last is damaged.
+        ``last_version`` is a step for value rows. Raises DataError for a damaged line before the
+        last.
         """
         if path.exists():
             rows = [row for row in read_history(path) if _place(row) <= last_version]
@@ -143,7 +138,7 @@ class History:
         self._file.flush()
 
     def sync(self) -> None:
-        """Force what was written to the disk, before a checkpoint that counts on it."""
+        """Flush to the disk, before a checkpoint that counts on the rows."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -152,10 +147,10 @@ class History:
 
 
 def read_history(path: Path) -> Iterator[Row]:
-    """Yield every whole row, oldest first; nothing when there is no file.
+    """Yield every whole row, oldest first; nothing without a file.
 
-    Rows and fields that a later version of Headrace wrote are passed over. Raises DataError, naming
-    the line, when a line is damaged that is not the last.
+    Unknown kinds of rows and unknown fields are skipped. Raises DataError, with the line's number,
+    for a damaged line before the last.
     """
     if not path.exists():
         return
@@ -174,19 +169,17 @@ def read_history(path: Path) -> Iterator[Row]:
 
 
 class HistoryTail:
-    """Reads what is new since the last time, for a view that looks every second."""
+    """Reads the rows that are new since the last read, for views."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode = 0
         self._offset = 0
         self.rows: list[Row] = []
-        """All whole rows so far; begins anew when the file was replaced by a learner
-        that resumed.
-        """
+        """All whole rows so far; emptied when a resuming learner has replaced the file."""
 
     def read(self) -> list[Row]:
-        """Take in new rows and return all of them."""
+        """Read new rows, and return all."""
         try:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -202,7 +195,6 @@ class HistoryTail:
             try:
                 row = _row(line)
             except (ValueError, TypeError, KeyError):
-                # a view has no use for a damaged line; readers that must have it whole say so
                 continue
             if row is not None:
                 self.rows.append(row)
@@ -210,7 +202,7 @@ class HistoryTail:
 
 
 def _row(line: str) -> Row | None:
-    """Read one line; None for a kind of row that this version does not know."""
+    """Return a line's row; None for an unknown kind."""
     if not line.endswith("\n"):
         raise ValueError("the line is cut short")
     values: dict[str, Any] = json.loads(line)

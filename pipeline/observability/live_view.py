@@ -1,8 +1,6 @@
-"""What a person sees of a run while ``headrace up`` runs it: a picture, or one line now and then
-where there is no terminal.
+"""Views of a run for ``headrace up``: a picture on a terminal, else a line every few seconds.
 
-*Consumes* run snapshots, the run's history, and warnings. *Produces* a screen, or lines. *Waits
-for* nothing: while the ledger is being started again the last picture stays.
+While the ledger is being restarted, the last picture stays.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from rich.text import Text
 
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, sparkline
-from pipeline.observability.status import bottleneck, in_minutes, worker_rows
+from pipeline.observability.status import WorkerRow, bottleneck, in_minutes, worker_rows
 from pipeline.observability.tables import fleet_table, groups_line, tokens_line
 from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line
@@ -49,11 +47,11 @@ _STATE_STYLE = {
 }
 _LEAST_WORKERS = 4
 _ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d{4}-\S+)(?= |$)")
-"""What the supervisor's log says on every line; the picture says it already."""
+"""Fields on every line of the supervisor's log that the picture shows already."""
 
 
 class View(abc.ABC):
-    """What both views share: the run's progress and the time since the start."""
+    """Shared by both views: progress and elapsed time."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self._config = config
@@ -62,7 +60,7 @@ class View(abc.ABC):
 
     @property
     def log_terminal(self) -> TextIO | None:
-        """Where the supervisor's log may write for people; None: to standard error."""
+        """Terminal for the supervisor's log; None: standard error."""
         return None
 
     def __enter__(self) -> Self:
@@ -75,13 +73,17 @@ class View(abc.ABC):
 
     @abc.abstractmethod
     def show(self, snapshot: RunSnapshot) -> None:
-        """Show the newest picture."""
+        """Show a snapshot."""
 
     def _progress(self) -> RunProgress:
         return RunProgress.of(self._tail.read(), self._config.run.num_updates)
 
     def _elapsed(self) -> str:
         return in_minutes(time.monotonic() - self._started_s)
+
+    def _workers(self, snapshot: RunSnapshot) -> list[WorkerRow]:
+        settings = self._config.supervisor
+        return worker_rows(snapshot.heartbeats, now_s=time.time(), stuck_after_s=settings.stuck_after_s)
 
 
 class PlainView(View):
@@ -94,13 +96,11 @@ class PlainView(View):
         self._state: RunState | None = None
 
     def show(self, snapshot: RunSnapshot) -> None:
-        """Print the state, if it is time."""
+        """Print a line when the time has come or the state has changed."""
         if time.monotonic() < self._next_s and snapshot.status.state is self._state:
             return
         self._next_s, self._state = time.monotonic() + self._every_s, snapshot.status.state
-        workers = worker_rows(
-            snapshot.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
-        )
+        workers = self._workers(snapshot)
         sys.stderr.write(
             f"{time.strftime('%H:%M:%S')} {snapshot.status.state} {self._elapsed()}: {self._progress().in_words(time.time())}; "
             f"{groups_line(snapshot.totals)}; {tokens_line(snapshot.totals)}; {bottleneck(workers)}\n"
@@ -109,9 +109,7 @@ class PlainView(View):
 
 
 class Notices(io.StringIO):
-    """A terminal for the log that keeps the last lines, so that a view can show them without being
-    torn.
-    """
+    """A terminal that keeps the log's last lines, for a view to show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +122,7 @@ class Notices(io.StringIO):
 
 
 class LiveView(View):
-    """A picture that is redrawn once a second; the last one stays when the run has ended."""
+    """A picture, redrawn every second; the last one stays."""
 
     def __init__(self, config: RunConfig, run_dir: Path, *, console: Console | None = None) -> None:
         super().__init__(config, run_dir)
@@ -135,7 +133,7 @@ class LiveView(View):
 
     @property
     def log_terminal(self) -> TextIO:
-        """Warnings appear under the picture."""
+        """Shows warnings under the picture."""
         return self._notices
 
     def __enter__(self) -> Self:
@@ -149,27 +147,25 @@ class LiveView(View):
     ) -> None:
         if self._last is not None:
             self._live.update(self.render(self._last, is_last=True))
-        # the terminal has hung up
+        # An OSError means that the terminal has hung up.
         with suppress(OSError):
             self._live.__exit__(kind, error, trace)
 
     def show(self, snapshot: RunSnapshot) -> None:
-        """Redraw."""
+        """Redraw the picture."""
         self._last = snapshot
         self._live.update(self.render(snapshot), refresh=True)
 
     def render(self, snapshot: RunSnapshot, *, is_last: bool = False) -> RenderableType:
-        """Return the picture; the last one leaves out workers, which have ended.
+        """Return the picture; the last one is without workers, which have ended.
 
-        Where it would have more lines than the terminal, a worker has one line; where these are too
-        many, the last workers are left out.
+        On a terminal with too few lines, a worker has one line. If that is still too much, the last
+        workers are left out.
         """
         progress = self._progress()
         if is_last or not (snapshot.heartbeats or snapshot.absent):
             return self._panel(progress, snapshot, [])
-        workers = worker_rows(
-            snapshot.heartbeats, now_s=time.time(), stuck_after_s=self._config.supervisor.stuck_after_s
-        )
+        workers = self._workers(snapshot)
 
         def drawn(*, wraps: bool, max_rows: int | None = None) -> Panel:
             fleet = fleet_table(workers, absent=snapshot.absent, max_rows=max_rows, wraps=wraps)
@@ -188,10 +184,8 @@ class LiveView(View):
         return max(0, len(self._console.render_lines(panel)) - self._console.height)
 
     def _panel(self, progress: RunProgress, snapshot: RunSnapshot, fleet: Sequence[RenderableType]) -> Panel:
-        notices = [
-            Text(printable_line(line), style="yellow", overflow="ellipsis", no_wrap=True)
-            for line in self._notices.lines
-        ]
+        lines = map(printable_line, self._notices.lines)
+        notices = [Text(line, style="yellow", overflow="ellipsis", no_wrap=True) for line in lines]
         return Panel(
             Group(_bar(progress), _facts(progress, snapshot), *fleet, *notices),
             title=self._title(),

@@ -1,8 +1,7 @@
 """Heartbeats as Prometheus metrics, on this host alone.
 
-*Consumes* the heartbeats of the whole fleet, which the supervisor reads anyway. *Produces* an HTTP
-endpoint on 127.0.0.1. *Waits for* nobody: a scrape reads the last heartbeats that were given. No
-worker serves HTTP; one port tells of them all.
+*Consumes* the fleet's heartbeats, which the supervisor reads. *Produces* an HTTP endpoint on
+127.0.0.1 for the whole fleet. *Waits for* no request: a scrape reads the latest heartbeats.
 
     headrace_up{role,worker}                      1 while its heartbeat is fresh
     headrace_progress_total{role,worker}          turns of the main loop
@@ -11,7 +10,7 @@ worker serves HTTP; one port tells of them all.
     headrace_resident_bytes{role,worker}
     headrace_waiting{role,worker,for}             1 for what it waits for now
     headrace_link_messages_total{link,event}      event = sent | received | refused | gaps
-    headrace_counter{role,worker,name}            the role's own counters, documented in each role's module
+    headrace_counter{role,worker,name}            the role's own counters
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ _WORKER = ["role", "worker"]
 
 
 class HeartbeatCollector(Collector):
-    """Turns the last heartbeats into metrics whenever it is asked."""
+    """Turns the latest heartbeats into metrics for each scrape."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heartbeats: tuple[Heartbeat, ...] = ()
 
     def update(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """Take the newest heartbeats of the fleet."""
+        """Set the latest heartbeats."""
         self._heartbeats = tuple(heartbeats)
 
     def collect(self) -> Iterable[Metric]:
-        """Return every metric at this moment."""
+        """Return every metric."""
         now = self._clock.time()
         up = GaugeMetricFamily("headrace_up", "1 while the heartbeat is fresh", labels=_WORKER)
         progress = CounterMetricFamily("headrace_progress", "Turns of the main loop", labels=_WORKER)
@@ -88,11 +87,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port of the endpoint."""
         return int(self._server.server_port)
 
     def update(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """Take the newest heartbeats of the fleet."""
+        """Set the latest heartbeats."""
         self._collector.update(heartbeats)
 
     def close(self) -> None:

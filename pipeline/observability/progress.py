@@ -1,8 +1,4 @@
-"""How far a run is, how well it goes, and when it will end: in one line, or in parts.
-
-*Consumes* rows of a run's history, and the time where an end is estimated. *Produces* words. *Waits
-for* nothing.
-"""
+"""A run's progress: how far it is, how well it goes, and when it will end."""
 
 from __future__ import annotations
 
@@ -18,12 +14,12 @@ from pipeline.observability.status import in_minutes
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PACE_UPDATES = 20
 _KL = {"reference_kl": "to the reference", "behavior_kl": "sampling to learner"}
-"""Metrics that are shown as the KL, the first that there is."""
+"""Metrics shown as the KL; the first present."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is."""
+    """Progress of a run."""
 
     num_updates: int
     num_wanted: int
@@ -34,13 +30,13 @@ class RunProgress:
     last: UpdateRow | None = None
     """The newest update."""
     update_s: float | None = None
-    """From one update to the next, the median of the last ones; None before the second."""
+    """Median seconds from one of the last updates to the next; None before the second."""
     tokens_per_update: float = 0.0
-    """That carried loss, the mean of the same updates."""
+    """Mean trained tokens of the same updates."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], num_wanted: int) -> Self:
-        """Read the progress from a run's history."""
+        """Return the progress that a run's history shows."""
         updates = [row for row in rows if isinstance(row, UpdateRow)]
         held_out = tuple(row.accuracy for row in rows if isinstance(row, EvaluationRow))
         recent = updates[-_PACE_UPDATES - 1 :]
@@ -51,17 +47,16 @@ class RunProgress:
             accuracies=tuple(row.accuracy for row in updates),
             held_out=held_out,
             last=updates[-1] if updates else None,
-            # a resume's gap is one of many
+            # The median ignores the gap of a resume.
             update_s=statistics.median(gaps) if gaps else None,
             tokens_per_update=statistics.fmean(row.num_trained_tokens for row in recent) if recent else 0.0,
         )
 
     @property
     def of_updates(self) -> str:
-        """How many updates there are; without any wanted, what the run is for.
+        """The updates done, of those wanted.
 
-        After a resume from an older checkpoint the policy version is ahead of the updates, and is
-        told beside them.
+        After a resume from an older checkpoint, the policy version is ahead, and shown too.
         """
         if not self.num_wanted:
             return "no update, only the critic"
@@ -78,9 +73,7 @@ class RunProgress:
         return words + ([f"KL {self.last.metrics[name]:.2g} {_KL[name]}"] if name else [])
 
     def pace(self, now_s: float) -> list[str]:
-        """Return tokens a second, the time of an update and the time that is left; nothing before
-        the second update.
-        """
+        """Return tokens a second, update time and time left; nothing before the second update."""
         if not self.update_s or self.last is None or self.update_s <= 0.0:
             return []
         words = [f"{self.tokens_per_update / self.update_s:,.0f} trained tokens/s", f"{self.update_s:.1f} s an update"]
@@ -91,7 +84,7 @@ class RunProgress:
         return words
 
     def in_words(self, now_s: float) -> str:
-        """Return a line of a log."""
+        """Return all in one line."""
         words = [self.of_updates, *self.learning()]
         if self.accuracies:
             words.append(f"batch accuracy {100 * self.accuracies[-1]:.0f} %")
@@ -101,12 +94,12 @@ class RunProgress:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return values between 0 and 1 as a row of blocks."""
+    """Return values from 0 to 1 as a row of blocks."""
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[max(0, min(top, round(value * top)))] for value in values)
 
 
 def course(accuracies: Sequence[float]) -> str:
-    """Return the first and the last of some accuracies."""
+    """Return the first and the last of the accuracies."""
     first, last = (f"{100 * value:.1f} %" for value in (accuracies[0], accuracies[-1]))
     return f"{first} → {last}" if len(accuracies) > 1 else first

@@ -1,12 +1,9 @@
 """Tokens that are generated again because a generator died, counted to the decode step.
 
-*Consumes* what each generator sampled, from a small file of its own that a kill does not take away,
-and what the ledger stored of it. *Produces* one row an incarnation. *Waits for* nothing.
-
-A trajectory goes on from its last chunk in the ledger, so what is sampled twice is what its
-generator had sampled since: at most one window for each trajectory that it held.
-``<run_dir>/tallies/<worker>.<epoch>`` holds three numbers, written in place after every decode
-step.
+A trajectory goes on from its last chunk in the ledger. The tokens that its dead generator had
+sampled since are sampled again: at most one window a trajectory. Each generator writes three
+numbers in place to ``<run_dir>/tallies/<worker>.<epoch>`` after every decode step, which survive a
+kill.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ _NUMBERS = struct.Struct("<QQQ")
 
 
 class SampledTokenCounts:
-    """The numbers of one living generator."""
+    """The file of a living generator."""
 
     def __init__(self, run_dir: Path, who: Incarnation) -> None:
         folder = run_dir / FOLDER
@@ -33,19 +30,19 @@ class SampledTokenCounts:
         self._file = os.open(folder / f"{who.worker}.{who.epoch}", os.O_WRONLY | os.O_CREAT, 0o600)
 
     def write(self, *, num_sampled: int, num_refused: int, num_held: int) -> None:
-        """Say how many tokens were sampled, how many of them the ledger refused, how many
-        trajectories are held.
+        """Write the tokens sampled, those of them refused by the ledger, and the
+        trajectories held.
         """
         os.pwrite(self._file, _NUMBERS.pack(num_sampled, num_refused, num_held), 0)
 
     def close(self) -> None:
-        """Close the file; it stays."""
+        """Close the file, which stays."""
         os.close(self._file)
 
 
 @dataclass(frozen=True, slots=True)
 class RegeneratedTokens:
-    """What became of the tokens of one incarnation of a generator."""
+    """The tokens of one incarnation of a generator."""
 
     who: str
     """``generator-0#3``"""
@@ -53,48 +50,46 @@ class RegeneratedTokens:
     num_sampled: int
     num_stored: int
     num_refused: int
-    """Sampled, but not stored while it lived: it had lost the trajectory, or the engine gave the
-    window up.
+    """Sampled, never stored: the trajectory was lost to another generator, or the
+    window given up.
     """
     num_held: int
-    """Trajectories that it held at its last decode step."""
+    """Trajectories held at its last decode step."""
     window_tokens: int
 
     @property
     def num_unwritten(self) -> int:
-        """Tokens in hand: of a living generator they are under way, of a dead one
-        generated again.
-        """
+        """Sampled and not yet written. A dead generator's are generated again."""
         return max(0, self.num_sampled - self.num_stored - self.num_refused)
 
     @property
     def num_again(self) -> int:
-        """Tokens that are generated again, if their trajectories go on at all."""
+        """Tokens generated again, if their trajectories go on."""
         return self.num_refused + (0 if self.is_live else self.num_unwritten)
 
     @property
     def limit(self) -> int:
-        """One window for each trajectory in hand, which ``num_unwritten`` does not exceed."""
+        """Upper bound of ``num_unwritten``: one window for each held trajectory."""
         return self.num_held * self.window_tokens
 
 
 def read_regenerated(
     run_dir: Path, stored: Mapping[str, int], live: Collection[str], *, window_tokens: int
 ) -> list[RegeneratedTokens]:
-    """Return one row for every incarnation that ever sampled, by name.
+    """Return one row an incarnation that has sampled, by name.
 
     Args:
         run_dir: The run's folder.
         stored: Tokens in the ledger by incarnation (``Audit.tokens_stored``).
-        live: Incarnations that are alive.
+        live: Living incarnations.
         window_tokens: The run's longest window.
     """
     rows: list[RegeneratedTokens] = []
     for path in sorted((run_dir / FOLDER).glob("*.*")):
         worker, _, epoch = path.name.rpartition(".")
         content = path.read_bytes()
+        # An incarnation that has not sampled has an empty file.
         if len(content) != _NUMBERS.size or not epoch.isdecimal():
-            # it has not sampled anything
             continue
         sampled, refused, held = _NUMBERS.unpack(content)
         who = f"{worker}#{epoch}"
@@ -103,7 +98,7 @@ def read_regenerated(
 
 
 def in_words(rows: Collection[RegeneratedTokens]) -> str:
-    """Return the sum in a sentence."""
+    """Return the sum as a sentence."""
     dead = [row for row in rows if not row.is_live and row.num_unwritten]
     unwritten, limit = sum(row.num_unwritten for row in dead), sum(row.limit for row in dead)
     refused = sum(row.num_refused for row in rows)
@@ -117,6 +112,6 @@ def in_words(rows: Collection[RegeneratedTokens]) -> str:
 
 
 def regenerated_rows(rows: Collection[RegeneratedTokens]) -> list[dict[str, object]]:
-    """Return the rows with what follows from them, for JSON."""
+    """Return the rows with their derived figures, for JSON."""
     derived = ("num_unwritten", "num_again", "limit")
     return [asdict(row) | {name: getattr(row, name) for name in derived} for row in rows]

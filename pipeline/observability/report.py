@@ -1,9 +1,7 @@
-"""The page that a run leaves behind: ``<run_dir>/report.html`` and the same figures in
-``report.json``.
+"""A run's report: ``<run_dir>/report.html``, and its figures in ``report.json``.
 
-*Consumes* the run's history, its resolved configuration and the last audit. *Produces* one
-self-contained page (no scripts, no links to anywhere) with figures and charts. *Waits for* nothing.
-Nothing here is needed for training; ``headrace report`` makes it again at any time.
+The page is made of the history, the resolved configuration and the last audit. It has no scripts
+and no links. Training needs none of it; ``headrace report`` writes it again at any time.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ from protocol.printable import printable
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _MOST_UPDATES_SHOWN = 12
-"""With samples: the page stays one that can be read."""
+"""Most updates whose samples the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures that people ask for first."""
+    """The figures on top of the report."""
 
     num_updates: int
     num_trained_tokens: int
@@ -56,7 +54,7 @@ class _Card:
 
 
 def summarize(run_dir: Path) -> Summary:
-    """Read the history and return its summary. An empty history gives zeros."""
+    """Return the summary of a run's history; zeros for an empty one."""
     updates, evaluations = _rows(run_dir)
     train_s = sum(r.wait_s + r.logprob_s + r.step_s + r.publish_s for r in updates)
     return Summary(
@@ -73,7 +71,7 @@ def summarize(run_dir: Path) -> Summary:
 
 def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None) -> Path:
     """Write ``report.html`` and ``report.json`` into the run's folder; return the page's path."""
-    # deferred: only a finished run needs it
+    # Deferred: only a finished run needs it.
     import jinja2
 
     updates, evaluations = _rows(run_dir)
@@ -103,7 +101,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
     path = run_dir / "report.html"
     partial = path.with_suffix(".partial")
     partial.write_text(page, encoding="utf-8")
-    # whoever has the page open never reads half of one
+    # A reader never sees half a page.
     partial.replace(path)
     return path
 
@@ -128,11 +126,7 @@ def _cards(summary: Summary) -> list[_Card]:
         _Card("accuracy before", percent(summary.accuracy_before), held_out),
         _Card("accuracy after", percent(summary.accuracy_after), after),
         _Card("updates", f"{summary.num_updates:,}", f"{summary.num_trained_tokens:,} tokens"),
-        _Card(
-            "training time",
-            _duration(summary.train_s),
-            f"learner waited {100 * summary.learner_wait_share:.0f} %",
-        ),
+        _Card("training time", _duration(summary.train_s), f"learner waited {100 * summary.learner_wait_share:.0f} %"),
         _Card("staleness", f"≤ {summary.max_staleness}", "versions, at most"),
     ]
 

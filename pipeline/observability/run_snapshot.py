@@ -11,10 +11,10 @@ from pipeline.runtime.registry.contract import Heartbeat, RunStatus
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """What the supervisor shows whoever watches."""
+    """The supervisor's view of its run."""
 
     status: RunStatus
     heartbeats: Sequence[Heartbeat]
     totals: Totals
     absent: tuple[str, ...] = ()
-    """Workers that are wanted and are being started again."""
+    """Wanted workers that are being started again."""

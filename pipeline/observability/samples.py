@@ -1,14 +1,9 @@
-"""Responses that a person can read, of updates all over a run: ``<run_dir>/samples.jsonl``, one
-JSON object a line.
+"""Responses to read, of updates all over a run: ``<run_dir>/samples.jsonl``, one JSON object a
+line.
 
-*Consumes* the claimed units of each update, from the learner, which alone writes the file.
-*Produces* a few responses of each kept update, for ``headrace samples`` and the report. *Waits for*
-the disk.
-
-Bounded in number and in size: when there are twice as many updates as are kept, only the newest
-stay, and of the older those at even distances, so that they are spread over the whole run. Long
-texts lose their middle; an answer stands at the end. The file is readable by its owner alone. A
-disk that refuses never stops training: it is said once, and those samples are lost.
+The file is bounded. At twice ``samples.keep_updates`` updates, the newest are kept, and of the
+older those at even distances. Long texts lose their middle. Only the owner can read the file. A
+failed write is logged once and loses those samples; training goes on.
 """
 
 from __future__ import annotations
@@ -38,40 +33,39 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResponseSample:
-    """One response that an update was made of."""
+    """One response of an update."""
 
     update: int
     policy_version: int
-    """Made by the update; the response is older."""
+    """Made by the update; older versions sampled the response."""
     trajectory: str
     prompt: str
     answer: str
-    """What the data has as the right one."""
+    """The data's right answer."""
     verifier: str
     response: str
     num_tokens: int
-    """Of the response."""
     finish_reason: str
     versions: tuple[int, int]
-    """Oldest and newest policy that sampled its tokens."""
+    """Oldest and newest version that sampled its tokens."""
     reward: float
     accuracy: float
     """Raw correctness, 0 to 1."""
     parts: dict[str, float] = field(default_factory=dict)
     """Summands of the reward."""
     masked: bool = False
-    """Over-long: its tokens carried no loss."""
+    """Over-long, so without loss."""
 
     @property
     def verdict(self) -> str:
-        """The verifier's judgement in a word."""
+        """``right``, ``wrong``, or the accuracy."""
         if self.accuracy in (0.0, 1.0):
             return "right" if self.accuracy else "wrong"
         return f"accuracy {self.accuracy:.2f}"
 
     @property
     def facts(self) -> str:
-        """Reward, length and who sampled it, in one line."""
+        """Reward, length and sampling versions, in one line."""
         parts = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in self.parts.items())
         first, last = self.versions
         words = [
@@ -88,9 +82,7 @@ class Samples:
     """Keeps responses of updates. Blocking."""
 
     def __init__(self, settings: SamplesSection, run_dir: Path, last_version: int) -> None:
-        """Go on with what is there, less what came after ``last_version``: the learner resumes from
-        its checkpoint.
-        """
+        """Open the file, without the samples after ``last_version``, the resumed checkpoint's."""
         self._settings = settings
         self._path = run_dir / SAMPLES_NAME
         self._has_failed = False
@@ -99,7 +91,7 @@ class Samples:
             self._try(self._write, [s for s in read_samples(self._path) if s.policy_version <= last_version])
 
     def keep(self, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
-        """Keep some responses of an update, chosen by its number alone."""
+        """Keep some responses of an update; its number alone chooses them."""
         if not self._settings.per_update:
             return
         found = _choose(_finished(units, update), self._settings.per_update)
@@ -126,14 +118,15 @@ class Samples:
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
-                _log.warning("samples_not_written", reason=str(error), action="training goes on: make room")
+                _log.warning("samples_not_written", reason=str(error), action="make room; training goes on")
             self._has_failed = True
 
 
 def read_samples(path: Path) -> Iterator[ResponseSample]:
-    """Yield every whole sample, oldest first; nothing when there is no file. Lines that are
-    damaged, or cut short by a crash, and fields that a later version of Headrace wrote, are passed
-    over."""
+    """Yield whole samples, oldest first; nothing without a file.
+
+    Damaged lines and unknown fields are skipped.
+    """
     if not path.exists():
         return
     known = {f.name for f in fields(ResponseSample)}
@@ -150,11 +143,10 @@ def read_samples(path: Path) -> Iterator[ResponseSample]:
 
 
 def kept_updates(updates: Sequence[int], number: int) -> set[int]:
-    """Return about ``number`` of ascending updates: half of them the newest, half evenly over all,
-    and the first.
+    """Return about ``number`` of ascending updates: the first, the newest half, and half evenly
+    over all.
 
-    The older are multiples of a power of two, so that what is left out of a set would be left out
-    of a later one too.
+    The older ones are multiples of a power of two: an update once left out stays out.
     """
     half = max(1, number // 2)
     stride = 1
@@ -164,7 +156,7 @@ def kept_updates(updates: Sequence[int], number: int) -> set[int]:
 
 
 def spread(samples: Sequence[ResponseSample], num_updates: int) -> list[ResponseSample]:
-    """Return the samples of at most ``num_updates`` updates, the first and the last among them,
+    """Return the samples of at most ``num_updates`` updates: the first, the last,
     evenly between.
     """
     updates = sorted({sample.update for sample in samples})
@@ -173,17 +165,17 @@ def spread(samples: Sequence[ResponseSample], num_updates: int) -> list[Response
 
 
 def _finished(units: Sequence[ClaimedUnit], update: int) -> Iterator[tuple[ScoredChunk, ...]]:
-    """Yield finished responses, unit after unit, from one that the update's number chooses."""
-    # a prime: not always the unit that was admitted first
+    """Yield finished responses by unit, from a unit that the update's number chooses."""
+    # A prime, so that the unit varies with the update.
     start = update * 7919 % max(1, len(units))
     for unit in (*units[start:], *units[:start]):
         found = [chunks for chunks in unit.trajectories if chunks and Field.REWARD in chunks[-1].scores]
-        yield from _by_reward(found)
+        yield from sorted(found, key=lambda chunks: _score(chunks).reward)
 
 
 def _choose(found: Iterable[tuple[ScoredChunk, ...]], number: int) -> list[tuple[ScoredChunk, ...]]:
-    """Return ``number`` of the responses: of a group, which comes first and together, the worst,
-    the best and between.
+    """Return ``number`` responses of the first group or groups: the worst, the best, evenly
+    between.
     """
     first: list[tuple[ScoredChunk, ...]] = []
     group = None
@@ -193,10 +185,6 @@ def _choose(found: Iterable[tuple[ScoredChunk, ...]], number: int) -> list[tuple
         group = chunks[-1].chunk.trajectory.group
         first.append(chunks)
     return _evenly(first, number)
-
-
-def _by_reward(found: list[tuple[ScoredChunk, ...]]) -> list[tuple[ScoredChunk, ...]]:
-    return sorted(found, key=lambda chunks: _score(chunks).reward)
 
 
 def _evenly(items: Sequence[_T], number: int) -> list[_T]:
@@ -234,7 +222,7 @@ def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, m
 
 
 def _cut(text: str, most: int) -> str:
-    """Return ``text``, its middle left out where it has more than ``most`` characters."""
+    """Return ``text`` with at most ``most`` of its characters; the middle is left out."""
     if len(text) <= most:
         return text
     head = most // 3

@@ -1,10 +1,4 @@
-"""What the fleet is doing, as a view: for ``headrace status``, ``headrace queues`` and the live
-view.
-
-*Consumes* heartbeats, the ledger's queues, the desired fleet and the time. *Produces* rows, and one
-sentence that names what everything waits for. *Waits for* nothing: pure functions, so that what a
-person is shown can be tested.
-"""
+"""The fleet's state as rows, for ``headrace status``, ``headrace queues`` and the live view."""
 
 from __future__ import annotations
 
@@ -24,7 +18,7 @@ if TYPE_CHECKING:
 
 _A_MOMENT_S = 2.0
 _LEAST_SHARE = 0.02
-"""Before so much is done, nothing is said of how long the rest takes."""
+"""Least share done for an estimate of the remaining time."""
 ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
 
 _ENDS = {
@@ -37,24 +31,22 @@ _ENDS = {
     WaitingFor.STOPPED,
 }
 _PATIENT = _ENDS - {WaitingFor.COMPUTE}
-"""What has a time limit of its own (``pipeline.supervisor.watchdog``)."""
+"""Waits with time limits of their own (``pipeline.supervisor.watchdog``)."""
 
 
 class Health(StrEnum):
-    """How a worker looks from outside."""
+    """A worker's state, seen from outside."""
 
     LIVE = "live"
     SILENT = "silent"
-    """No heartbeat for a while: dead, frozen, or its host is away."""
+    """No recent heartbeat: dead, frozen, or its host is away."""
     STUCK = "stuck"
-    """Its heartbeat thread beats, but its main loop has not turned, or computes or holds work
-    without progress.
-    """
+    """Heartbeats without progress: the main loop does not turn, or computes without an end."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker, as shown."""
+    """One worker."""
 
     worker: str
     role: Role
@@ -67,37 +59,37 @@ class WorkerRow:
     policy_version: int
     progress: int
     since_progress_s: float
-    """Since work last moved, or began."""
+    """Since work last moved or began."""
     since_heartbeat_s: float
     uptime_s: float
     rss_bytes: int
     counters: Mapping[str, float]
     work: WorkRow | None = None
-    """What it is in the middle of, when that takes longer than a moment."""
+    """Present work, when it takes longer than a moment."""
     storing: WorkRow | None = None
-    """What it writes to the disk beside that."""
+    """Present write to the disk, beside ``work``."""
     unreached: str = ""
-    """Mailboxes that it cannot reach, in words."""
+    """Unreachable mailboxes, in words."""
     refused: str = ""
-    """What its disk refuses it, in words."""
+    """The disk's refusal, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkRow:
-    """How far something is that takes long."""
+    """Progress of a long piece of work."""
 
     kind: str
     share: float
     """From 0 to 1."""
     elapsed_s: float
     remaining_s: float | None
-    """At the rate so far; None before there is one."""
+    """At the rate so far; None without a rate."""
     per_s: float | None
     """Units a second."""
     unit: str
 
     def in_words(self) -> str:
-        """Return a phrase, as ``update 40 %, 85 tokens/s, 2:10 left``."""
+        """Return a phrase: ``update 40 %, 85 tokens/s, 2:10 left``."""
         parts = [f"{self.kind} {100 * self.share:.0f} %"]
         if self.per_s is not None:
             parts.append(f"{self.per_s:,.{1 if self.per_s < 10 else 0}f} {self.unit}/s")
@@ -107,7 +99,7 @@ class WorkRow:
 
 
 def in_minutes(seconds: float) -> str:
-    """Return a length of time as ``2:10``, or ``1:02:10``."""
+    """Return a duration as ``2:10`` or ``1:02:10``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -115,17 +107,17 @@ def in_minutes(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RoleRow:
-    """How many workers of a role there are, of how many are wanted."""
+    """A role's live workers, and how many are wanted."""
 
     role: Role
     num_live: int
     num_wanted: int | None
-    """None when no fleet was set."""
+    """None without a fleet."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One queue of the ledger, or one link between two workers."""
+    """One queue of the ledger, or one link."""
 
     name: str
     kind: str
@@ -134,22 +126,19 @@ class QueueRow:
     limit: int | None
     oldest_age_s: float | None
     waiting_for: str
-    """Who empties it."""
+    """The consumer."""
     num_refused: int = 0
     num_gaps: int = 0
 
 
 def worker_rows(heartbeats: Iterable[Heartbeat], *, now_s: float, stuck_after_s: float | None) -> list[WorkerRow]:
-    """Return one row a worker: by role along the pipeline's order of interest, then by name.
-
-    ``stuck_after_s``: as configured; see ``pipeline.supervisor.watchdog``.
-    """
+    """Return one row a worker, by role and name. ``stuck_after_s``: the setting."""
     rows = [_worker_row(beat, now_s, stuck_after_s) for beat in heartbeats]
     return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
 
 
 def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> WorkerRow:
-    # clocks of two hosts may differ: what would be negative is shown as now
+    # Clocks of two hosts may differ; negative ages count as 0.
     since_heartbeat_s = max(0.0, now_s - beat.at_s)
     since_progress_s = max(0.0, beat.at_s - max(beat.progress_at_s, beat.moved_at_s))
     health = Health.LIVE
@@ -185,9 +174,7 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> W
 
 
 def work_row(report: WorkReport) -> WorkRow | None:
-    """Return what a heartbeat says of work that takes longer than a moment; None when there is
-    none.
-    """
+    """Return a heartbeat's work that takes longer than a moment; None without any."""
     if not report.kind or report.elapsed_s < _A_MOMENT_S:
         return None
     remaining_s = report.remaining_s if report.share >= _LEAST_SHARE else None
@@ -195,18 +182,17 @@ def work_row(report: WorkReport) -> WorkRow | None:
 
 
 def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -> list[RoleRow]:
-    """Return, for every role that is wanted or there, how many live workers it has."""
+    """Return the number of live workers of every wanted or present role."""
     live = [row.role for row in workers if row.health is not Health.SILENT]
     roles = [role for role in ROLE_ORDER if role in live or (wanted and role in wanted)]
     return [RoleRow(role, live.count(role), None if wanted is None else wanted.get(role, 0)) for role in roles]
 
 
 def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
-    """Return the ledger's queues, then the links, each with what is on its way (sent and not yet
-    received).
+    """Return the ledger's queues, then the links with the messages on their way.
 
-    A worker with many peers names some and sums the others. What a sender sums, its receivers name:
-    then the sender's row says how much it sent, and nothing is known to be on its way.
+    A worker with many peers names some links and sums the others. A link that only its receiver
+    names shows the sender's sum with nothing on its way.
     """
     ledger = [
         QueueRow(stat.name, "ledger", stat.depth, stat.limit, stat.oldest_age_s, stat.waiting_for) for stat in queues
@@ -217,15 +203,13 @@ def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> 
     for beat in beats:
         for link in beat.links:
             others = link_name(OTHER_LINKS, link.name.partition(">")[2])
-            # a receiver of many names only some: what others sent it belongs to its sum of the
-            # others
+            # Unnamed senders belong to the receiver's sum of the others.
             name = others if link.name not in received and others in received else link.name
             totals = sums.setdefault(name, [0, 0, 0, 0])
             for index, value in enumerate((link.sent, link.received, link.refused, link.gaps)):
                 totals[index] += value
     links = [
-        # either end may have begun anew since, with its counters at 0: then nothing is known to be
-        # on its way
+        # The difference is negative when one end began anew with its counters at 0.
         QueueRow(name, "link", _on_its_way(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
         for name, (sent, got, refused, gaps) in sorted(sums.items())
     ]
@@ -241,12 +225,11 @@ def _is_sender(beat: Heartbeat, link: LinkReport) -> bool:
 
 
 def bottleneck(workers: Sequence[WorkerRow]) -> str:
-    """Return one sentence that names the edge at which everything waits, and the worker at its far
-    end.
+    """Return one sentence with the edge that everything waits for, and the worker at its far end.
 
-    Follows what the workers say: learners wait for input from generators, generators for room at
-    scorers or for credit from the learner, scorers for input from generators. The end of that chain
-    is a worker that waits for nobody.
+    The chain: the learner waits for input from generators; generators for room at scorers, or for
+    credit from the learner; scorers for input from generators. Its end is a worker that does not
+    wait.
     """
     unwell = [row for row in workers if row.health is not Health.LIVE]
     if unwell:
@@ -267,23 +250,18 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
 
 
 def doing(row: WorkerRow) -> str:
-    """Return what a worker does or waits for, and how far it is with what takes long."""
+    """Return a worker's work or wait, with the progress of long work."""
     parts = [row.detail, row.work.in_words() if row.work else "", row.storing.in_words() if row.storing else ""]
-    told = "; ".join(part for part in parts if part)
-    return f"{row.waiting_for}{f': {told}' if told else ''}"
+    details = "; ".join(part for part in parts if part)
+    return f"{row.waiting_for}{f': {details}' if details else ''}"
 
 
 def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | None:
-    """Return the worker that could end this one's wait: of several, the one that is busiest, else
-    the one longest still.
-    """
+    """Return the worker that can end this wait: the busiest, else the one longest still."""
     match row.waiting_for:
         case WaitingFor.INPUT:
-            roles = (
-                {Role.REWARD, Role.REFERENCE, Role.VALUE, Role.GENERATOR}
-                if row.role is Role.LEARNER
-                else {Role.GENERATOR}
-            )
+            scorers_too = {Role.REWARD, Role.REFERENCE, Role.VALUE} if row.role is Role.LEARNER else set[Role]()
+            roles = {Role.GENERATOR, *scorers_too}
         case WaitingFor.ROOM:
             roles = {Role.REWARD, Role.REFERENCE, Role.VALUE}
         case WaitingFor.CREDIT:

@@ -1,8 +1,7 @@
-"""The state of a run as tables and lines for people: for the commands and for the live view.
+"""A run's state as tables and lines, for commands and the live view.
 
-*Consumes* rows of ``pipeline.observability.status`` and the ledger's counters. *Produces* things
-that rich can print. *Waits for* nothing. Tables wrap rather than cut: a narrow terminal shows more
-lines, not less. Only the live view cuts, where a picture has more lines than its terminal.
+Tables wrap instead of cutting: a narrow terminal shows more lines. Only the live view cuts, when a
+picture has more lines than its terminal.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ def fleet_table(
     max_rows: int | None = None,
     wraps: bool = True,
 ) -> Table:
-    """Return one row a worker: health, version, memory, what it waits for, and its own counters.
+    """Return one row a worker: health, version, memory, wait, counters.
 
-    ``absent`` are workers that are wanted and not there. With more than ``max_rows`` the unwell and
-    the first are shown. Unless it ``wraps``, a row is one line, cut at its end.
+    ``absent`` are wanted workers without a heartbeat. Above ``max_rows``, unwell workers come
+    first. Unless it ``wraps``, a row is one line, cut at its end.
     """
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("worker", no_wrap=True)
@@ -41,7 +40,7 @@ def fleet_table(
     table.add_column("waits for", ratio=1)
     table.add_column("done", ratio=1)
     cell = partial(Text, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
-    shown = _most_telling(workers, max_rows)
+    shown = _most_urgent(workers, max_rows)
     for row in workers:
         if row.worker not in shown:
             continue
@@ -62,16 +61,16 @@ def fleet_table(
     return table
 
 
-def _most_telling(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]:
+def _most_urgent(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]:
     if max_rows is None or len(workers) <= max_rows:
         return {row.worker for row in workers}
-    # stable: otherwise in the given order
+    # The sort is stable: else in the given order.
     ordered = sorted(workers, key=lambda row: row.health is Health.LIVE)
     return {row.worker for row in ordered[: max(1, max_rows - 1)]}
 
 
 def work_done(row: WorkerRow) -> str:
-    """Return what a worker has done, in the words of its role."""
+    """Return a worker's work so far, by the role's counters."""
     counters = row.counters
     if row.role is Role.GENERATOR:
         sampled = counters.get("sampled_tokens", 0)
@@ -89,13 +88,13 @@ def work_done(row: WorkerRow) -> str:
             f"{counters.get('scored', 0):,.0f} scored, {counters.get(VALUE_STEPS, 0):.0f} steps, "
             f"explained {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}, gate {gate}"
         )
-    told = (("overdue", "overdue"), ("not_judged", "not judged in time"))
-    further = [f", {counters[name]:,.0f} {words}" for name, words in told if counters.get(name)]
+    names = (("overdue", "overdue"), ("not_judged", "not judged in time"))
+    further = [f", {counters[name]:,.0f} {words}" for name, words in names if counters.get(name)]
     return f"{counters.get('scored', 0):,.0f} scored{''.join(further)}"
 
 
 def queue_table(rows: Sequence[QueueRow]) -> Table:
-    """Return one row a queue or link; how deep, how old, and who empties it."""
+    """Return one row a queue or link: depth, limit, age, consumer."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("queue", overflow="fold")
     for name in ("depth", "limit", "oldest"):
@@ -105,7 +104,7 @@ def queue_table(rows: Sequence[QueueRow]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            # a link's name is what its peer says of itself
+            # A link's name comes from its peer.
             Text(printable_line(row.name)),
             _amount(row.name, row.depth),
             _amount(row.name, row.limit) if row.limit is not None else "–",
@@ -122,9 +121,9 @@ def _amount(queue: str, number: int) -> str:
 
 
 def audit_table(audit: Audit) -> Table:
-    """Return the conservation law as a sum: one column a currency, one row a term."""
+    """Return the conservation law as a sum: a column a currency, a row a term."""
     columns = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
-    # a run with a critic
+    # Only a run with a critic has these.
     if audit.finished.admitted:
         columns["for the critic"] = audit.finished
     balances = tuple(columns.values())
@@ -144,19 +143,17 @@ def audit_table(audit: Audit) -> Table:
 
 
 def durability_line(num_unflushed: int) -> str | None:
-    """Return what it means that so many checkpoints in a row went without the server's word; None
-    when the last had it.
-    """
+    """Return a warning about ``num_unflushed`` unconfirmed checkpoints in a row; None for 0."""
     if not num_unflushed:
         return None
     return (
-        f"the ledger's server could not say for the last {num_unflushed:,} checkpoints that its file is on its disk (no "
-        "append-only file, older than Redis 7.2, or WAITAOF not permitted): its death may let what they hold be trained twice"
+        f"the ledger's server did not confirm that the last {num_unflushed:,} checkpoints are on its disk. If "
+        "it dies, their units may be trained twice. It has no append-only file, is older than Redis 7.2, or forbids WAITAOF"
     )
 
 
 def groups_line(totals: Totals) -> str:
-    """Return what became of the groups, and the credit, in one line."""
+    """Return the groups by their end, and the credit, in one line."""
     dropped = {str(reason).replace("_", " "): number for reason, number in totals.num_groups_dropped.items() if number}
     by_reason = ", ".join(f"{number:,} {reason}" for reason, number in sorted(dropped.items()))
     gone = f"{sum(dropped.values()):,} dropped ({by_reason})" if dropped else "none dropped"
@@ -167,5 +164,5 @@ def groups_line(totals: Totals) -> str:
 
 
 def tokens_line(totals: Totals) -> str:
-    """Return the tokens in one line; trained ones count once a checkpoint holds their effect."""
+    """Return the tokens in one line; a trained one counts once a checkpoint holds its effect."""
     return f"{totals.num_tokens_generated:,} generated, {totals.num_tokens_trained:,} trained and checkpointed"

@@ -1,1 +1,1 @@
-"""What can be known to be wrong with a run before any process is started."""
+"""Checks of a run before any process is started."""

@@ -1,8 +1,4 @@
-"""Asking a process of its own, since only it may import what knows the answer (torch, vLLM).
-
-*Consumes* a configuration and the name of a module that checks one. *Produces* its reason to
-refuse. *Waits for* that process, with a deadline.
-"""
+"""Runs a check in a process of its own, since only that may import torch or vLLM."""
 
 from __future__ import annotations
 
@@ -20,17 +16,17 @@ _LAST_LINES = 12
 
 
 def ask(module: str, config: RunConfig, *, timeout_s: float) -> str | None:
-    """Have a module judge a configuration in a process of its own; return its reason to refuse.
+    """Run a module's check of a configuration in a process of its own; return its refusal.
 
-    The module's ``main`` takes the file from the command line. The reason is the last lines on
-    standard error; None when it does not refuse.
+    The module's ``main`` takes the file from the command line. The refusal is the last lines on
+    standard error; None without one.
 
     Raises:
         TimeoutError: It has not answered in time, and was ended.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         path = Path(folder) / "config.toml"
-        # a ledger's URL may hold a password
+        # The ledger's URL may have a password.
         path.touch(mode=0o600)
         path.write_text(to_toml(resolve_paths(config)))
         try:

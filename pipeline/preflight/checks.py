@@ -1,9 +1,8 @@
-"""Everything that can be known to be wrong before a process is started.
+"""All checks before a start, for ``headrace config check`` and ``headrace up``.
 
-*Consumes* a configuration. *Produces* what a person should know (skipped prompts, counts), or one
-error that says what to do. *Waits for* the verifiers' modules to import, in sandbox processes, and
-for a configured ledger server, each with a deadline. The same checks stand behind
-``headrace config check`` and ``headrace up``.
+*Consumes* a configuration. *Produces* findings (skipped prompts, counts), or one error with a
+remedy. *Waits for* sandbox processes that import the verifiers' modules, and for a configured
+ledger server, each with a deadline.
 """
 
 from __future__ import annotations
@@ -49,19 +48,20 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """A configuration that can be started."""
+    """A configuration that was found good."""
 
     findings: tuple[str, ...]
-    """What a person should know, in words."""
+    """Facts to show, in words."""
     spec: LedgerSpec
-    """What the run's ledger is made with."""
+    """The ledger's specification."""
 
 
 def preflight(config: RunConfig) -> Preflight:
-    """Check model, data, verifiers, addresses.
+    """Check model, data, verifiers and addresses.
 
-    Raises: ConfigError, DataError: the first thing that would make the run fail, and what to do
-        about it.
+    Raises:
+        ConfigError: a setting would make the run fail.
+        DataError: a file would make the run fail.
         LedgerUnavailable: the configured ledger server does not answer.
     """
     check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine())
@@ -90,7 +90,7 @@ def preflight(config: RunConfig) -> Preflight:
         findings.append(f"reward model: {config.reward.model.path}")
     elif by_model := sorted(source.verifiers & BY_MODEL):
         raise ConfigError(
-            f"verifier {by_model[0]} goes by a reward model's score, but there is none; set reward.model.path, or choose "
+            f"verifier {by_model[0]} takes a reward model's score, but there is none; set reward.model.path, or choose "
             "another verifier"
         )
     if config.generation.engine == "vllm":
@@ -113,8 +113,8 @@ def preflight(config: RunConfig) -> Preflight:
 
 
 def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
-    """Return what is trained on and evaluated on at once, when that is allowed. Raises DataError
-    when it is not.
+    """Return the allowed overlap of training and evaluation prompts. Raises DataError
+    for another.
     """
     both = source.overlap()
     if not both:
@@ -125,10 +125,10 @@ def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
         f"{', ...' if len(both) > _MAX_NAMED else ''})"
     )
     if config.data.allow_overlap:
-        return [f"evaluation: {found}: what is measured is not held out"]
+        return [f"evaluation: {found}: accuracy is not held-out"]
     raise DataError(
-        f"{found}, so accuracy would not be that on held-out prompts: take them out of data.train or data.evaluation, or set "
-        "data.allow_overlap if that is what you want"
+        f"{found}, so accuracy would not be held-out: remove them from data.train or data.evaluation, or set "
+        "data.allow_overlap"
     )
 
 
@@ -143,21 +143,18 @@ def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
 
 
 def _check_memory(config: RunConfig, model: dict[str, Any]) -> list[str]:
-    """Tell what each role will need and what is there. Raises ConfigError when what is certain
-    cannot fit.
-    """
+    """Return each role's needs and the room. Raises ConfigError when certain needs cannot fit."""
     shape = read_shape(config.model.path, model)
     if shape is None or config.learner.backend == "emulated":
         return []
-    value_shape = (
-        shape if config.value.path is None else read_shape(config.value.path, read_model_config(config.value.path))
-    )
+    path = config.value.path
+    value_shape = shape if path is None else read_shape(path, read_model_config(path))
     found = needs(config, shape, desired_counts(config), value_shape, on_cpu=is_cpu)
     return judge(found, room_here(this_machine()), in_shared_memory=config.weights.shared_memory)
 
 
 def _check_reward_model(config: RunConfig) -> None:
-    """Check the reward model's folder, and that the longest response fits into what it reads."""
+    """Check the reward model's folder, and that it can read the longest response."""
     judge = config.reward.model
     if judge is None:
         return
@@ -166,14 +163,12 @@ def _check_reward_model(config: RunConfig) -> None:
     if longest is not None and needed > longest:
         raise ConfigError(
             f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but the reward model {judge.path} reads at "
-            f"most {longest} tokens: lower one of them, or raise reward.model.max_tokens if that is what limits it"
+            f"most {longest} tokens. Lower one of them, or raise reward.model.max_tokens if that is the limit"
         )
 
 
 def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None:
-    """Let the reward model's chat template see a prompt of the data. Raises DataError when it
-    refuses.
-    """
+    """Apply the reward model's chat template to a prompt. Raises DataError when it refuses."""
     try:
         conversation_tokens(load_text_tokenizer(judge.path), source.at(0), "a response")
     except DataError as error:
@@ -181,8 +176,7 @@ def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None
 
 
 async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
-    """Ask a server that runs already what it promises, and return what a person should know; an
-    embedded one is started later.
+    """Return warnings about a running server's promises; an embedded one is started later.
 
     Raises:
         ConfigError: the server would lose parts of the ledger.
@@ -194,7 +188,7 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     _check_encryption(url, allowed=config.ledger.allow_plaintext)
     client = connect(url, patience_s=_ANSWER_S)
     try:
-        # however many answers that takes
+        # One deadline for all of its answers.
         async with asyncio.timeout(2 * _ANSWER_S):
             terms = await read_promises(client, "ledger.url" if config.ledger.url else "REDIS_URL")
     except TimeoutError as error:
@@ -207,29 +201,24 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
 
 
 def _check_encryption(url: str, *, allowed: bool) -> None:
-    """Refuse a plain connection that leaves this host: whoever reads it has the password, and with
-    it the run.
-    """
+    """Refuse a plain connection that leaves this host: it exposes the password, and so the run."""
     scheme, _, rest = url.partition("://")
     place = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
     hosts = [host.rpartition(":")[0] or host for host in place.split(",")]
-    if (
-        allowed
-        or scheme not in ("redis", "redis+sentinel")
-        or all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts)
-    ):
+    is_local = all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts)
+    if allowed or scheme not in ("redis", "redis+sentinel") or is_local:
         return
     raise ConfigError(
-        f"the ledger's URL {hide_password(url)} sends password and data over the network in the clear; use rediss:// (a "
-        "certificate of your own: ?ssl_ca_certs=FILE), or set ledger.allow_plaintext if that network is yours alone"
+        f"the ledger's URL {hide_password(url)} sends password and data unencrypted over the network. Use rediss:// (your "
+        "own certificate: ?ssl_ca_certs=FILE), or set ledger.allow_plaintext if only you use that network"
     )
 
 
 async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:
-    """Import every verifier that the data ask for, as a reward worker would. Raises ConfigError."""
+    """Import every verifier of the data, as a reward worker would. Raises ConfigError."""
     for folder in config.reward.path:
         if not folder.is_dir():
-            raise ConfigError(f"reward.path names {folder}, which is no folder; correct it, or leave it out")
+            raise ConfigError(f"reward.path names {folder}, which is no folder; correct or remove it")
     async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         await pool.start(verifiers)
 
@@ -246,5 +235,5 @@ def _check_address(config: RunConfig) -> None:
         try:
             probe.bind((numeric(host), 0))
         except OSError as error:
-            raise ConfigError(f"wire.host is {config.wire.host}, where nothing can listen here: {error}") from None
+            raise ConfigError(f"wire.host is {config.wire.host}, which cannot be listened on here: {error}") from None
     Endpoint("tcp", host=host).told(advertised(config.wire.advertise_host))

@@ -1,9 +1,7 @@
-"""What can be known to keep our own engines from computing a run, before anything is started and
-without importing torch here.
+"""Checks that our own engines can compute a run's models, without importing torch here.
 
-*Consumes* the configuration and its models' ``config.json``. *Produces* a line for a person, or one
-error that says what to do. *Waits for* ``workers.engines.check`` in a process of its own, where the
-answer is not known beforehand: torch alone sees devices, and only a trial pass shows whether an
+For a known type of model on the CPU, the answer is known. Else ``workers.engines.check`` makes a
+trial pass in a process of its own. Torch alone finds devices, and only a pass shows whether an
 architecture can be packed.
 """
 
@@ -17,17 +15,17 @@ from pipeline.preflight.model_folder import read_model_config
 from protocol.errors import ConfigError
 
 KNOWN = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
-"""Types of models that every engine of ours computes; a test puts each through the trial pass."""
+"""Types of models that all our engines compute; a test puts each through the trial pass."""
 
 _ASK_S = 300.0
-"""Longest wait for the trial passes; they take some seconds, most of them torch's import."""
+"""Longest wait for the trial passes, which take some seconds, mostly torch's import."""
 
 
 def check_engines(config: RunConfig) -> str | None:
-    """Return a sentence when a trial pass was made; None when nothing had to be asked.
+    """Return a sentence about the trial passes; None when none was needed.
 
     Raises:
-        ConfigError: A device is not here, or an engine cannot compute a model of the run.
+        ConfigError: A device is absent, or an engine cannot compute a model of the run.
     """
     names = _uncertain(config)
     if not names:
@@ -36,7 +34,7 @@ def check_engines(config: RunConfig) -> str | None:
         reason = ask("workers.engines.check", config, timeout_s=_ASK_S)
     except TimeoutError as error:
         raise ConfigError(
-            f"whether our engines can compute {', '.join(names)} was not found out: {error}; try again with less to do besides"
+            f"the trial pass of {', '.join(names)} did not end: {error}; try again when the machine is less busy"
         ) from None
     if reason is not None:
         raise ConfigError(reason)
@@ -44,9 +42,7 @@ def check_engines(config: RunConfig) -> str | None:
 
 
 def _uncertain(config: RunConfig) -> list[str]:
-    """Return what has to be asked for: devices that are named, and types of models that are not
-    known.
-    """
+    """Return named devices and unknown types of models, which need a trial pass."""
     found: list[str] = []
     if config.learner.backend != "emulated":
         folders = [config.model.path]

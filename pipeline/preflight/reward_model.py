@@ -1,9 +1,4 @@
-"""What kind of folder a reward model is loaded from, told from its files alone.
-
-*Consumes* a Hugging Face folder: ``config.json``, ``tokenizer_config.json``, the names of its
-tensors. *Produces* the longest input, or the reason why it cannot score responses. *Waits for* the
-disk. No torch, so that ``headrace config check`` refuses what the reward worker would.
-"""
+"""Checks a reward model's folder by its files alone, without torch, as the reward worker does."""
 
 from __future__ import annotations
 
@@ -17,50 +12,47 @@ from protocol.errors import ConfigError, DataError
 _HEADS = ("score.", "classifier.", "classification_head.", "logits_proj.")
 """Names that transformers gives to the heads of its sequence classifiers."""
 _NO_LIMIT = 1_000_000_000
-"""Tokenizers that know no limit say 1e30."""
+"""A tokenizer without a limit has 1e30."""
 
 
 def check_reward_model(folder: Path) -> dict[str, Any]:
     """Return ``config.json`` of a sequence classifier with one label.
 
     Raises:
-        DataError: It is something else, or its weights are missing, damaged, or hold no head.
+        DataError: It is something else, or its weights are missing or damaged, or have no head.
     """
     config = read_model_config(folder)
     architectures: list[str] = config.get("architectures") or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
         what = ", ".join(architectures) or "a model of unnamed architecture"
         raise DataError(
-            f"{folder} holds {what}, which gives no score to a text; give reward.model.path a sequence classifier with one "
+            f"{folder} holds {what}, which gives no score to a text; set reward.model.path to a sequence classifier with one "
             "label (TRL's RewardTrainer saves such a folder)"
         )
-    # two is what an absent setting means
+    # An absent setting means two labels.
     labels = config.get("num_labels") or len(config.get("id2label") or ("", ""))
     if labels != 1:
-        raise DataError(
-            f"{folder} is a sequence classifier with {labels} labels, expected 1, the score; give reward.model.path another"
-        )
+        raise DataError(f"{folder} is a sequence classifier with {labels} labels; expected 1, the score")
     if config.get("is_encoder_decoder"):
         raise DataError(
             f"{folder} holds {architectures[0]}, an encoder with a decoder, which cannot score texts of several lengths at "
-            "once; give reward.model.path an encoder or a decoder"
+            "once; set reward.model.path to an encoder or a decoder"
         )
     if not any(name.startswith(_HEADS) for name in tensor_names(folder)):
         raise DataError(
-            f"{folder} names itself {architectures[0]}, but its weights hold no head ({', '.join(_HEADS)}); its scores would "
-            "be random: give reward.model.path a trained reward model"
+            f"{folder} names itself {architectures[0]}, but its weights have no head ({', '.join(_HEADS)}), so scores would "
+            "be random: set reward.model.path to a trained reward model"
         )
     return config
 
 
 def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) -> int | None:
-    """Return how many tokens a reward model reads at most, None for any number.
+    """Return the most tokens that a reward model reads; None without a limit.
 
     Args:
         folder: Its folder.
         config: Its ``config.json``.
-        max_tokens: What the configuration says; it may be above the tokenizer's limit, not above
-            the positions.
+        max_tokens: The setting. It may be above the tokenizer's limit, but not above the positions.
 
     Raises:
         ConfigError: ``max_tokens`` is above the model's positions.

@@ -1,8 +1,5 @@
-"""What kind of folder a value model starts from, told from its files alone.
-
-*Consumes* a Hugging Face folder: ``config.json``, and the names of its tensors. *Produces* its
-kind, or the reason why no value model can start from it. *Waits for* the disk. No torch, so that
-``headrace config check`` refuses what the value worker would.
+"""Checks a value model's start folder by its files alone, without torch, as the value
+worker does.
 """
 
 from __future__ import annotations
@@ -20,37 +17,34 @@ HEAD_PREFIXES = ("score.", "classifier.")
 
 
 class ValueSource(StrEnum):
-    """What a folder holds."""
+    """The kind of a folder."""
 
     BACKBONE = "backbone"
-    """A causal language model: its layers are taken, a new head starts at 0."""
+    """A causal language model: its layers are used, with a new head that starts at 0."""
     VALUE_MODEL = "value_model"
-    """A token classifier with one output: layers and head are taken."""
+    """A token classifier with one output: layers and head are used."""
 
 
 def value_source(path: Path) -> ValueSource:
-    """Return what ``path`` holds.
+    """Return the kind of ``path``.
 
     Raises:
-        DataError: Neither a causal language model nor a value model with its head; says which it is
-            and what to give instead.
+        DataError: Neither a causal language model nor a value model with its head.
     """
     config = _json(path / "config.json", f"{path} is not a model: it has no config.json")
     architectures: list[str] = config.get("architectures") or []
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
         return ValueSource.BACKBONE
-    advice = (
-        "give value.path a causal language model (its head is then new), or a folder from `headrace pretrain-value`"
-    )
+    advice = "set value.path to a causal language model (its head is new), or a folder from `headrace pretrain-value`"
     if not any(name.endswith("ForTokenClassification") for name in architectures):
         what = ", ".join(architectures) or "a model of unnamed architecture"
         raise DataError(f"{path} holds {what}, which is neither a causal language model nor a value model: {advice}")
-    # two is what an absent setting means there
+    # An absent setting means two labels.
     labels: dict[str, str] = config.get("id2label") or {"0": "", "1": ""}
     if len(labels) != 1:
         raise DataError(f"{path} is a token classifier with {len(labels)} outputs, expected 1, the value: {advice}")
     if not any(name.startswith(HEAD_PREFIXES) for name in tensor_names(path)):
-        raise DataError(f"{path} names itself {architectures[0]}, but its weights hold no head: {advice}")
+        raise DataError(f"{path} names itself {architectures[0]}, but its weights have no head: {advice}")
     return ValueSource.VALUE_MODEL
 
 

@@ -1,12 +1,8 @@
-"""What a process started is found and ended with it, however it detached itself.
+"""Finds and kills a process's descendants, however they have detached themselves.
 
-*Consumes* ``/proc``. *Produces* ends of processes. *Waits for* nothing: a killed process takes no
-time to go.
-
-A process group catches nearly everything; a daemon leaves its group and its session. So what we
-start carries a mark in its environment, which everything that it starts inherits. What clears its
-environment on purpose escapes: malice, no accident. Without ``/proc`` (macOS) groups are all there
-is.
+A daemon leaves its process group and its session. So a process gets a mark in its environment,
+which all its descendants inherit. A descendant that clears its environment escapes; that is malice,
+no accident. Without ``/proc`` (macOS) only process groups are ended.
 """
 
 from __future__ import annotations
@@ -19,30 +15,26 @@ from contextlib import suppress
 from pathlib import Path
 
 WORKER_MARK = "HEADRACE_WORKER"
-"""In the environment of everything that a supervisor's worker is or starts: ``worker_mark``."""
+"""Environment variable of a worker and its descendants; its value is ``worker_mark``."""
 SANDBOX_MARK = "HEADRACE_SANDBOX"
-"""In the environment of everything that a verifier's sandbox process is or starts: a
-random name.
-"""
+"""Environment variable of a verifier's sandbox and its descendants; its value is a random name."""
 
 _PROC = Path("/proc")
 _ROUNDS = 50
-"""Of looking for what was started while we killed."""
+"""Most searches for processes that were started during the killing."""
 
 
 def worker_mark(run_dir: Path, worker: str | None = None) -> str:
-    """Return the mark of one worker of a run, or what the marks of all its workers begin with."""
+    """Return the mark of a run's worker, or the common beginning of its workers' marks."""
     return f"{run_dir.resolve()}#" if worker is None else f"{run_dir.resolve()}#{worker}#"
 
 
 def marked(name: str, beginning: str) -> list[int]:
-    """Return the processes of this user, this one aside, whose environment has ``name`` with a
-    value that so begins.
-    """
+    """Return this user's other processes whose variable ``name`` starts with ``beginning``."""
     wanted = os.fsencode(f"{name}={beginning}")
     found: list[int] = []
     for pid in _pids():
-        # it has ended, or is another user's
+        # The process has ended, or is another user's.
         with suppress(OSError):
             environment = (_PROC / str(pid) / "environ").read_bytes()
             if pid != os.getpid() and any(entry.startswith(wanted) for entry in environment.split(b"\0")):
@@ -51,7 +43,7 @@ def marked(name: str, beginning: str) -> list[int]:
 
 
 def end_marked(name: str, beginning: str) -> int:
-    """Kill every process so marked, and what they start meanwhile; return how many there were."""
+    """Kill every process so marked, and those that it starts meanwhile; return their number."""
     ended: set[int] = set()
     for _ in range(_ROUNDS):
         left = marked(name, beginning)
@@ -65,7 +57,7 @@ def end_marked(name: str, beginning: str) -> int:
 
 
 def session_sizes(sessions: AbstractSet[int]) -> dict[int, int]:
-    """Return how many processes each of these sessions has, zombies aside."""
+    """Return the number of processes of each session, without zombies."""
     sizes = dict.fromkeys(sessions, 0)
     for pid in _pids():
         with suppress(OSError):

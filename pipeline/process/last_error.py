@@ -1,12 +1,8 @@
-"""The error that ended a worker, as it is written down, and whether two of them are the same.
-
-*Consumes* exceptions, or what a process printed before it could write anything down. *Produces*
-small records. *Waits for* nothing.
+"""The error that ended a worker, as a record, and whether two errors are the same.
 
 Two errors are the same when their types are, and their messages but for numbers: process ids,
-addresses, epochs, sizes. An error *may pass* when it tells of the surroundings: the disk, memory,
-the network, the ledger, a deadline, an engine that was killed. Another start may find them well,
-however often the error came.
+addresses, epochs, sizes. An error of the surroundings *may pass*: the disk, memory, the network,
+the ledger, a deadline, a killed engine. A restart may succeed, however often it came.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from protocol.errors import EngineDied, LedgerError, WeightsDamaged
 from protocol.printable import printable_line
 
 MAX_MESSAGE = 2000
-_MAX_TOLD = 500
+_MAX_SHOWN = 500
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b|\d+", re.IGNORECASE)
 _SURROUNDINGS = (OSError, MemoryError, TimeoutError, LedgerError, EngineDied, WeightsDamaged)
 _BY_NAME = frozenset(
@@ -31,32 +27,28 @@ _LAST_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
 
 
 class LastError(msgspec.Struct, frozen=True):
-    """What ended a worker's process."""
+    """The error that ended a worker's process."""
 
     type: str
     """Name of its class."""
     message: str
     may_pass: bool = False
-    """Whether it is one of the surroundings, which another start may find well."""
+    """Whether it is an error of the surroundings."""
 
     @property
     def identity(self) -> str:
-        """What two errors have in common that are the same: their type, and their message without
-        its numbers.
-        """
+        """The type, and the message without numbers: equal for two errors that are the same."""
         return f"{self.type}: {_NUMBERS.sub('#', ' '.join(self.message.split()))}"
 
     def __str__(self) -> str:
-        """Return it in one line, for people."""
+        """Return it in one line, safe for a terminal."""
         message = " ".join(self.message.split())
-        told = message if len(message) <= _MAX_TOLD else f"{message[:_MAX_TOLD]} ..."
-        return printable_line(f"{self.type}: {told}" if told else self.type)
+        shown = message if len(message) <= _MAX_SHOWN else f"{message[:_MAX_SHOWN]} ..."
+        return printable_line(f"{self.type}: {shown}" if shown else self.type)
 
 
 def last_error(error: BaseException) -> LastError:
-    """Return what is written down of ``error``; of an exception group, of the member that decides
-    the exit code.
-    """
+    """Return the record of ``error``; of an exception group, that of its decisive member."""
     code = exit_code_of(error)
     while isinstance(error, BaseExceptionGroup):
         members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -67,7 +59,7 @@ def last_error(error: BaseException) -> LastError:
 
 
 def printed_error(output: str) -> LastError | None:
-    """Return the error of the last traceback that a process printed; None when it printed none."""
+    """Return the error of the last printed traceback; None without one."""
     _, found, after = output.rpartition(_PRINTED)
     if not found:
         return None

@@ -1,20 +1,15 @@
-"""What long work has done so far, told from inside of it, so that honest work is never taken for
-dead.
+"""Meters of long work, reported from inside it, so that honest work is never taken for dead.
 
-*Consumes* marks: a piece is done, a tenth of the whole. *Produces* reports for heartbeats, and how
-long a piece may take. *Waits for* nothing.
+    a worker     with meter.task("update", tokens, "tokens"): ...     one long piece of work
+    an engine    with work.part(0.25): ...                            a quarter of the surrounding block
+                 work.step(0.1)                                       a finished piece, a tenth of that block
 
-    a worker     with meter.task("update", tokens, "tokens"): ...     one thing that takes long, as people see it
-    an engine    with work.part(0.25): ...                            the block is a quarter of what surrounds it
-                 work.step(0.1)                                       a piece is done, a tenth of what surrounds it
+Engines know neither workers nor heartbeats: they report to their thread's meter, if there is one.
+Code that continues in another thread (a backward pass on a GPU) takes ``current()`` along.
 
-Engines know neither workers nor heartbeats: they tell the meter of the thread that they run on, or
-no meter at all. Code that goes on in another thread (a backward pass on a GPU) takes ``current()``
-with it.
-
-A piece is what must end soon if all is well: a layer of a pass, a decode step, a verdict, a file.
-How long that takes depends on model and machine, so it is measured: a piece may take several times
-the slowest of its kind so far, and a floor in any case.
+A piece ends soon if all is well: a layer of a pass, a decode step, a verdict, a file. How long that
+takes depends on model and machine. So the limit of a piece is a multiple of the slowest of its kind
+so far, and at least ``LEAST_S``.
 """
 
 from __future__ import annotations
@@ -29,47 +24,45 @@ from dataclasses import dataclass
 import msgspec
 
 LEAST_S = 60.0
-"""A piece may take this long in any case: a machine that is used by others as well stands still for
-seconds.
-"""
+"""Least limit of a piece: a busy machine may stand still for seconds."""
 TIMES_SLOWEST = 5.0
-"""... and so many times what the slowest of its kind took."""
+"""The limit as a multiple of the slowest piece of its kind."""
 
 
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one thread's work has done so far, in a heartbeat."""
+    """The work of one thread so far, in a heartbeat."""
 
     steps: int = 0
-    """Pieces that ended, since the process began; only grows."""
+    """Finished pieces since the process began; only grows."""
     slowest_s: float = 0.0
-    """What the slowest piece of this kind took so far."""
+    """Duration of the slowest piece of this kind."""
     kind: str = ""
-    """What is being done, as ``update``; empty when nothing that takes long is."""
+    """Name of the present long work, as ``update``; or empty."""
     share: float = 0.0
-    """Of that, from 0 to 1."""
+    """Finished part of it, from 0 to 1."""
     amount: float = 0.0
-    """The whole of it, in ``unit``; 0 when it was not said."""
+    """Its whole size in ``unit``; 0 when unknown."""
     unit: str = ""
     elapsed_s: float = 0.0
-    """Since it began."""
+    """Since its begin."""
 
     @property
     def per_s(self) -> float | None:
-        """Units a second so far; None when that cannot be said."""
+        """Units a second so far; None when unknown."""
         return self.amount * self.share / self.elapsed_s if self.amount and self.share and self.elapsed_s else None
 
     @property
     def remaining_s(self) -> float | None:
-        """How long the rest takes at the rate so far; None before there is one."""
+        """Remaining seconds at the rate so far; None without a rate."""
         return self.elapsed_s * (1.0 - self.share) / self.share if self.share and self.elapsed_s else None
 
 
 def piece_limit_s(slowest_s: float, ceiling_s: float | None) -> float:
-    """Return how long a piece may take.
+    """Return the limit of a piece.
 
     Args:
-        slowest_s: What the slowest of its kind took so far.
-        ceiling_s: What a person allows at most; None when that was not said.
+        slowest_s: Duration of the slowest of its kind.
+        ceiling_s: The configured limit, or None.
     """
     measured_s = max(LEAST_S, TIMES_SLOWEST * slowest_s)
     return measured_s if ceiling_s is None else min(measured_s, ceiling_s)
@@ -92,8 +85,8 @@ class _Task:
 
 
 class Meter:
-    """Counts the work of one thread, and of the loop that gives it work. Any thread may mark and
-    read.
+    """Counts the work of a thread, and of the loop that feeds it. Any thread may
+    report and read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -109,13 +102,13 @@ class Meter:
 
     @property
     def moved_s(self) -> float:
-        """When the last piece ended, or its work began, by the meter's clock."""
+        """Time when the last piece ended or its work began, by the meter's clock."""
         return self._moved_s
 
     @contextmanager
     def task(self, kind: str, amount: float = 0.0, unit: str = "") -> Generator[None]:
-        """Say that the block is one thing that takes long: so much of ``unit``. Within another task
-        it only counts pieces.
+        """Report the block as one long task of ``amount`` units; within a task, count
+        pieces only.
         """
         nothing = _Span(0.0, 0.0)
         with self._lock:
@@ -138,7 +131,7 @@ class Meter:
 
     @contextmanager
     def part(self, share: float) -> Generator[None]:
-        """Say that the block is ``share`` of what surrounds it; at its end that much is done."""
+        """Report the block as ``share`` of the surrounding block, done at its end."""
         with self._lock:
             surrounding = self._spans[-1] if self._spans else None
             span = _Span(self._done, 0.0 if surrounding is None else share * surrounding.size)
@@ -155,12 +148,12 @@ class Meter:
                 self._done = max(self._done, min(1.0, span.begin + span.size))
 
     def begin(self) -> None:
-        """Say that a piece begins: what came before it was none."""
+        """Report the begin of a piece; the time before it does not count."""
         with self._lock:
             self._moved_s = self._clock()
 
     def step(self, share: float = 0.0) -> None:
-        """Say that a piece is done: ``share`` of what surrounds it."""
+        """Report the end of a piece, ``share`` of the surrounding block."""
         with self._lock:
             now = self._clock()
             kind = self._task.kind if self._task else ""
@@ -172,7 +165,7 @@ class Meter:
                 self._done = min(span.begin + span.size, self._done + share * span.size)
 
     def report(self) -> WorkReport:
-        """Return the state at this moment."""
+        """Return the present state."""
         with self._lock:
             task = self._task
             slowest_s = self._slowest.get(task.kind if task else "", 0.0)
@@ -194,13 +187,13 @@ _current: ContextVar[Meter] = ContextVar("meter", default=_NOT_READ)
 
 
 def current() -> Meter:
-    """Return the meter of this thread; one that is never read when there is none."""
+    """Return this thread's meter; one that is never read when it has none."""
     return _current.get()
 
 
 @contextmanager
 def listening(meter: Meter) -> Generator[None]:
-    """Let ``meter`` count what this thread tells while the block runs."""
+    """Give this thread ``meter`` for the length of the block."""
     token = _current.set(meter)
     try:
         yield
@@ -209,19 +202,19 @@ def listening(meter: Meter) -> Generator[None]:
 
 
 def step(share: float = 0.0) -> None:
-    """Say that a piece is done; see :meth:`Meter.step`."""
+    """Report the end of a piece (:meth:`Meter.step`)."""
     _current.get().step(share)
 
 
 @contextmanager
 def task(kind: str, amount: float = 0.0, unit: str = "") -> Generator[None]:
-    """Say that the block is one thing that takes long; see :meth:`Meter.task`."""
+    """Report the block as one long task (:meth:`Meter.task`)."""
     with _current.get().task(kind, amount, unit):
         yield
 
 
 @contextmanager
 def part(share: float) -> Generator[None]:
-    """Say that the block is ``share`` of what surrounds it; see :meth:`Meter.part`."""
+    """Report the block as a share of the surrounding block (:meth:`Meter.part`)."""
     with _current.get().part(share):
         yield

@@ -1,3 +1,1 @@
-"""What every worker process stands on: registry, heartbeats, two-phase stop, logs, and the embedded
-ledger server.
-"""
+"""The base of every worker process: actor, registry, heartbeats, two-phase stop, logs."""

@@ -1,10 +1,8 @@
-"""The actor: what every worker subclasses.
+"""The actor, base class of every worker.
 
-One process, one mailbox, one event loop with one TaskGroup; blocking work runs on one thread that
-the actor owns. *Consumes* its mailbox and the ledger. *Produces* writes, messages and heartbeats.
-*Waits for* what it says in ``ctx.waiting_for``, so that an operator can see the edge that
-everything waits for. It is *stopped* by a signal, by the run's status, by a newer incarnation of
-itself, or by its own ``finish``.
+An actor is one process with one mailbox, and one event loop with one TaskGroup. Blocking work runs
+on a thread of its own. ``ctx.waiting_for`` reports each wait. The actor is *stopped* by a signal,
+by the run's status, by a newer incarnation, or by its own ``finish``.
 
     setup ──> run ──(ctx.draining set, or finish)──> drain ──> teardown
 
@@ -32,7 +30,7 @@ __all__ = ["Actor", "ActorContext"]
 
 
 class Actor(abc.ABC):
-    """A worker. Override ``run``, and of the others what is needed."""
+    """A worker. Override ``run``, and other methods as needed."""
 
     role: ClassVar[Role]
 
@@ -44,16 +42,16 @@ class Actor(abc.ABC):
 
     @abc.abstractmethod
     async def run(self) -> None:
-        """Be the main loop until ``ctx.draining`` is set.
+        """Run the main loop until ``ctx.draining`` is set.
 
-        Returning before that is a crash, unless ``ctx.finish`` was called. Call ``ctx.progress`` at
-        every turn that does something and ``ctx.waiting_for`` before every wait.
+        An earlier return is a crash, unless ``ctx.finish`` was called. Call ``ctx.progress`` at
+        every productive turn, and ``ctx.waiting_for`` before every wait.
         """
 
     async def drain(self) -> None:  # noqa: B027 -- optional
-        """Bring what is held to a boundary and hand back the rest, before the drain's deadline."""
+        """Finish or hand back all work before the drain's deadline."""
 
     async def teardown(self) -> None:  # noqa: B027 -- optional
-        """Release what ``setup`` took. Called whenever ``setup`` had completed, after
-        errors too.
+        """Release what ``setup`` took; called after every completed ``setup``, also
+        after errors.
         """

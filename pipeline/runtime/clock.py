@@ -1,8 +1,4 @@
-"""Time as a dependency, so that tests drive it by hand.
-
-*Consumes* durations in seconds. *Produces* readings and wake-ups. ``RealClock`` *waits for* the
-operating system, ``ManualClock`` for whoever calls ``advance``.
-"""
+"""Time as a dependency, so that tests move it by hand."""
 
 from __future__ import annotations
 
@@ -15,31 +11,29 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the runtime asks of time."""
+    """Readings of time, and waits."""
 
     def monotonic(self) -> float:
-        """Return seconds since an arbitrary moment; never goes back. For durations
-        and deadlines.
+        """Return seconds since an arbitrary moment, for durations and deadlines; it never goes
+        back.
         """
         ...
 
     def time(self) -> float:
-        """Return wall-clock seconds since 1970. For what other hosts or people read."""
+        """Return wall-clock seconds since 1970, for other hosts and people."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after ``seconds``; at the next turn of the loop when they are not positive."""
+        """Return after ``seconds``; at the next turn of the loop for a number up to 0."""
         ...
 
     async def wait(self, event: asyncio.Event, seconds: float) -> None:
-        """Return once ``event`` is set, and after ``seconds`` in any case. The event may be set or
-        not afterwards.
-        """
+        """Return once ``event`` is set, or after ``seconds``."""
         ...
 
 
 class RealClock:
-    """The operating system's time."""
+    """The operating system's time; the contract is ``Clock``'s."""
 
     def monotonic(self) -> float:
         """Return seconds since an arbitrary moment."""
@@ -78,7 +72,7 @@ class ManualClock:
 
     @property
     def num_sleepers(self) -> int:
-        """How many tasks are asleep on this clock."""
+        """Number of tasks that sleep on this clock."""
         return len(self._sleepers)
 
     def monotonic(self) -> float:
@@ -86,15 +80,15 @@ class ManualClock:
         return self._now
 
     def time(self) -> float:
-        """Return the present moment; the same as ``monotonic``."""
+        """Return the present moment, as ``monotonic``."""
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        """Return once ``advance`` has moved time this far."""
+        """Return once ``advance`` has moved time by ``seconds``."""
         await self.wait(asyncio.Event(), seconds)
 
     async def wait(self, event: asyncio.Event, seconds: float) -> None:
-        """Return once ``event`` is set; ``advance`` sets it when it has moved time this far."""
+        """Return once ``event`` is set; ``advance`` sets it after ``seconds``."""
         if seconds <= 0.0:
             await asyncio.sleep(0)
             return
@@ -103,17 +97,17 @@ class ManualClock:
         try:
             await event.wait()
         finally:
-            # set, or cancelled, before its time
+            # Set or cancelled before its time.
             if entry in self._sleepers:
                 self._sleepers.remove(entry)
                 heapq.heapify(self._sleepers)
 
     async def advance(self, seconds: float) -> None:
-        """Move time on, waking sleepers in order at their own moments and letting each run until it
-        waits again.
+        """Move time on. Sleepers wake in order, each at its moment, and run until
+        they wait again.
         """
         if seconds < 0.0:
-            raise ValueError(f"time was told to move by {seconds} s; it never goes back: give a positive duration")
+            raise ValueError(f"time cannot move by {seconds} s, since it never goes back; expected a duration from 0")
         await settle()
         until = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= until:
@@ -125,6 +119,6 @@ class ManualClock:
 
 
 async def settle(turns: int = 20) -> None:
-    """Let every runnable task run until it waits for something that is not the loop itself."""
+    """Let every runnable task run until it waits for something other than the loop."""
     for _ in range(turns):
         await asyncio.sleep(0)

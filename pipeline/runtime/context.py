@@ -1,8 +1,7 @@
-"""What the runtime gives to an actor.
+"""The actor's context: everything that the runtime gives to an actor.
 
-*Consumes* marks from the actor: progress, waits, counters, links. *Produces* what the actor works
-with: its configuration, its name in the fleet, the ledger, the registry, the transport, time, one
-thread for blocking work, tasks. *Waits for* the compute thread, in ``compute``; for the disk's, in
+*Consumes* the actor's reports: progress, waits, counters, links. *Produces* heartbeats' content,
+threads and tasks. *Waits for* the compute thread, in ``compute``, and the storage thread, in
 ``store``.
 """
 
@@ -41,11 +40,11 @@ _LONG = frozenset({WaitingFor.STARTING, WaitingFor.DISK, WaitingFor.DRAINING})
 
 
 class Transport(Protocol):
-    """What makes mailboxes and links: ``protocol.zeromq.ZmqTransport``, or memory in tests."""
+    """A maker of mailboxes and links: ``protocol.zeromq.ZmqTransport``, or memory in tests."""
 
     @property
     def public_key(self) -> str:
-        """This worker's public CURVE key; "" when the transport has none."""
+        """This worker's public CURVE key; "" without one."""
         ...
 
     def mailbox(self, endpoint: str) -> Mailbox:
@@ -66,22 +65,22 @@ class Transport(Protocol):
 
 
 class ActorContext:
-    """One actor's surroundings. Everything but ``compute``'s function runs on the event loop.
+    """One actor's context. Only functions given to ``compute`` and ``store`` run outside of the
+    loop.
 
     Attributes:
-        config: the resolved configuration of the run.
+        config: the run's resolved configuration.
         run_dir: the run's folder.
-        who: this incarnation; every write to the ledger carries it.
+        who: this incarnation, which every write to the ledger names.
         ledger: the durable ledger.
         registry: the fleet.
         notifications: subscriptions to changes of the registry.
         transport: mailboxes and links.
-        log: structlog logger; role, worker, run and policy version are on every line.
+        log: structlog logger; every line has role, worker, run and policy version.
         clock: time.
-        draining: set when the main loop should come to its end.
-        delivered: pieces of work that the actor has finished for good; an error before the first is
-            not of the work.
-        tasks: the actor's TaskGroup; prefer ``spawn``, which names the task and watches its end.
+        draining: set when the main loop should end.
+        delivered: finished pieces of work; an error before the first is not caused by the work.
+        tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end.
     """
 
     def __init__(
@@ -121,11 +120,11 @@ class ActorContext:
         self._unreached: dict[str, str] = {}
         self._links: list[Callable[[], list[LinkReport]]] = []
 
-    # -- what the heartbeat says -------------------------------------------------------------------
+    # -- the heartbeat's content -------------------------------------------------------------------
 
     @property
     def counters(self) -> dict[str, float]:
-        """Role-specific numbers in the heartbeat; each role's module documents its own."""
+        """Role-specific numbers in the heartbeat, documented in each role's module."""
         return self.worker_state.counters
 
     def count(self, name: str, amount: float = 1) -> None:
@@ -134,9 +133,7 @@ class ActorContext:
 
     @property
     def policy_version(self) -> int:
-        """The version that this worker serves or has published; -1 when it has none. Every line of
-        the log says it.
-        """
+        """The version that this worker serves or has published; -1 for none. Log lines have it."""
         return self.worker_state.policy_version
 
     @policy_version.setter
@@ -146,13 +143,13 @@ class ActorContext:
         self.worker_state.on_version()
 
     def progress(self, n: int = 1) -> None:
-        """Count ``n`` turns of the main loop that did something."""
+        """Count ``n`` productive turns of the main loop."""
         self.worker_state.progress(n)
 
     @property
     def held(self) -> int:
-        """Pieces of work taken and not finished; a worker that holds some and does not progress is
-        replaced.
+        """Pieces of work taken and not finished. Without progress on them, the worker
+        is replaced.
         """
         return self.worker_state.held
 
@@ -161,65 +158,57 @@ class ActorContext:
         self.worker_state.held = number
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
-        """Say what the main loop waits for from now on; ``detail`` in words, for people.
+        """Report what the main loop waits for from now on; ``detail`` in words.
 
-        An idle loop says it again at every turn: a loop that says nothing for
-        ``supervisor.stuck_after_s`` counts as stuck.
+        An idle loop reports at every turn: without one for ``supervisor.stuck_after_s`` it counts
+        as stuck.
         """
         self.worker_state.waiting_for(kind, detail)
 
     def starting(self, what: str) -> None:
-        """Say, while the actor starts, what takes its time: ``loading my-model, 15,200 MB``."""
+        """Report a long step of the actor's start: ``loading my-model, 15,200 MB``."""
         self.worker_state.waiting_for(WaitingFor.STARTING, what)
 
     def waiting(self, kind: WaitingFor, detail: str = "") -> AbstractContextManager[None]:
-        """Say what is waited for while a ``with`` block runs."""
+        """Report a wait for the length of a ``with`` block."""
         return self.worker_state.waiting(kind, detail)
 
     @property
     def work(self) -> Meter:
-        """Counts what is done inside long work, on the loop and on the compute thread; see
-        ``pipeline.process.work``.
-        """
+        """Meter of long work, on the loop and on the compute thread (``pipeline.process.work``)."""
         return self.worker_state.work
 
     @property
     def storing(self) -> Meter:
-        """... and inside what is written to the disk beside it."""
+        """Meter of writes to the disk beside it."""
         return self.worker_state.storing
 
-    def say_unreached(self, of: str, words: str) -> None:
-        """Say which mailboxes of ``of`` (a role) cannot be reached; empty when all can."""
+    def report_unreached(self, of: str, words: str) -> None:
+        """Report the unreachable mailboxes of ``of`` (a role); empty for none."""
         self._unreached[of] = words
         self.worker_state.unreached = "; ".join(filter(None, self._unreached.values()))
 
     def watch_mailbox(self, mailbox: Mailbox) -> None:
-        """Put a mailbox's counters into the heartbeat: one link a sender, for the few that sent
-        most, and the others' sum.
-        """
+        """Put a mailbox's counters into the heartbeat: a link for each main sender, and a sum."""
         self.watch_links(lambda: _received(mailbox.stats(), self.who.worker))
 
     def watch_links(self, report: Callable[[], list[LinkReport]]) -> None:
-        """Put what ``report`` returns into the heartbeat; it is called on the loop, at most twice a
-        second.
-        """
+        """Put ``report()`` into the heartbeat; it is called on the loop, at most twice a second."""
         self._links.append(report)
 
     def refresh_links(self) -> None:
-        """Read the counters of all links for the next heartbeat. Called by the runtime."""
+        """Read the counters of all links for the next heartbeat; called by the runtime."""
         self.worker_state.links = tuple(link for report in self._links for link in report())
 
     # -- work --------------------------------------------------------------------------------------
 
     async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
-        """Run blocking work on the one thread that the actor owns, in order of arrival, and return
-        its result.
+        """Run blocking work on the compute thread, in order of arrival, and return its result.
 
-        Counts as progress when it ends, and before that with every piece that it tells of
-        (``pipeline.process.work``). Cancelling the wait does not stop the function: the thread is
-        busy until it ends. The first call of a function is told apart from later ones, and work
-        within a wait that has a time limit of its own is told as that wait: each is given its own
-        time before the worker counts as stuck (``pipeline.supervisor.watchdog``).
+        Its end, and every piece that it reports (``pipeline.process.work``), count as progress.
+        Cancelling the wait does not stop the function. Its first call is reported as ``COMPILE``.
+        Work within a wait with a time limit of its own is reported as that wait. Each has its limit
+        in ``pipeline.supervisor.watchdog``.
         """
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
@@ -233,10 +222,9 @@ class ActorContext:
         return result
 
     async def store(self, function: Callable[..., T], /, *args: Any) -> T:
-        """Run a blocking write to the disk on a thread of its own, beside the computing, and return
-        its result.
+        """Run a blocking write to the disk on the storage thread, and return its result.
 
-        Counts as progress when it ends. Cancelling the wait does not stop the function.
+        Its end counts as progress. Cancelling the wait does not stop the function.
         """
         result = await self._on(self._storage_thread, "storage", self.storing, function, args)
         self.progress()
@@ -244,13 +232,13 @@ class ActorContext:
 
     @property
     def moved_s(self) -> float:
-        """When anything was last done here, by the actor's monotonic clock."""
+        """Time of the last progress here, by the actor's monotonic clock."""
         return self.worker_state.moved_s
 
     @property
     def drain_patience_s(self) -> float:
-        """How long a worker that drains may do nothing: what computes or is written now may take
-        longer than a window.
+        """Longest time without progress in a drain; present work or writes may need more than a
+        window.
         """
         settings = self.config.supervisor
         patience_s = settings.drain_timeout_s
@@ -262,31 +250,29 @@ class ActorContext:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the compute thread, or the one that writes to the disk, is inside a function."""
+        """Whether the compute or the storage thread is inside a function."""
         return bool(self._busy)
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None], *, endless: bool = True) -> asyncio.Task[None]:
-        """Run a coroutine beside the main loop until the drain is over, when it is cancelled.
+        """Run a coroutine beside the main loop until it is cancelled after the drain.
 
-        An exception in it ends the worker; so does a return of an ``endless`` one before the drain.
+        An exception in it ends the worker; so does an ``endless`` one's return before the drain.
         """
         task = self.tasks.create_task(self._watched(name, coroutine, endless), name=name)
-        # of one that was cancelled before it began
+        # Closes a coroutine that was cancelled before it began.
         task.add_done_callback(lambda _: coroutine.close())
         self._spawned = [task, *(other for other in self._spawned if not other.done())]
         return task
 
     def finish(self, code: ExitCode = ExitCode.OK, reason: str = "") -> None:
-        """Say that this worker's work is done: ``run`` may return, and the process ends with
-        ``code`` after its drain.
+        """Declare the worker's work done: ``run`` may return; ``code`` ends the process after a
+        drain.
         """
         if self.finished is None:
             self.finished = (code, reason)
 
     async def cancel_spawned(self, *, timeout_s: float = 5.0) -> None:
-        """Cancel what was spawned and wait until it has ended, at most so long. Called by the
-        runtime after the drain.
-        """
+        """Cancel spawned tasks, and wait for their end within the limit; called by the runtime."""
         running = [task for task in self._spawned if not task.done()]
         for task in running:
             task.cancel()
@@ -294,7 +280,7 @@ class ActorContext:
             await asyncio.wait(running, timeout=timeout_s)
 
     def close(self) -> None:
-        """Let the threads end after what they do now. Called by the runtime."""
+        """Let the threads end after their present function; called by the runtime."""
         for thread in (self._compute_thread, self._storage_thread):
             thread.shutdown(wait=False, cancel_futures=True)
 
@@ -302,15 +288,15 @@ class ActorContext:
         await coroutine
         if endless and not self.draining.is_set():
             raise RuntimeError(
-                f"task {name} of {self.who} returned; it was expected to run until the drain: return only when ctx.draining is "
-                f"set, or spawn it with endless=False"
+                f"task {name} of {self.who} returned before the drain: return only when ctx.draining is set, or spawn it with "
+                "endless=False"
             )
 
     async def _on(
         self, thread: ThreadPoolExecutor, name: str, meter: Meter, function: Callable[..., T], args: tuple[Any, ...]
     ) -> T:
         def run() -> T:
-            # by that thread alone
+            # Each thread has a name of its own in this set.
             self._busy.add(name)
             meter.begin()
             try:
@@ -324,9 +310,7 @@ class ActorContext:
 
 
 def _received(stats: list[LinkStats], mine: str) -> list[LinkReport]:
-    """One report for each of the workers that sent most, its incarnations added up, and one for all
-    others.
-    """
+    """Return a report for each main sender, over its incarnations, and one for all others."""
     totals: dict[str, list[int]] = {}
     for link in stats:
         sums = totals.setdefault(link_name(link.peer.partition("#")[0], mine), [0, 0, 0])

@@ -1,9 +1,8 @@
-"""The heartbeat thread: it says what the main loop did, and hears when this incarnation is fenced.
+"""The heartbeat thread: reports the main loop's state, and learns when this incarnation is fenced.
 
-*Consumes* the main loop's marks (``Pulse``). *Produces* one heartbeat a second over a blocking
-connection of its own, so that a loop that is stuck or computing is still seen, standing still.
-*Waits for* the next second and for the server, each within a limit. A server that is away is tried
-again every second, for as long as it takes.
+*Consumes* the main loop's state (``WorkerState``). *Produces* one heartbeat a second over a
+blocking connection of its own, so that a stuck or computing loop is still seen. *Waits for* the
+next second and for the server, each within a limit. It tries a server that is away every second.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ class HeartbeatThread:
     """Writes heartbeats until stopped or fenced.
 
     Args:
-        writer: Used, and at the end closed, by this thread alone.
-        heartbeat: Returns the state at this moment; called from this thread.
+        writer: Used and finally closed by this thread alone.
+        heartbeat: Returns the present state; called from this thread.
         on_fenced: Called once, from this thread, when a newer incarnation exists.
-        on_deaf: Called from this thread when nobody stopped it within ``grace_s`` of being fenced:
-            the main loop is stuck and the process should be ended without it.
-        log: Where outages are told, once each.
+        on_deaf: Called from this thread when ``stop`` does not come within ``grace_s`` of the
+            fencing: the main loop is stuck, and the process must end without it.
+        log: Logs each outage once.
     """
 
     def __init__(
@@ -53,17 +52,17 @@ class HeartbeatThread:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first heartbeat is written at once."""
+        """Start; the first heartbeat is written at once."""
         self._thread.start()
 
     def nudge(self) -> None:
-        """Write the next heartbeat now: something changed that others wait for, such as the version
-        that is served.
+        """Write the next heartbeat now, since others wait for a change such as the
+        served version.
         """
         self._woken.set()
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
-        """Write no more, and wait for a heartbeat that is being written."""
+        """Write no more, and wait for the end of a present write."""
         self._stopped.set()
         self._woken.set()
         if self._thread.is_alive():
@@ -83,7 +82,7 @@ class HeartbeatThread:
             self._writer.close()
 
     def _beat(self) -> bool:
-        """Write one heartbeat; False when fenced. A server that is away fences nobody."""
+        """Write one heartbeat; return False when fenced. A server that is away fences no worker."""
         try:
             is_newest = self._writer.beat(self._heartbeat())
         except (LedgerUnavailable, LedgerRefused, LedgerFull) as error:

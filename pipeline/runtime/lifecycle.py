@@ -1,13 +1,11 @@
-"""A worker's life as a pure state machine: two-phase stop without sockets, tasks or clocks.
+"""A worker's life as a pure state machine with a two-phase stop.
 
     starting ──ready──> running ──stop──> draining ──ended──> stopped
         └────────────────stop────────────────┘
 
-*Consumes* what happened and when. *Produces* the next state. *Waits for* nothing. The first request
-to stop begins the drain and sets its deadline, which moves on while work is brought to its end, up
-to a ceiling; a second one by signal, or the deadline, makes the stop immediate. A request that
-repeats the first for another reason (the run ended while a signal was being obeyed) never shortens
-the drain.
+The first stop request begins the drain and sets its deadline. Progress moves the deadline, up to a
+ceiling. A second signal, or the deadline, makes the stop immediate. Another request for another
+reason, such as the run's end during a drain, never shortens the drain.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pipeline.process.exit_codes import ExitCode
 
 
 class LifecyclePhase(StrEnum):
-    """Where a worker is in its life."""
+    """State of a worker's life."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -30,29 +28,29 @@ class LifecyclePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """One moment of a worker's life. Every transition returns a new one."""
+    """A worker's life at one moment. Every transition returns a new one."""
 
     drain_timeout_s: float
-    """Without anything done."""
+    """Limit of a drain without progress."""
     drain_ceiling_s: float = math.inf
-    """In all."""
+    """Limit of a whole drain."""
     phase: LifecyclePhase = LifecyclePhase.STARTING
     deadline_s: float | None = None
-    """On the caller's monotonic clock; set while draining."""
+    """By the caller's monotonic clock; set while draining."""
     ceiling_s: float = math.inf
-    """Likewise; the deadline never moves beyond it."""
+    """Latest possible deadline."""
     reason: str = ""
     """Why it stops, in words."""
     code: ExitCode = ExitCode.OK
-    """How the process ends if it drains in time."""
+    """Exit code after a drain in time."""
     num_signals: int = 0
 
     def ready(self) -> Lifecycle:
-        """Set-up is complete."""
+        """Return the life after set-up."""
         return replace(self, phase=LifecyclePhase.RUNNING) if self.phase is LifecyclePhase.STARTING else self
 
     def stop(self, now_s: float, reason: str, *, code: ExitCode = ExitCode.OK) -> Lifecycle:
-        """Begin to drain; the first reason and the first code that is not OK stay."""
+        """Begin to drain. The first reason stays, and the first code other than OK."""
         if self.phase is LifecyclePhase.STOPPED:
             return self
         code = code if self.code is ExitCode.OK else self.code
@@ -65,28 +63,28 @@ class Lifecycle:
         )
 
     def moved(self, at_s: float, patience_s: float) -> Lifecycle:
-        """Something was done at ``at_s``: what comes next may take ``patience_s``."""
+        """Record progress at ``at_s``; the next step may take ``patience_s``."""
         if self.phase is not LifecyclePhase.DRAINING or self.deadline_s is None:
             return self
         return replace(self, deadline_s=min(max(self.deadline_s, at_s + patience_s), self.ceiling_s))
 
     def signal(self, now_s: float, name: str) -> Lifecycle:
-        """A SIGTERM or SIGINT came: the first drains, the second is immediate."""
+        """Record a SIGTERM or SIGINT: the first drains, the second is immediate."""
         stopped = self.stop(now_s, f"received {name}")
         return replace(stopped, num_signals=self.num_signals + 1)
 
     def ended(self) -> Lifecycle:
-        """Nothing runs any more."""
+        """Return the life after its end."""
         return replace(self, phase=LifecyclePhase.STOPPED)
 
     @property
     def is_draining(self) -> bool:
-        """Whether the main loop should come to its end."""
+        """Whether the main loop should end."""
         return self.phase is LifecyclePhase.DRAINING
 
     @property
     def is_immediate(self) -> bool:
-        """Whether to end without draining any further."""
+        """Whether to end without further draining."""
         return self.num_signals >= 2 and self.phase is not LifecyclePhase.STOPPED
 
     def is_overdue(self, now_s: float) -> bool:

@@ -1,13 +1,12 @@
 """One log a worker: JSON lines in a file, readable lines on a terminal.
 
-*Consumes* structlog events, records of the standard library's logging, and warnings. *Produces*
-``<run_dir>/logs/<worker>.jsonl`` with role, worker, run and policy version on every line, and
-standard error for people: everything on a terminal, warnings and errors elsewhere (the supervisor
-keeps that output). *Waits for* the file system. Bounded: a file that reaches its limit is renamed,
-and the oldest of them goes.
+The log has structlog events, records of the standard library's logging, and warnings. It goes to
+``<run_dir>/logs/<worker>.jsonl``, with role, worker, run and policy version on every line. It also
+goes to standard error: all of it on a terminal, else warnings and errors, which the supervisor
+keeps. A file at its limit is renamed, and the oldest is deleted.
 
-    {"event":"update","update":3,"level":"info","at":"2025-01-31T12:00:00.000001Z","role":"learner","worker":"learner-0",
-     "run":"demo","policy_version":3}
+    {"event":"update","update":3,"level":"info","at":"2025-01-31T12:00:00.000001Z",
+     "role":"learner","worker":"learner","run":"demo","policy_version":3}
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ class WorkerLog:
     """The logging of one process, from ``open_log`` until ``close``.
 
     Attributes:
-        context: what is on every line, of foreign libraries' too. Changing it changes the lines
-            after.
+        context: fields of every later line, of foreign libraries' too.
         path: the file.
     """
 
@@ -84,12 +82,12 @@ class WorkerLog:
         self.logger = cast("FilteringBoundLogger", structlog.get_logger("headrace"))
 
     def flush(self) -> None:
-        """Write out what is buffered."""
+        """Write out buffered lines."""
         for handler in self._handlers:
             handler.flush()
 
     def close(self) -> None:
-        """Close the file and leave logging as it was before. Repeated calls do nothing."""
+        """Close the file, and restore logging. Repeated calls do nothing."""
         root = logging.getLogger()
         if root.handlers[:] != self._handlers:
             return
@@ -108,9 +106,7 @@ class WorkerLog:
 
 
 def log_to_stderr() -> None:
-    """Send what a command logs to standard error, until ``open_log`` is called: standard output is
-    for its answer alone.
-    """
+    """Send a command's log to standard error until ``open_log``; standard output has the answer."""
     is_terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
@@ -135,7 +131,7 @@ def open_log(
     max_file_bytes: int = MAX_FILE_BYTES,
     num_old_files: int = NUM_OLD_FILES,
 ) -> WorkerLog:
-    """Send everything that this process logs to the worker's file and to ``terminal``."""
+    """Send this process's whole log to the worker's file and to ``terminal``."""
     context: dict[str, object] = {"role": str(role), "worker": worker, "run": run, "policy_version": -1}
     path = run_dir / "logs" / f"{worker}.jsonl"
     return WorkerLog(path, context, terminal=terminal, max_file_bytes=max_file_bytes, num_old_files=num_old_files)
@@ -155,14 +151,9 @@ def _formatter(on_every_line: Processor, last: Iterable[Processor]) -> structlog
 
 
 def _log_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: TextIO | str | None
 ) -> None:
-    """Log a warning as one line, where ``warnings.showwarning`` would print two."""
+    """Log a warning as one line; ``warnings.showwarning`` would print two."""
     text = f"{category.__name__}: {message}"
     logging.getLogger("py.warnings").warning(text, extra={"at_line": f"{filename}:{lineno}"})
 
@@ -178,8 +169,8 @@ def _warnings_alone(logger: WrappedLogger, method: str, event: EventDict) -> Eve
 
 
 def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """On a terminal the worker's name says its role and run too. Text from data and peers must not
-    act on the terminal.
+    """Remove role and run, which the worker's name implies, and make texts safe for
+    the terminal.
     """
     return {
         printable_line(name): printable(value) if isinstance(value, str) else value

@@ -1,8 +1,4 @@
-"""What this machine gives a run: processor cores and memory.
-
-*Consumes* the scheduler's affinity, the memory's size, and the limits of the control group (a
-container's). *Produces* numbers. *Waits for* nothing.
-"""
+"""This machine's processor cores and memory, within affinity and the control group's limits."""
 
 from __future__ import annotations
 
@@ -16,16 +12,14 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What processes of this user may share."""
+    """Resources that this user's processes share."""
 
     num_cores: int
     memory_bytes: int
 
 
 def this_machine(groups: Path = _GROUPS) -> Machine:
-    """Return this machine's cores and memory, as far as affinity and control group leave them to
-    us.
-    """
+    """Return this machine's cores and memory, as affinity and control group limit them."""
     with_affinity = getattr(os, "sched_getaffinity", None)
     cores = len(with_affinity(0)) if with_affinity else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -36,9 +30,7 @@ def this_machine(groups: Path = _GROUPS) -> Machine:
 
 
 def _core_share(groups: Path) -> int | None:
-    """Return the whole cores that the control group grants (version 2, then 1); None without a
-    quota.
-    """
+    """Return the control group's whole cores (version 2, then 1); None without a quota."""
     with suppress(OSError, ValueError):
         quota, period = (groups / "cpu.max").read_text(encoding="ascii").split()
         return None if quota == "max" else int(quota) // int(period)
@@ -48,7 +40,7 @@ def _core_share(groups: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """Return the positive number that a file holds; None when it holds none."""
+    """Return a file's positive number; None without one."""
     with suppress(OSError, ValueError):
         return max(int(path.read_text(encoding="ascii")), 0) or None
     return None

@@ -1,14 +1,11 @@
 """Subscriptions to changes of the registry: a subscriber sleeps until a topic has changed.
 
-*Consumes* the registry's notifications, on one connection that waits for them. *Produces* set
-events. *Waits for* notifications, and for a server that is away; each wait has its time limit.
-*Unblocked by* a change of the registry, or by that limit.
+    learner announces ─> registry.notifications returns ─> the topic's events are set
+                      ─> each subscriber clears its own, and reads
 
-    learner announces ──> registry.notifications returns ──> the topic's events are set ──> each subscriber clears its own
-
-An event means that the topic may have changed, never what has: the subscriber reads that itself. An
-event too many does no harm. Against a lost one every subscriber reads now and then without an event
-(``Clock.wait`` takes its limit).
+An event means that the topic may have changed; the subscriber reads what has. An event too many
+does no harm. Against a lost one, every subscriber also reads after ``LOOK_ANYWAY_S``. One
+connection waits for all topics, with a time limit.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from pipeline.runtime.registry.contract import Registry, Topic
 from protocol.errors import LedgerError
 
 LOOK_ANYWAY_S: Final = 2.0
-"""After so long a subscriber reads without an event: a server that lost its last writes may number
-its notifications anew, and a worker that falls silent makes none."""
+"""A subscriber's limit without an event. A server that lost its last writes may number its
+notifications anew, and a worker that falls silent makes none."""
 _LISTEN_S: Final = 2.5
 """Half of what a client waits for an answer (``pipeline.ledger.redis.client``)."""
 _AGAIN_S: Final = 1.0

@@ -1,11 +1,7 @@
-"""Riding out a ledger that is at its memory limit, for calls that may be repeated.
+"""Waits for a full ledger, for calls that may be repeated.
 
-*Consumes* an idempotent call. *Produces* its result. *Waits for* the ledger to shrink (scorers and
-the learner free memory), with growing pauses, until a deadline: then the last error is raised as it
-is.
-
-A server that is away is not ridden out here: ``pipeline.ledger.redis.connection`` asks again, and
-nothing above it does.
+Scorers and learner free its memory. A server that is away is waited for in
+``pipeline.ledger.redis.connection``, and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,13 +21,10 @@ _LONGEST_PAUSE_S = 2.0
 async def ride_out(
     call: Callable[[], Awaitable[T]], *, clock: Clock, timeout_s: float, on_wait: Callable[[Exception], None]
 ) -> T:
-    """Repeat ``call`` while the ledger is full.
-
-    ``on_wait`` hears of every failure before the pause, so that the worker can say what it waits
-    for.
+    """Repeat ``call`` while the ledger is full; ``on_wait`` receives each failure before the pause.
 
     Raises:
-        LedgerFull: nothing changed for ``timeout_s``.
+        LedgerFull: the ledger was full for ``timeout_s``.
     """
     deadline = clock.monotonic() + timeout_s
     pause = _FIRST_PAUSE_S

@@ -1,14 +1,12 @@
-"""The way out: one message to one mailbox of a role, wherever those mailboxes are.
+"""Sends messages to the mailboxes of one role.
 
-*Consumes* messages. *Produces* deliveries, each to one link that has room. *Waits for* room: when
-every link of the role is full, or the role has no worker, the sender waits until its deadline, and
-that wait is the back-pressure. *Unblocked by* a worker of the role that reads its mailbox, or
-joins. A role none of whose mailboxes can be reached is not waited for: that is no back-pressure,
-and the heartbeat names them.
+A sender waits for room when every link of the role is full, or the role has no worker. That wait is
+the back-pressure. A worker that reads its mailbox ends it, or one that joins, or the deadline.
+Unreachable mailboxes are not waited for; the heartbeat names them.
 
-Which link is asked first turns round with every message, and one that is full is passed over: equal
-workers get equal work, and a slow one gets what it can read. What finds no room in time is the
-caller's to leave to the ledger's overdue index.
+The first link to try changes with every message, and a full one is skipped: equal workers get equal
+work, a slow one gets less. A message without room in time stays with the caller, and the ledger's
+overdue index.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ from protocol.messages import Message
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 UNREACHED_AFTER_S = 5.0
-"""Without an answer for so long a mailbox counts as one that cannot be reached: a handshake takes
+"""Seconds without an answer until a mailbox counts as unreachable; a handshake takes
 milliseconds.
 """
 SAID_AFTER_S = 2.0
-"""... and for so long it is named in the heartbeat already."""
+"""Seconds without an answer until the heartbeat names a mailbox."""
 _MAX_NAMED = 4
 
 
@@ -43,7 +41,7 @@ class _Link:
 
 
 class RoleSender:
-    """Links to every live mailbox of one role. Several tasks of one loop may send at once."""
+    """Links to every live mailbox of one role; several tasks of one loop may send."""
 
     def __init__(self, ctx: ActorContext, role: Role) -> None:
         self.role = role
@@ -56,16 +54,16 @@ class RoleSender:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether there are mailboxes, and none of them can be reached from here."""
+        """Whether there are mailboxes, and all are unreachable."""
         return bool(self._links) and len(self._unreached(UNREACHED_AFTER_S)) == len(self._links)
 
     @property
     def workers(self) -> list[str]:
-        """Workers that are linked now, by name."""
+        """Names of the linked workers."""
         return sorted(self._links)
 
     async def discover(self) -> None:
-        """Keep the links those of the role's live mailboxes, until cancelled. Spawn this once."""
+        """Keep the links equal to the role's live mailboxes, until cancelled. Spawn this once."""
         changed = self._ctx.notifications.subscribe(Topic.ENDPOINTS)
         try:
             while True:
@@ -76,8 +74,8 @@ class RoleSender:
             self.close()
 
     async def refresh(self) -> None:
-        """Connect to mailboxes that appeared, leave those that went. While the ledger is away the
-        links stay as they are.
+        """Connect to new mailboxes, and leave absent ones. While the ledger is away, change
+        nothing.
         """
         try:
             found = await self._ctx.registry.endpoints(self.role)
@@ -93,12 +91,12 @@ class RoleSender:
                 self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
-        """Send to a link that has room; wait for room at most ``timeout_s``. Returns whether a link
-        took it.
+        """Send to a link with room, waiting at most ``timeout_s``; return whether a
+        link took it.
         """
         if await self._offer(message):
             return True
-        # that wait would be for nothing
+        # To wait for unreachable mailboxes would be in vain.
         if self.is_cut_off:
             self._num_refused += 1
             return False
@@ -115,10 +113,8 @@ class RoleSender:
         return False
 
     def reports(self) -> list[LinkReport]:
-        """Return one report a link for the first few links, and one for all others, for the
-        heartbeat.
-        """
-        self._ctx.say_unreached(self.role, _in_words(self._unreached(SAID_AFTER_S)))
+        """Return the heartbeat's reports: the first few links, and one for all others."""
+        self._ctx.report_unreached(self.role, _in_words(self._unreached(SAID_AFTER_S)))
         mine, workers = self._ctx.who.worker, self.workers
         named, others = workers[:MAX_NAMED_LINKS], workers[MAX_NAMED_LINKS:]
         links = [LinkReport(name=link_name(mine, name), sent=self._num_sent.get(name, 0)) for name in named]
@@ -126,7 +122,7 @@ class RoleSender:
             num_sent = sum(self._num_sent.get(name, 0) for name in others)
             links.append(LinkReport(name=link_name(mine, OTHER_LINKS), sent=num_sent))
         if self._num_refused:
-            # by all of them
+            # All links refused it together.
             links.append(LinkReport(name=link_name(mine, self.role), refused=self._num_refused))
         return links
 
@@ -137,18 +133,18 @@ class RoleSender:
         self._links.clear()
 
     def _unreached(self, after_s: float) -> list[tuple[str, str, float]]:
-        """Return name, address and seconds of mailboxes that cannot be reached."""
+        """Return name, address and seconds of unreachable mailboxes."""
         found = [(name, link.address[0], link.sender.unreached_s()) for name, link in sorted(self._links.items())]
         return [entry for entry in found if entry[2] >= after_s]
 
     async def _offer(self, message: Message | Encoded) -> bool:
-        """Try every link once, without waiting, beginning one further than the last time."""
+        """Try every link once without waiting, from the next link on."""
         workers = self.workers
         self._turn += 1
         for place in range(len(workers)):
             worker = workers[(self._turn + place) % len(workers)]
             link = self._links.get(worker)
-            # closed while another was tried
+            # Closed while another link was tried.
             if link is None:
                 continue
             try:
@@ -170,13 +166,11 @@ def _in_words(unreached: list[tuple[str, str, float]]) -> str:
 
 
 def unreached_words(name: str, address: str, seconds: float) -> str:
-    """Return what a heartbeat says of a worker that cannot be reached; it begins with the worker's
-    name.
-    """
+    """Return a heartbeat's words on an unreachable worker, which begin with its name."""
     return f"{name} at {address} (no answer for {seconds:.0f} s)"
 
 
 def _named(workers: list[str]) -> str:
-    """Name the first few workers, and say how many more there are."""
+    """Return the first few names, and the number of others."""
     more = f" and {len(workers) - _MAX_NAMED} more" if len(workers) > _MAX_NAMED else ""
     return " and ".join(workers[:_MAX_NAMED]) + more

@@ -1,9 +1,8 @@
-"""How many threads the numeric libraries of this process may spin.
+"""Limits the threads of this process's numeric libraries.
 
-*Consumes* a number from the configuration. *Produces* environment variables that OpenMP, MKL and
-OpenBLAS read once, when they are loaded: so call ``limit_threads`` before anything imports torch or
-numpy's BLAS. Two processes that both spin two OpenMP threads on two cores run about forty times
-slower than with one thread each.
+OpenMP, MKL and OpenBLAS read the environment once, when they are loaded. So call ``limit_threads``
+before any import of torch or numpy. Two processes with two spinning OpenMP threads each, on two
+cores, run about forty times slower than with one thread each.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ _VARIABLES = (
 
 
 def limit_threads(num_threads: int) -> None:
-    """Give this process, and the ones that it starts, ``num_threads`` numeric threads.
+    """Give this process and its children ``num_threads`` numeric threads.
 
-    Engines still call ``torch.set_num_threads``: that bounds torch's own pool, these variables the
-    libraries below it.
+    Engines also call ``torch.set_num_threads``, which limits torch's own pool.
 
     Raises:
-        RuntimeError: torch is imported already, so that the limit would come too late.
+        RuntimeError: torch is imported already.
         ValueError: the number is not positive.
     """
     if num_threads < 1:
@@ -38,9 +36,9 @@ def limit_threads(num_threads: int) -> None:
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Return the variables that bound the numeric threads of a child process."""
+    """Return the environment that limits a child process's numeric threads."""
     values: dict[str, str] = {name: str(num_threads) for name in _VARIABLES}
-    # an idle thread sleeps instead of spinning on its neighbour's core
+    # An idle thread sleeps instead of spinning.
     values["OMP_WAIT_POLICY"] = "PASSIVE"
     values["TOKENIZERS_PARALLELISM"] = "false"
     return values

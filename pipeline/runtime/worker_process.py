@@ -1,16 +1,17 @@
-"""What runs an actor as a process: from the run's folder to an exit code.
+"""Runs an actor as a process: from the run's folder to an exit code.
 
-*Consumes* an actor's class, the run's folder, a worker's name. *Produces* a registered, beating,
-logging worker, and at the end an exit code. *Waits for* the ledger at the start, as long as an
-outage may last; then for the actor, its signals, the run's status, and the heartbeat thread's word
-that it was fenced.
+*Consumes* an actor's class, the run's folder, a worker's name. *Produces* a registered worker with
+heartbeats and a log, and an exit code. *Waits for* the ledger at the start, within an outage's
+limit. Then it waits for the actor, signals, the run's status, and the report of a fencing.
 
-One TaskGroup holds everything. Its tasks: the actor's *life* (setup, run, drain, teardown); the
-*stop watch*, which raises when the stop is immediate, the drain overdue or the incarnation fenced;
-the *run watch*, which begins a drain when the run is over; the *links* reader; the *news* of the
-registry; and whatever the actor spawns. A worker does not watch its supervisor: when that dies, the
-worker goes on, and the next supervisor adopts it, by what the worker writes down of itself
-(``pipeline.process.records``).
+One TaskGroup holds the actor's own tasks and these:
+
+* *life*: the actor's setup, run, drain and teardown
+* *stop watch*: raises when the stop is immediate, the drain overdue or the incarnation fenced
+* *run watch*: begins a drain when the run is over
+* *links* and *news*: read the links' counters, and the registry's changes
+
+A worker goes on without its supervisor. The next one adopts it (``pipeline.process.records``).
 """
 
 from __future__ import annotations
@@ -73,15 +74,13 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
     """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
 
     Args:
-        load: Returns the actor's class. Called after the process has limited its threads, so that
-            it may import anything.
-        run_dir: The run's folder, with its resolved configuration and the address of its ledger.
-        worker: Name in the fleet, unique in the run. An older process of this name is fenced from
-            now on.
+        load: Returns the actor's class; called once threads are limited, so it may import anything.
+        run_dir: The run's folder, with its resolved configuration and its ledger's address.
+        worker: Name in the fleet. An older process of this name is fenced from now on.
     """
     run_dir = run_dir.absolute()
     keep_private()
-    # before anything below loads a numeric library
+    # Before any import of a numeric library.
     limit_threads(1)
     life = _LifeRecord(run_dir, worker)
     try:
@@ -98,13 +97,12 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
         return ExitCode.CONFIG
     try:
         actor_class = load()
-    except Exception as error:  # noqa: BLE001 - an import that fails: there is no log yet
+    except Exception as error:  # noqa: BLE001 - a failed import precedes the log
         traceback.print_exc()
         code = exit_code_of(error)
         life.ended(code, error)
         return code
-    # modules stay: with torch and transformers, looking at them for garbage stops everything for
-    # 0.1 s each time
+    # Garbage collection skips the modules: with torch it would stop everything for 0.1 s each time.
     gc.freeze()
     if "torch" not in sys.modules:
         limit_threads(_threads_of(config, actor_class.role))
@@ -117,16 +115,14 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
         log.flush()
         life.ended(code, host.error, host.delivered)
     if host.is_computing:
-        # The interpreter would wait for the compute thread, which nothing can stop.
+        # The interpreter would wait for the compute thread, which cannot be stopped.
         os._exit(code)
     log.close()
     return code
 
 
 class _LifeRecord:
-    """What this process writes down of itself. A disk that refuses it ends nobody: a later
-    supervisor then knows less.
-    """
+    """This process's own record. A refused write is ignored: a later supervisor then knows less."""
 
     def __init__(self, run_dir: Path, worker: str) -> None:
         self._run_dir = run_dir
@@ -135,12 +131,12 @@ class _LifeRecord:
         self._epoch = 0
 
     def registered(self, epoch: int) -> None:
-        """It is the incarnation ``epoch`` of its worker."""
+        """Record the incarnation ``epoch``."""
         self._epoch = epoch
         self._write(None, None, 0)
 
     def ended(self, code: int, error: BaseException | None, delivered: int = 0) -> None:
-        """It ends with ``code``, by ``error`` if that was one, after so many pieces of work."""
+        """Record the exit code, the error if one ended it, and the finished pieces of work."""
         self._write(code, None if error is None else last_error(error), delivered)
 
     def _write(self, exit_code: int | None, error: LastError | None, delivered: int) -> None:
@@ -151,13 +147,11 @@ class _LifeRecord:
 
 
 def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> redis.asyncio.Redis:
-    """Return a client whose calls bear what the configuration lets an outage, or a
-    full disk, last.
-    """
+    """Return a client with the configured limits of an outage and of a full disk."""
     settings = config.ledger
     address = read_address(run_dir)
     folder = run_dir / "ledger"
-    # not on another host, as a rule
+    # The folder is absent on other hosts.
     is_seen = address is not None and address.is_embedded and folder.is_dir()
     return connect(
         url,
@@ -169,9 +163,7 @@ def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> r
 
 
 def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
-    """Make what a worker's mailboxes and links come from, as ``[wire]`` says; on tcp with the run's
-    keys.
-    """
+    """Return the source of a worker's mailboxes and links, as ``[wire]`` sets it."""
     wire = config.wire
     keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
     max_bytes = wire.max_message_mb << 20
@@ -225,11 +217,11 @@ class Host:
         self._context: ActorContext | None = None
         self._watches: list[asyncio.Task[None]] = []
         self.error: BaseException | None = None
-        """What ended it, if an error did."""
+        """The error that ended it, if one did."""
 
     @property
     def delivered(self) -> int:
-        """Pieces of work that the actor has finished for good."""
+        """Finished pieces of the actor's work."""
         return 0 if self._context is None else self._context.delivered
 
     @property
@@ -238,7 +230,7 @@ class Host:
         return self._context is not None and self._context.is_computing
 
     async def run(self) -> ExitCode:
-        """Live once, and say how it ended."""
+        """Run the worker once, and return its exit code."""
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
@@ -249,8 +241,7 @@ class Host:
         except BaseExceptionGroup as group:
             return self._explain(group)
         finally:
-            # From here on nothing is left to stop: a request that comes now must not turn a good
-            # end into a death by signal.
+            # A late request must not turn a good end into a death by signal.
             signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         counters = dict(self._context.counters) if self._context else {}
         self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name, counters=counters)
@@ -302,18 +293,17 @@ class Host:
                 watch.cancel()
 
     async def _register(self) -> Incarnation:
-        """Get an epoch, however long an outage may last, saying so meanwhile."""
-        registry = RedisRegistry(
-            connect_worker(self._config, self._run_dir, self._url, self._worker), self._config.run.name
-        )
-        told: list[str] = []
+        """Return this incarnation, after an outage within its limit; the outage is logged once."""
+        client = connect_worker(self._config, self._run_dir, self._url, self._worker)
+        registry = RedisRegistry(client, self._config.run.name)
+        reported: list[str] = []
 
-        def tell(trouble: str) -> None:
-            if trouble and not told:
-                told.append(trouble)
+        def report(trouble: str) -> None:
+            if trouble and not reported:
+                reported.append(trouble)
                 self._log.warning("ledger_unavailable", reason=trouble)
 
-        registry.on_trouble(tell)
+        registry.on_trouble(report)
         try:
             return await registry.register(self._actor_class.role, self._worker)
         finally:
@@ -351,7 +341,7 @@ class Host:
 
         def on_fenced() -> None:
             self._is_fenced = True
-            # the loop has ended by itself
+            # A RuntimeError means that the loop has ended.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._nudged.set)
 
@@ -363,9 +353,7 @@ class Host:
         return HeartbeatThread(writer, ctx.worker_state.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=self._log)
 
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
-        """Say goodbye if the ledger hears it: its place in the fleet is free at once instead of
-        after a silence.
-        """
+        """Leave the registry, so that the worker's place is free at once."""
         try:
             async with asyncio.timeout(self._at_most(_DEPART_S)):
                 await registry.depart(who)
@@ -373,15 +361,14 @@ class Host:
             self._log.warning("departure_not_registered", reason=str(error))
 
     def _at_most(self, seconds: float) -> float:
-        """Return how long a step of the end may take: hardly at all when the stop is immediate."""
+        """Return the limit of a step of the end: short when the stop is immediate."""
         return min(seconds, _IMMEDIATE_S) if self._lifecycle.is_immediate else seconds
 
     # -- stopping ----------------------------------------------------------------------------------
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number is signal.SIGHUP and self._lifecycle.num_signals:
-            # shell and kernel both send it when a terminal closes: it drains, and is never a second
-            # request
+            # Shell and kernel both send it when a terminal closes: it is no second request.
             return
         self._lifecycle = self._lifecycle.signal(self._clock.monotonic(), number.name)
         self._begin_drain()
@@ -404,15 +391,15 @@ class Host:
             if self._is_fenced:
                 raise Fenced(f"{self._worker} is fenced: a newer incarnation of it exists; this process ends")
             if self._lifecycle.is_immediate:
-                raise Interrupted(f"{self._worker} was told to stop a second time; it ends without draining")
+                raise Interrupted(f"{self._worker} was stopped a second time; it ends without draining")
             if self._lifecycle.is_draining and self._context is None:
-                raise Interrupted(f"{self._worker} was told to stop before it had reached the ledger; it held nothing")
+                raise Interrupted(f"{self._worker} was stopped before it had reached the ledger; it held nothing")
             if self._lifecycle.is_overdue(now):
                 raise DrainTimeout(
-                    f"{self._worker} ({self._lifecycle.reason}) did not drain: it got on with nothing for "
+                    f"{self._worker} ({self._lifecycle.reason}) did not drain: it made no progress for "
                     f"{self._lifecycle.drain_timeout_s:g} s (supervisor.drain_timeout_s), or took more than "
-                    f"{self._lifecycle.drain_ceiling_s:g} s in all (supervisor.drain_ceiling_s); what it held is leased to "
-                    "others; raise the one that was too short"
+                    f"{self._lifecycle.drain_ceiling_s:g} s in all (supervisor.drain_ceiling_s). Others lease what it held; "
+                    "raise the limit that was too short"
                 )
             deadline = self._lifecycle.deadline_s
             self._nudged.clear()
@@ -421,11 +408,11 @@ class Host:
                     await self._nudged.wait()
 
     async def _watch_run(self, ctx: ActorContext) -> None:
-        """Drain once the run is over, whoever ended it."""
+        """Drain once the run is over."""
         changed = ctx.notifications.subscribe(Topic.RUN)
         while True:
             changed.clear()
-            # away for now: the actor's own calls will tell
+            # A ledger that is away shows in the actor's own calls.
             with contextlib.suppress(LedgerError):
                 status = await ctx.registry.run_status()
                 if status.state in _ENDED and not ctx.draining.is_set():
@@ -441,9 +428,7 @@ class Host:
         self._watches.append(tasks.create_task(coroutine, name=name))
 
     def _explain(self, group: BaseExceptionGroup[BaseException]) -> ExitCode:
-        """Log why the worker ended: an expected reason in a sentence, any other with
-        its traceback.
-        """
+        """Log why the worker ended: an expected error in a sentence, another with its traceback."""
         self.error = group
         code = exit_code_of(group)
         if code is ExitCode.FAILURE:
@@ -455,7 +440,7 @@ class Host:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """Return the exceptions in a group and the groups inside it; of a single exception, itself."""
+    """Return the exceptions of a group and its inner groups; of a single exception, itself."""
     if isinstance(error, BaseExceptionGroup):
         members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return [leaf for member in members for leaf in leaves(member)]

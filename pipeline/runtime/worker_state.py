@@ -1,9 +1,8 @@
-"""What the main loop says of itself, read by the heartbeat thread.
+"""The state that heartbeats report.
 
-*Consumes* marks of the main loop: progress, what it waits for, counters, links. *Produces*
-heartbeats. *Waits for* nothing. The loop's thread alone writes; the heartbeat thread alone reads,
-and every read is of one reference or one dict copy, which the interpreter makes whole. The thread
-invents nothing: if the loop is dead, ``progress`` stands still in every heartbeat.
+The main loop's thread alone writes it, and the heartbeat thread alone reads it. Every read is of
+one reference or one dict copy, which the interpreter makes whole. If the loop is dead, ``progress``
+stands still in every heartbeat.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _AT_WORK = frozenset({WaitingFor.COMPUTE, WaitingFor.COMPILE})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
-    """What the loop waits for. Compared by identity, so that a wait ends only itself."""
+    """A wait of the loop. Compared by identity, so that a wait ends only itself."""
 
     kind: WaitingFor
     detail: str
@@ -47,7 +46,7 @@ class WorkerState:
         self.unreached = ""
         self.refused = ""
         self.on_version: Callable[[], None] = lambda: None
-        """Called on the loop when the policy version changes: others wait to hear of that."""
+        """Called on the loop when the policy version changes, which others wait for."""
         self._clock = clock
         self._started_s = clock.time()
         self._progress = 0
@@ -62,20 +61,20 @@ class WorkerState:
         self._host = socket.gethostname()
 
     def progress(self, n: int = 1) -> None:
-        """Count ``n`` turns of the main loop that did something."""
+        """Count ``n`` productive turns of the main loop."""
         self._progress += n
         self._progress_at_s = self._clock.time()
         self._moved_s = self._clock.monotonic()
         self._turn()
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
-        """Say what the loop waits for from now on; said again at every turn of an idle loop."""
+        """Report the loop's wait from now on; an idle loop repeats it at every turn."""
         self._enter(_Wait(kind, detail))
 
     @contextmanager
     def waiting(self, kind: WaitingFor, detail: str = "") -> Generator[None]:
-        """Say what the loop waits for while the block runs; afterwards what it was before, unless
-        that has changed.
+        """Report a wait for the length of the block; then the earlier one, unless it
+        has changed.
         """
         previous, mine = self._wait, _Wait(kind, detail)
         self._enter(mine)
@@ -87,9 +86,7 @@ class WorkerState:
             self._turn()
 
     def ledger_trouble(self, words: str) -> None:
-        """Say why ledger calls are asked again; "" when that is over. The wait then counts as no
-        standing still.
-        """
+        """Report why ledger calls are repeated, or "" at the end; that time counts as progress."""
         if self._trouble and not words:
             self._progress_at_s, self._moved_s = self._clock.time(), self._clock.monotonic()
         self._trouble = words
@@ -97,21 +94,21 @@ class WorkerState:
 
     @property
     def moved_s(self) -> float:
-        """When anything was last done, or work last began, by the monotonic clock."""
+        """Time of the last progress or begin of work, by the monotonic clock."""
         return max(self._moved_s, self.work.moved_s, self.storing.moved_s)
 
     @property
     def kind(self) -> WaitingFor:
-        """What is waited for now."""
+        """The present wait."""
         return self._wait.kind
 
     @property
     def detail(self) -> str:
-        """What is waited for now, in words."""
+        """The present wait in words."""
         return self._wait.detail
 
     def heartbeat(self) -> Heartbeat:
-        """Return the state at this moment. Called from the heartbeat thread."""
+        """Return the present state; called from the heartbeat thread."""
         wait = _Wait(WaitingFor.LEDGER, self._trouble) if self._trouble else self._wait
         return Heartbeat(
             who=self.who,
@@ -152,7 +149,7 @@ class WorkerState:
 
 
 def resident_bytes() -> int:
-    """Return this process's resident memory; where the system does not tell, its peak."""
+    """Return this process's resident memory in bytes; its peak where that is unknown."""
     try:
         return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -1,12 +1,8 @@
-"""A process that this supervisor did not start: watched, signalled and awaited without being its
-parent.
+"""A process that another supervisor started, with the interface of ``subprocess.Popen``.
 
-*Consumes* the identity of a process. *Produces* signals to it and, when it has ended, its exit code
-as it wrote it down itself. *Waits for* nothing but in ``wait``: its end is polled.
-
-On Linux a descriptor of the process (pidfd) is held from the start, so that no signal can ever
-reach a later process of the same number. Elsewhere the identity is checked again before each
-signal.
+On Linux a descriptor of the process (pidfd) is held from the start: no signal reaches a later
+process of the same number. Elsewhere the identity is checked before each signal. The process writes
+its own exit code to a file, since only a parent gets it from the system.
 """
 
 from __future__ import annotations
@@ -24,41 +20,40 @@ _POLL_S = 0.01
 
 
 class AdoptedProcess:
-    """One process, as its adopter sees it; the face that ``subprocess.Popen`` has."""
+    """A process that is not this one's child."""
 
     def __init__(self, identity: ProcessIdentity, read_exit_code: Callable[[], int | None]) -> None:
-        """Hold on to a process.
+        """Hold a process.
 
         Args:
-            identity: Which one.
-            read_exit_code: Returns what the process wrote down of its end; None when it wrote
-                nothing.
+            identity: The process.
+            read_exit_code: Returns the exit code that the process wrote down; None without one.
 
         Raises:
-            ProcessLookupError: it has ended already.
+            ProcessLookupError: the process has ended.
         """
         self.pid = identity.pid
         self._identity = identity
         self._read_exit_code = read_exit_code
         self._code: int | None = None
         self._descriptor = _open_descriptor(identity.pid)
-        # after the descriptor was opened: so it is of this very process
+        # The check follows the opening, so the descriptor is of this process.
         if identify(identity.pid) != identity:
             self._close()
-            raise ProcessLookupError(f"process {identity.pid} is not the one that was started {identity.started}")
+            raise ProcessLookupError(f"process {identity.pid} is not the one started at {identity.started}")
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs. One that ended without a word was
-        killed.
+        """Return the exit code; None while the process runs. Without a written code,
+        it was killed.
         """
         if self._code is None and not self._runs():
-            told = self._read_exit_code()
-            self._code = -signal.SIGKILL if told is None else told
+            written = self._read_exit_code()
+            self._code = -signal.SIGKILL if written is None else written
             self._close()
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if the process is still there."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is not None:
             return
         with suppress(ProcessLookupError):
@@ -68,11 +63,11 @@ class AdoptedProcess:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float = 10.0) -> int:
-        """Return the exit code once it has ended. Raises TimeoutError."""
+        """Return the exit code once the process has ended. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -83,10 +78,10 @@ class AdoptedProcess:
     def _runs(self) -> bool:
         if self._descriptor is None:
             return identify(self.pid) == self._identity
-        # not select(), which refuses descriptors from 1024 on
-        looking = select.poll()
-        looking.register(self._descriptor, select.POLLIN)
-        return not looking.poll(0)
+        # select() refuses descriptors from 1024 on.
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return not poll.poll(0)
 
     def _close(self) -> None:
         if self._descriptor is not None:
@@ -97,5 +92,6 @@ class AdoptedProcess:
 def _open_descriptor(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except AttributeError:  # not Linux
+    # Not Linux.
+    except AttributeError:
         return None

@@ -1,30 +1,27 @@
-"""Which worker processes should be there, and what to do about the difference: a pure state
-machine, owning no process.
+"""Decides which worker processes to start, drain and kill. A pure state machine; it owns no
+process.
 
-*Consumes* the desired number of workers by role, exits with their codes, and the time. *Produces*
-actions: start, drain, kill. *Waits for* nothing. The supervisor carries the actions out and reports
-what happened.
+Its input is the desired number of workers by role, exits with their codes, and the time. The
+supervisor carries the actions out and reports the exits.
 
     absent ──start──> running ──exit──> backoff ──start──> running ...
                adopt ──┘│  │  └─drain──> draining ──exit──> (forgotten)
                         │  └─exit, well──> ended ──(still wanted while the run goes on)──> backoff
                         └── exit over the restart budget ──> the fleet has failed
 
-One for one: the death of a worker ends no other. A learner or a value worker that is started again
-restores its last checkpoint itself. Restarts have budgets, so many within a sliding period (OTP's
-intensity and period): one that dies once a day is restarted for ever, one that dies at once is not.
-There are two: infrastructure failures count for the worker that had them; data failures count for
-its role, because the work that caused one goes to another worker of the role. An exit that another
-start cannot mend (a wrong setting) fails the fleet at the first time. An error that repeats itself
-fails it at the second time: the worker ended by it, was started again, and ended by it again before
-it had finished any work, or after just as much as before. Signals never do, nor errors of the
-surroundings (``pipeline.process.last_error``).
+One for one: the death of a worker ends no other. A restarted learner or value worker restores its
+own last checkpoint. A budget allows a number of failures within a sliding period (OTP's intensity
+and period). Infrastructure failures count for their worker. Data failures count for the role,
+because the work that caused one goes to another worker of the role.
 
-Starts are spread over the supervisor's turns, a few each, the first worker of every role before the
-second of any. What is not started yet is only a wish, and a newer wish replaces it at once.
+An exit that a restart cannot repair, as a wrong setting, fails the fleet the first time. A repeated
+error fails it the second time: the same error again, before any finished work or after exactly as
+much as before. Signals never do so, nor errors of the surroundings
+(``pipeline.process.last_error``).
 
-A supervisor that takes over from one that died *adopts* the processes that it finds; from then on
-they are like its own.
+Starts are spread over the supervisor's turns. The first worker of every role comes before the
+second of any. A newer desired fleet replaces starts that have not happened. An adopted process is
+treated like a started one.
 """
 
 from __future__ import annotations
@@ -41,27 +38,25 @@ from pipeline.process.last_error import LastError
 from protocol.ids import Role
 
 MAX_STARTS_A_TURN = 4
-"""Between two of them the supervisor hears signals, exits and newer wishes: at most 20 starts a
-second.
-"""
+"""Between starts the supervisor handles signals and exits: at most 20 starts a second."""
 _MAX_BACKOFF_FACTOR = 16
 _ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 _HOPELESS = frozenset(code for code in ExitCode if code.is_hopeless)
 
 
 class WorkerPhase(StrEnum):
-    """Where one worker is."""
+    """State of a worker."""
 
     ABSENT = "absent"
     RUNNING = "running"
     BACKOFF = "backoff"
     DRAINING = "draining"
     ENDED = "ended"
-    """Exited as it should and is not wanted again (a learner that is done)."""
+    """Ended well, and not wanted again (a learner that is done)."""
 
 
 class Verb(StrEnum):
-    """What the supervisor is to do."""
+    """Action on a worker."""
 
     START = "start"
     DRAIN = "drain"
@@ -70,7 +65,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do to one worker."""
+    """One action on one worker."""
 
     verb: Verb
     worker: str
@@ -88,7 +83,7 @@ class FleetFailure:
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """So many failures within so long are borne."""
+    """A budget of failures within a period."""
 
     max_failures: int
     period_s: float
@@ -96,55 +91,51 @@ class Intensity:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often and how fast a worker is restarted."""
+    """Restart budgets and pauses."""
 
     infrastructure: Intensity
     """Of one worker."""
     data: Intensity
     """Of all workers of a role."""
     backoff_s: float
-    """Before the first restart; doubles with every failure that still counts, up to
-    16 times this.
+    """Pause before the first restart. It doubles with every counted failure, up to 16
+    times this.
     """
     drain_timeout_s: float
-    """Without anything done."""
+    """Limit of a drain without any progress."""
     drain_ceiling_s: float = math.inf
-    """In all."""
+    """Limit of a whole drain."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One named worker as the plan sees it."""
+    """A named worker in the plan."""
 
     name: str
     role: Role
     phase: WorkerPhase = WorkerPhase.ABSENT
     start_at_s: float = 0.0
-    """Earliest time of the next start, in backoff."""
+    """In backoff: earliest time of the next start."""
     kill_at_s: float = 0.0
-    """Deadline of a drain."""
+    """In draining: its deadline."""
     ceiling_s: float = math.inf
-    """The deadline never moves beyond it."""
+    """In draining: latest possible deadline."""
     num_restarts: int = 0
-    """Over the whole run, for people."""
-    is_condemned: bool = False
-    """Found frozen or stuck: it is being killed."""
+    """Over the whole run, for display."""
+    is_being_replaced: bool = False
+    """Found frozen or stuck, and being killed."""
     failures: deque[float] = field(default_factory=deque)
-    """Times of infrastructure failures within the period; without a checkpoint between them,
-    however long they are apart.
-    """
+    """Times of infrastructure failures within the period; of all since the last checkpoint."""
     kept: str | None = None
-    """The newest checkpoint at its last failure."""
+    """Newest checkpoint at its last failure."""
     stuck_with: str | None = None
-    """The newest checkpoint when it was last replaced because it stood still."""
+    """Newest checkpoint when it was last replaced as stuck."""
     last_error: tuple[str, int] | None = None
-    """The error that ended its last process, and how much work that had finished; None when it
-    ended in another way.
-    """
+    """Error of its last process, and the work finished by then; None without an error."""
 
 
 class FleetPlan:
-    """The desired fleet against the present one."""
+    """The desired fleet and the present one."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
@@ -165,35 +156,31 @@ class FleetPlan:
 
     @property
     def absent(self) -> list[str]:
-        """Workers that are wanted but have no process: they are to be started, now or after a
-        pause.
-        """
+        """Wanted workers without a process, which are started now or after a pause."""
         return [w.name for w in self._workers.values() if w.phase in (WorkerPhase.ABSENT, WorkerPhase.BACKOFF)]
 
     def is_draining(self, name: str) -> bool:
-        """Whether this worker was asked to end."""
+        """Whether this worker drains."""
         worker = self._workers.get(name)
         return worker is not None and worker.phase is WorkerPhase.DRAINING
 
     def adopt(self, name: str, role: Role) -> None:
-        """Take over a process that an earlier supervisor started. It is drained if it
-        is surplus.
-        """
+        """Take over a running process of an earlier supervisor. Surplus ones are drained."""
         self._workers[name] = Worker(name, role, WorkerPhase.RUNNING)
 
-    def condemn(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
-        """Take note that a worker was found frozen or stuck, whose exit is then none of its own;
-        False when that is known.
+    def replace(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
+        """Record that a worker is frozen or stuck, so that its exit counts as such.
+
+        Return False when that was recorded before.
 
         Args:
             name: The worker.
             reason: Why, in words.
-            kept: Of a worker that learns and stood still though its process was alive: its newest
-                checkpoint, "" for none. When it kept nothing new since the same happened last, it
-                would happen for ever, and the fleet has failed.
+            kept: Newest checkpoint ("" for none) of a learning worker that was alive but stuck. The
+                fleet fails when it is the same as at the last time: it would happen again for ever.
         """
         worker = self._workers[name]
-        is_news, worker.is_condemned = not worker.is_condemned, True
+        is_news, worker.is_being_replaced = not worker.is_being_replaced, True
         if is_news and kept is not None:
             if worker.stuck_with == kept:
                 after = f"after checkpoint {kept}" if kept else "before its first checkpoint"
@@ -201,13 +188,13 @@ class FleetPlan:
                     name,
                     ExitCode.STUCK,
                     f"stood still twice {after} and would again: {reason}; give it more time (supervisor.stuck_after_s, "
-                    "start_timeout_s), less work at once (learner.micro_batch_tokens), or look at its log for what it hangs in",
+                    "start_timeout_s) or less work at once (learner.micro_batch_tokens), or search its log for the cause",
                 )
             worker.stuck_with = kept
         return is_news
 
     def moved(self, name: str, at_s: float, patience_s: float) -> None:
-        """Take note that a worker which drains did something at ``at_s``: what comes next may take
+        """Record progress of a draining worker at ``at_s``; the next step may take
         ``patience_s``.
         """
         worker = self._workers.get(name)
@@ -215,9 +202,7 @@ class FleetPlan:
             worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)
 
     def recycle(self, now_s: float) -> list[Action]:
-        """Drain every worker that runs; those that are still wanted are started again when they
-        have gone.
-        """
+        """Drain every running worker. Those still wanted are started again afterwards."""
         return [
             a for w in list(self._workers.values()) if w.phase is WorkerPhase.RUNNING for a in self._retire(w, now_s)
         ]
@@ -225,8 +210,8 @@ class FleetPlan:
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
         """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained.
 
-        Call this only while the run goes on: a worker that ended well though nobody had asked it to
-        (a person sent it a signal) is wanted again, and is started after a pause.
+        Call this only while the run goes on. A worker that ended well without a drain (by a signal
+        from outside) is wanted again, and is started after a pause.
         """
         actions: list[Action] = []
         for role, count in counts.items():
@@ -242,14 +227,12 @@ class FleetPlan:
         return actions
 
     def stop(self, now_s: float) -> list[Action]:
-        """Drain everything; nothing is started any more."""
+        """Drain everything, and start nothing more."""
         self.is_stopping = True
         return [action for worker in list(self._workers.values()) for action in self._retire(worker, now_s)]
 
     def due(self, now_s: float) -> list[Action]:
-        """Return what is to be done in this turn: kills of drains past their deadline, and a few of
-        the starts that are due.
-        """
+        """Return the actions of this turn: kills of overdue drains, and a few of the due starts."""
         actions: list[Action] = []
         startable: list[Worker] = []
         for worker in self._workers.values():
@@ -277,45 +260,39 @@ class FleetPlan:
         delivered: int = 0,
         kept: str | None = None,
     ) -> None:
-        """Take note that a worker's process has ended.
+        """Record the end of a worker's process.
 
         Args:
             name: The worker.
-            exit_code: Negative: the number of the signal that killed it.
+            exit_code: Negative for the signal that killed it.
             now_s: Monotonic time.
-            error: What ended it, if an error did.
-            delivered: Pieces of work that it had finished for good.
-            kept: Of one that learns, its newest checkpoint, "" for none.
+            error: The error that ended it, if one did.
+            delivered: Finished pieces of work.
+            kept: Newest checkpoint of a learning worker, "" for none.
         """
         worker = self._workers[name]
         if worker.phase is WorkerPhase.DRAINING:
             del self._workers[name]
             return
-        if worker.is_condemned:
-            worker.is_condemned, exit_code, error = False, ExitCode.STUCK, None
+        if worker.is_being_replaced:
+            worker.is_being_replaced, exit_code, error = False, ExitCode.STUCK, None
         is_repeated = _repeats(worker, error, delivered)
         worker.last_error = None if error is None else (error.identity, delivered)
         if exit_code in _ENDED_WELL:
             worker.phase = WorkerPhase.ENDED
         elif exit_code in _HOPELESS:
-            self._fail(worker, exit_code, f"ended in a way that a restart cannot mend{_words(error)}")
+            self._fail(worker, exit_code, f"ended in a way that a restart cannot repair{_words(error)}")
         elif is_repeated:
             got = f"after {delivered} pieces of work, as before" if delivered else "before it had finished any work"
-            self._fail(
-                worker, ExitCode.CONFIG, f"ended twice by the same error, {got}; no restart will mend it{_words(error)}"
-            )
+            reason = f"ended twice by the same error, {got}; a restart cannot repair it{_words(error)}"
+            self._fail(worker, ExitCode.CONFIG, reason)
         else:
             self._failed(worker, exit_code, now_s, error, kept)
 
     def _failed(
-        self,
-        worker: Worker,
-        exit_code: int,
-        now_s: float,
-        error: LastError | None = None,
-        kept: str | None = None,
+        self, worker: Worker, exit_code: int, now_s: float, error: LastError | None = None, kept: str | None = None
     ) -> None:
-        """Count an end that nobody asked for; start again after a pause, or give up."""
+        """Count an unrequested end; start again after a pause, or give up."""
         kind = kind_of(exit_code)
         if kind is FailureKind.DATA:
             intensity, whose = self._policy.data, f"{worker.role} workers"
@@ -353,9 +330,7 @@ class FleetPlan:
 
 
 def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
-    """Whether a worker ended by an error that ended it before, and got no further: no start will
-    mend that.
-    """
+    """Whether the same error ended the worker twice, without further progress between."""
     if error is None or error.may_pass or worker.last_error is None:
         return False
     identity, before = worker.last_error
@@ -367,7 +342,7 @@ def _words(error: LastError | None) -> str:
 
 
 def worker_name(role: Role, number: int) -> str:
-    """Return ``generator-0``; the learner and the value process are alone and so have no number."""
+    """Return ``generator-0``; the single learner and value worker have no number."""
     return str(role) if role in (Role.LEARNER, Role.VALUE) and number == 0 else f"{role}-{number}"
 
 

@@ -1,13 +1,9 @@
-"""How many workers a configuration asks for, and how many a supervisor may have.
+"""How many workers a configuration requests, and how many a supervisor may have.
 
-*Consumes* a configuration or a wish, and the machine's cores and memory. *Produces* counts by role,
-or a refusal. *Waits for* nothing.
+    most workers = fleet.max_workers, else min(16 a core, one for each 256 MiB of memory), never below 8
 
-    most workers = fleet.max_workers, else min(16 a core, one for each 256 MiB of memory), and never below 8
-
-Every worker of the supervisor counts, the learner too. A worker that computes takes far more than
-256 MiB: the bound keeps a slip of the finger from taking the machine down, it does not say that so
-many are of use.
+All of the supervisor's workers count. A computing worker takes far more than 256 MiB. The bound
+keeps a typing error from taking the machine down; it is no recommendation.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ LEAST_WORKERS = 8
 
 
 def desired_counts(config: RunConfig) -> dict[Role, int]:
-    """Return how many workers of each role the configuration asks for."""
+    """Return how many workers of each role the configuration requests."""
     counts = {Role.LEARNER: 1, Role.GENERATOR: config.fleet.generator, Role.REWARD: config.fleet.reward}
     if config.needs_reference:
         counts[Role.REFERENCE] = config.fleet.reference
@@ -35,7 +31,7 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
 
 
 def most_workers(configured: int | None, machine: Machine) -> int:
-    """Return how many workers one supervisor may have: the setting, else what the machine bears."""
+    """Return the most workers of a supervisor: the setting, else the machine's limit."""
     if configured is not None:
         return configured
     borne = min(WORKERS_PER_CORE * machine.num_cores, machine.memory_bytes // BYTES_PER_WORKER)
@@ -43,20 +39,17 @@ def most_workers(configured: int | None, machine: Machine) -> int:
 
 
 def check_fleet_size(counts: Mapping[Role, int], configured: int | None, machine: Machine) -> None:
-    """Refuse a fleet that is too large. Raises ConfigError with the limit and where
-    it comes from.
-    """
-    limit, asked = most_workers(configured, machine), sum(counts.values())
-    if asked <= limit:
+    """Raise ConfigError for a fleet that is too large, with the limit and its source."""
+    limit, wanted = most_workers(configured, machine), sum(counts.values())
+    if wanted <= limit:
         return
     wish = ", ".join(f"{count} {role}" for role, count in counts.items())
     source = (
-        "fleet.max_workers is that"
-        if configured is not None
-        else f"{machine.num_cores} cores bear {WORKERS_PER_CORE} each, {machine.memory_bytes >> 20} MiB of memory one for each "
+        f"{machine.num_cores} cores bear {WORKERS_PER_CORE} each, {machine.memory_bytes >> 20} MiB of memory one for each "
         f"{BYTES_PER_WORKER >> 20} MiB"
     )
     raise ConfigError(
-        f"{asked} workers are asked for ({wish}); expected at most {limit} on this machine: {source}; ask for fewer, start the "
-        "others on other hosts, or set fleet.max_workers"
+        f"the fleet has {wanted} workers ({wish}); expected at most {limit} on this machine: "
+        f"{source if configured is None else 'fleet.max_workers is that'}; start the others on other hosts, "
+        "request fewer, or set fleet.max_workers"
     )

@@ -1,8 +1,4 @@
-"""What a run leaves outside its records, taken away when no process of it is left.
-
-*Consumes* a run's folder. *Produces* room: published weights in memory-backed storage, sockets,
-temporary folders. *Waits for* the disk.
-"""
+"""Removes what a run left outside its records: published weights, sockets, temporary folders."""
 
 from __future__ import annotations
 
@@ -15,14 +11,14 @@ from protocol.endpoints import run_tag, socket_folders
 
 
 def remains(run_dir: Path) -> list[Path]:
-    """Return the folders of a run that hold nothing of worth once its processes have ended."""
+    """Return the folders of a run that are worthless once its processes have ended."""
     temporary = Path(tempfile.gettempdir()).glob(f"{run_tag(run_dir)}*")
     candidates = {*weight_folders(run_dir), *socket_folders(run_dir), *temporary}
     return sorted(folder for folder in candidates if folder.is_dir() and not folder.is_symlink())
 
 
 def clear(run_dir: Path) -> int:
-    """Remove them, and return how many there were."""
+    """Remove these folders, and return their number."""
     found = remains(run_dir)
     for folder in found:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,6 @@
-"""What surrounds the supervisor's loop: the ledger, its server, and whoever watches.
+"""Keeps the ledger's server alive, and feeds metrics and view, beside the supervisor's loop.
 
-*Consumes* the time and the fleet's state. *Produces* a ledger server that is kept alive, the age of
-overdue work, pictures for the live view and the metrics. *Waits for* the ledger's answers.
+A thread watches the server. The loop reads overdue work and totals, and waits for those answers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _SERVER_CHECK_S = 1.0
 _NO_ROOM_CHECK_S = 5.0
 _SUSPICIOUS_CHECK_S = 0.1
-"""While the server seems dead, until enough looks agree."""
+"""Interval while the server seems dead, until enough probes agree."""
 _OVERDUE_CHECK_S = 1.0
 _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
 
@@ -39,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class Monitor:
-    """What the supervisor's loop reads and writes beside processes."""
+    """Everything that the supervisor's loop reads and writes beside processes."""
 
     def __init__(
         self,
@@ -71,8 +70,7 @@ class Monitor:
         self._is_disk_full = False
 
     def keep_server(self, now: float) -> None:
-        """Have a thread look after the embedded server: it may wait long for one that is mute, and
-        this loop must not.
+        """Have a thread watch the embedded server: a mute server would hold up the loop.
 
         Raises:
             LedgerUnavailable: the server cannot be started again, or not be ended.
@@ -89,9 +87,8 @@ class Monitor:
                 trouble = disk_trouble(self._folder, is_refused=False)
                 if not trouble:
                     raise
-                log.error(
-                    "ledger_server_not_started", reason=str(error), disk=trouble
-                )  # tried again until there is room
+                # The start is repeated until there is room.
+                log.error("ledger_server_not_started", reason=str(error), disk=trouble)
                 self._next_check_s = now + _NO_ROOM_CHECK_S
                 return
         if now >= self._next_check_s:
@@ -99,22 +96,21 @@ class Monitor:
             self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
 
     async def close(self) -> None:
-        """Look after nothing any more, and end the embedded server. Raises LedgerUnavailable when
-        it cannot be ended.
+        """End the embedded server and its watch. Raises LedgerUnavailable when it
+        cannot be ended.
         """
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         if self._server is not None:
-            # which also ends the wait of a start that is under way
+            # The first stop ends the wait of a start under way.
             self._server.stop()
             self._keeper.shutdown()
-            # of a start that was just about to begin
+            # The second ends a start that was about to begin.
             self._server.stop()
 
     async def check(self) -> None:
-        """Find out whether the ledger takes writes: while it takes none, heartbeats are old and no
-        worker is dead.
+        """Check that the ledger takes writes. While it does not, old heartbeats mean nothing.
 
         Raises:
             LedgerUnavailable: it does not answer, or its disk takes no writes.
@@ -131,8 +127,8 @@ class Monitor:
             log.warning("ledger_disk_has_room_again")
 
     async def overdue(self, now: float) -> dict[Role, float]:
-        """Return how long the oldest work of each scoring role has lain beyond its deadline, as of
-        the last second.
+        """Return the age of each scoring role's oldest work beyond its deadline, at
+        most 1 s old.
         """
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
@@ -141,7 +137,7 @@ class Monitor:
         return self._overdue_s
 
     async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
-        """Give the metrics endpoint and the view what is new, if it is time.
+        """Update the metrics endpoint and, when the time has come, the view.
 
         A new state is shown at once: it may be the last.
         """
@@ -153,6 +149,6 @@ class Monitor:
         self._next_watch_s = now + self._watch_every_s
         snapshot = RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent))
         self._shown = status.state
-        # a terminal that takes nothing now misses a picture; one that has hung up, all of them
+        # A busy terminal misses one picture; a closed one misses all.
         with suppress(OSError):
             self._watch(snapshot)

@@ -1,9 +1,9 @@
-"""Worker processes: started or adopted, signalled, reaped; what they print is kept.
+"""Worker processes: started or adopted, signalled, reaped.
 
-*Consumes* commands. *Produces* processes in sessions of their own (a terminal's Ctrl-C reaches the
-supervisor alone), ``<run_dir>/logs/<worker>.out``, and a record of each, by which a later
-supervisor finds it. *Waits for* nothing: exits are polled. What a worker started and left behind is
-ended with it; its environment has no password of the ledger.
+*Consumes* commands. *Produces* processes in sessions of their own, so that a terminal's Ctrl-C
+reaches the supervisor alone; ``<run_dir>/logs/<worker>.out``; a record of each for a later
+supervisor. *Waits for* no exit but in ``close`` and ``end``: exits are polled. Descendants of a
+worker are ended with it. No worker's environment has the ledger's password.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from protocol import headrace
 from protocol.ids import Role
 
 Command = Callable[[Role, Path, str], list[str]]
-"""Role, run folder, worker's name -> the command line of its process."""
+"""Role, run folder, worker's name -> command line of the process."""
 
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 20
@@ -48,28 +48,28 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A process that has ended."""
+    """An ended process."""
 
     worker: str
     role: Role
     pid: int
     code: int
-    """Negative: the number of the signal that killed it."""
+    """Negative for the signal that killed it."""
     error: LastError | None = None
-    """What ended it, as it wrote down or printed."""
+    """The error that it wrote down or printed."""
     delivered: int = 0
-    """Pieces of work that it had finished for good."""
+    """Pieces of work that it had finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A worker's process of an earlier supervisor that still runs."""
+    """A running worker process of an earlier supervisor."""
 
     worker: str
     role: Role
     identity: ProcessIdentity
     epoch: int
-    """As it says itself; 0 while it is not registered."""
+    """0 before its registration."""
 
     @property
     def pid(self) -> int:
@@ -83,11 +83,11 @@ class _Child:
     process: subprocess.Popen[bytes] | AdoptedProcess
     identity: ProcessIdentity | None
     output_from: int
-    """Where in its output file this process began to print."""
+    """Offset in its output file where this process began to print."""
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
-    """Return the command of a real worker."""
+    """Return the command line of a worker."""
     return headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", name)
 
 
@@ -106,9 +106,7 @@ class Processes:
         return {name: child.process.pid for name, child in self._children.items()}
 
     def start(self, role: Role, name: str) -> None:
-        """Start a worker's process. One that the system refuses to start is reported by ``reap`` as
-        failed.
-        """
+        """Start a worker's process. A refused start is reported by ``reap`` as a failure."""
         try:
             with self.output_path(name).open("ab") as output:
                 output_from = output.tell()
@@ -125,11 +123,11 @@ class Processes:
             self._unstarted.append(Exit(name, role, 0, ExitCode.FAILURE))
             return
         self._children[name] = _Child(role, process, identify(process.pid), output_from)
-        self._put_on_record(name, self._children[name])
+        self._write_record(name, self._children[name])
         log.info("worker_started", worker=name, pid=process.pid)
 
     def find(self) -> list[Found]:
-        """Return the workers' processes on record that run on this host and are not held here."""
+        """Return the recorded worker processes that run on this host and are not held here."""
         found: list[Found] = []
         for worker, record in read_started(self._run_dir).items():
             identity = record.identity
@@ -140,18 +138,18 @@ class Processes:
         return found
 
     def adopt(self, found: Found) -> bool:
-        """Hold a process of an earlier supervisor from now on; False when it has just ended."""
+        """Hold a process of an earlier supervisor; return False when it has just ended."""
         process = self._hold(found)
         if process is not None:
             self._children[found.worker] = _Child(found.role, process, found.identity, self._output_size(found.worker))
         return process is not None
 
     def end(self, found: Found) -> None:
-        """Kill a process that is not held here, and wait until it is gone."""
+        """Kill a process that is not held here, and wait for its end."""
         if process := self._hold(found):
             process.kill()
             process.wait()
-        self._buried(found.worker)
+        self._ended(found.worker)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a worker that is still there."""
@@ -159,18 +157,18 @@ class Processes:
             child.process.send_signal(number)
 
     def reap(self) -> list[Exit]:
-        """Return the processes that have ended since the last call."""
+        """Return the processes that ended since the last call."""
         ended, self._unstarted = self._unstarted, []
         for name, child in list(self._children.items()):
             code = child.process.poll()
             if code is not None:
                 del self._children[name]
-                self._buried(name)
+                self._ended(name)
                 ended.append(self._exit(name, child, code))
         return ended
 
     def _exit(self, name: str, child: _Child, code: int) -> Exit:
-        """Return how a process ended: what it wrote down of itself, else what it printed last."""
+        """Return a process's end, with the error that it wrote down, else printed."""
         life = None if child.identity is None else read_life(self._run_dir, name, child.identity)
         error, delivered = (None, 0) if life is None else (life.error, life.delivered)
         if error is None and code > 0:
@@ -178,32 +176,28 @@ class Processes:
         return Exit(name, child.role, child.process.pid, code, error if code > 0 else None, delivered)
 
     def kill_all(self) -> None:
-        """Kill what is left. Processes are reaped later; killed ones take no time to end."""
+        """Kill all that is left; ``reap`` returns them."""
         for child in self._children.values():
             child.process.kill()
 
     def close(self) -> None:
-        """Kill what is left and wait until it is gone."""
+        """Kill all that is left, and wait for its end."""
         self.kill_all()
         for name, child in self._children.items():
             child.process.wait()
-            self._buried(name)
+            self._ended(name)
         self._children.clear()
 
     def end_strays(self) -> int:
-        """Kill the workers of this run that are still on this host, and what they started; return
-        how many that were.
-
-        For a run that has ended, when no process of it is to be kept.
-        """
+        """Kill all workers of an ended run on this host, with descendants; return their number."""
         num_ended = end_marked(WORKER_MARK, worker_mark(self._run_dir))
         for worker, record in read_started(self._run_dir).items():
             if record.identity.host == this_host() and identify(record.identity.pid) != record.identity:
                 forget_started(self._run_dir, worker)
         return num_ended
 
-    def _buried(self, worker: str) -> None:
-        """A worker has ended: end what it left behind, and take it off the record."""
+    def _ended(self, worker: str) -> None:
+        """End the descendants of an ended worker, and remove its record."""
         if left := end_marked(WORKER_MARK, worker_mark(self._run_dir, worker)):
             log.warning("stray_processes_ended", worker=worker, num_processes=left)
         forget_started(self._run_dir, worker)
@@ -217,10 +211,8 @@ class Processes:
             return AdoptedProcess(found.identity, exit_code)
         return None
 
-    def _put_on_record(self, name: str, child: _Child) -> None:
-        """Without a record (the disk is full) a later supervisor starts its own, which fences this
-        one.
-        """
+    def _write_record(self, name: str, child: _Child) -> None:
+        """Write a record; without one (full disk), a later supervisor's worker fences this one."""
         try:
             if child.identity is not None:
                 write_started(self._run_dir, name, Started(child.identity, str(child.role)))
@@ -228,13 +220,11 @@ class Processes:
             log.warning("process_not_recorded", worker=name, pid=child.process.pid, reason=str(error))
 
     def output_path(self, worker: str) -> Path:
-        """Return where a worker's terminal output goes."""
+        """Return the file of a worker's terminal output."""
         return self._run_dir / "logs" / f"{worker}.out"
 
     def bound_outputs(self) -> None:
-        """Cut what workers wrote to their terminals, and the embedded server's log, where it has
-        become long.
-        """
+        """Cut long terminal outputs of workers and the log of the embedded server."""
         for path in (*(self._run_dir / "logs").glob("*.out"), self._run_dir / "ledger" / "server.log"):
             try:
                 if cut(path):
@@ -243,7 +233,7 @@ class Processes:
                 log.warning("output_not_truncated", file=path.name, reason=str(error))
 
     def last_lines(self, worker: str) -> str:
-        """Return the last lines that a worker wrote to its terminal; empty when there are none."""
+        """Return the last lines of a worker's terminal output; empty without any."""
         return "\n".join(self._output(worker).splitlines()[-_LAST_LINES:])
 
     def _output_size(self, worker: str) -> int:
@@ -252,11 +242,11 @@ class Processes:
         return 0
 
     def _output(self, worker: str, begin: int = 0) -> str:
-        """Return what a worker printed from byte ``begin`` on, at most the last of it."""
+        """Return a worker's output from byte ``begin`` on, at most its last 64 KiB."""
         try:
             with self.output_path(worker).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                # it is shorter when it was cut
+                # A file that was cut is shorter than ``begin``.
                 file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
                 return file.read().decode(errors="replace")
         except OSError:

@@ -1,13 +1,10 @@
-"""A run's folder: made, checked, locked; and who holds it.
+"""A run's folder: made, checked, locked.
 
-*Consumes* a configuration. *Produces* a private folder, one lock a supervisor, one lock for whoever
-starts the embedded server. *Waits for* a lock that somebody else holds, with a deadline.
-
-    <run_dir>/config.toml        the resolved configuration; its presence says that the run was started
-    <run_dir>/supervisor.lock    held by the supervisor as long as it lives; holds its process id
-    <run_dir>/ledger.lock        held while a supervisor starts the embedded server, and by a command that runs one for itself;
-                                 the server's own lock is ledger/server.lock
-    <run_dir>/logs/              <worker>.jsonl, and <worker>.out for what a worker wrote to its terminal
+<run_dir>/config.toml        the resolved configuration; there once the run was started
+<run_dir>/supervisor.lock    held by the supervisor for its life; has its process id
+<run_dir>/ledger.lock        held while a supervisor starts the embedded server, and by a command that
+                             runs one for itself; the server's own lock is ledger/server.lock
+<run_dir>/logs/              <worker>.jsonl, and <worker>.out for terminal output
 """
 
 from __future__ import annotations
@@ -32,17 +29,15 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _PROBE_S = 0.5
-"""Commands that ask who holds the lock hold it for an instant themselves."""
+"""A command that reads the lock's holder holds the lock for an instant."""
 _LOCK_NAME = "supervisor.lock"
 
 
 def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
-    """Make the run's folder, or check that there is one to resume. Nothing of an existing run is
-    changed.
+    """Make the run's folder, or check the one to resume; change no existing run.
 
     Raises:
-        ConfigError: the folder holds a run and is not to be resumed, or holds none and is, or
-            cannot be written to.
+        ConfigError: the folder has a run without ``resume``, has none with it, or is not writable.
     """
     run_dir = config.run_dir
     if not resume:
@@ -57,20 +52,20 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"{run_dir} cannot be written to: {error.strerror}; make room or give rights there, or choose another place with "
+            f"{run_dir} cannot be written to: {error.strerror}; make room or grant rights, or choose another place with "
             "--set run.dir=FOLDER"
         ) from error
     found = run_dir.stat()
     if not is_ours(found, closed=0o022):
         raise ConfigError(
-            f"{run_dir} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):04o}; expected a folder of "
-            f"ours that nobody else may write to: chmod 700 {run_dir}, or choose another place with --set run.dir=FOLDER"
+            f"{run_dir} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):04o}; expected one that only "
+            f"this user can write to. Run chmod 700 {run_dir}, or choose another place with --set run.dir=FOLDER"
         )
     return run_dir
 
 
 def check_no_run(config: RunConfig) -> None:
-    """Raise ConfigError when the folder of a configuration's run holds one already."""
+    """Raise ConfigError when the folder of the configured run has a run already."""
     run_dir = config.run_dir
     if (run_dir / RESOLVED_NAME).exists():
         raise ConfigError(
@@ -81,7 +76,7 @@ def check_no_run(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the run's lock: one supervisor a run. Raises ConfigError when another holds it."""
+    """Hold the supervisor's lock of a run. Raises ConfigError when another process holds it."""
     with (run_dir / _LOCK_NAME).open("a+") as file:
         if not _lock(file, timeout_s=_PROBE_S):
             raise ConfigError(
@@ -96,22 +91,20 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.Event | None = None) -> Iterator[None]:
-    """Be alone in starting or stopping the run's embedded server: two servers must never share a
-    file.
+    """Hold the right to start or stop the run's embedded server: two servers never share a file.
 
-    Raises ConfigError when another holds it past the deadline, Interrupted when ``given_up`` is set
-    meanwhile.
+    Raises ConfigError at the deadline, and Interrupted once ``given_up`` is set.
     """
     with (run_dir / "ledger.lock").open("a+") as file:
         if not _lock(file, timeout_s=timeout_s, given_up=given_up):
             raise ConfigError(
-                f"another command still looks at {run_dir} after {timeout_s:g} s; try again when it has ended"
+                f"another command still reads {run_dir} after {timeout_s:g} s; try again when it has ended"
             )
         yield
 
 
 def supervisor_pid(run_dir: Path) -> int | None:
-    """Return the process id of the run's supervisor, or None when none holds the run's lock."""
+    """Return the supervisor's process id; None when the lock is free, 0 when the id is unknown."""
     path = run_dir / _LOCK_NAME
     deadline = time.monotonic() + _PROBE_S
     while True:
@@ -123,7 +116,7 @@ def supervisor_pid(run_dir: Path) -> int | None:
             return None
         except BlockingIOError:
             text = path.read_text().strip()
-        # empty for the instant between locking and writing
+        # The file is empty between locking and writing.
         if text.isdecimal() or time.monotonic() > deadline:
             return int(text) if text.isdecimal() else 0
         time.sleep(_POLL_S)
@@ -133,7 +126,7 @@ def _lock(file: IO[str], *, timeout_s: float, given_up: threading.Event | None =
     deadline = time.monotonic() + timeout_s
     while True:
         if given_up is not None and given_up.is_set():
-            raise Interrupted(f"told to stop while another command held {file.name}; nothing was started")
+            raise Interrupted(f"stopped while another command held {file.name}; nothing was started")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,18 +1,16 @@
-"""The supervisor: the desired fleet in, processes out.
+"""The supervisor: turns the desired fleet into processes.
 
-*Consumes* the desired fleet (the configuration's, later changed by ``headrace scale``), exits,
-heartbeats, and the run's state. *Produces* processes, restarts, and the run's end. *Waits for*
+*Consumes* the desired fleet (the configuration's, later that of ``headrace scale``), exits,
+heartbeats and the run's state. *Produces* processes, restarts, and the run's end. *Waits for*
 signals and exits, a fifth of a second at a time.
 
-What to do is decided by ``pipeline.supervisor.fleet_plan`` and ``pipeline.supervisor.watchdog``,
-which own nothing; ``pipeline.supervisor.processes`` starts, signals and reaps; this module joins
-them and keeps the embedded ledger server alive. A worker that is frozen or stuck is fenced first
-and killed then, so that whatever it still writes has no effect. Workers that a supervisor before
-this one left behind are adopted (``pipeline.supervisor.takeover``); when they were started with
-other settings they are drained first and started anew.
+``fleet_plan`` and ``watchdog`` decide; ``processes`` starts, signals and reaps; this module joins
+them, and keeps the embedded ledger server alive (``monitor``). A frozen or stuck worker is fenced
+first and killed then, so that its late writes have no effect. Workers of an earlier supervisor are
+adopted (``takeover``). If they have other settings, they are drained and started again.
 
-The first Ctrl-C (or SIGTERM, or SIGHUP when the terminal closes) drains the fleet; a second Ctrl-C
-or SIGTERM ends it at once. None needs the ledger to answer.
+The first Ctrl-C (or SIGTERM, or SIGHUP of a closing terminal) drains the fleet. A second Ctrl-C or
+SIGTERM ends it at once. Neither needs the ledger's answer.
 """
 
 from __future__ import annotations
@@ -64,17 +62,13 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _LOOK_EVERY_S = 0.5
-"""At the ledger: each look reads what every worker says, and the watchdog's patience
-is of seconds.
-"""
+"""Interval of the ledger's reads: each has all heartbeats, and silence is measured in seconds."""
 _CUT_EVERY_S = 1.0
-"""Outputs that have become long."""
+"""Interval of cutting long outputs."""
 _ANSWER_S = 2.0
-"""The ledger's answer; shorter than a worker's patience, so that signals and exits are never long
-unheeded.
-"""
+"""Limit of the ledger's answer, short enough for signals and exits to be handled in time."""
 _SERVER_PATIENCE_S = 60.0
-"""With an embedded server that is there and says nothing; less where workers bear less."""
+"""Limit of a mute embedded server; less where ledger.outage_timeout_s is less."""
 _DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
 
 log = structlog.get_logger(__name__)
@@ -88,7 +82,7 @@ class RunOutcome:
     status: RunStatus
     failure: FleetFailure | None = None
     last_lines: str = ""
-    """Of the worker that the fleet failed by."""
+    """Output of the worker that failed the fleet."""
 
 
 class Supervisor:
@@ -97,8 +91,8 @@ class Supervisor:
     Args:
         config: The resolved configuration.
         run_dir: The run's folder, whose lock the caller holds.
-        spec: What the run's ledger is made with.
-        command: How a worker's process is started.
+        spec: The ledger's specification.
+        command: Command line of a worker's process.
     """
 
     def __init__(
@@ -122,8 +116,8 @@ class Supervisor:
         self._watchdog = Watchdog(self._timeouts)
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
-        self._told_to_stop = threading.Event()
-        """The same, for the thread that opens the ledger before the loop turns."""
+        self._stop_requested = threading.Event()
+        """For the thread that opens the ledger before the loop turns."""
         self._next_look_s = 0.0
         self._next_cut_s = 0.0
         self._is_starved = False
@@ -134,13 +128,12 @@ class Supervisor:
     async def run(
         self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0
     ) -> RunOutcome:
-        """Start the ledger and the fleet, keep them, and return once the run has ended and every
-        process is gone.
+        """Run the ledger and the fleet until the run has ended and every process is gone.
 
         Raises:
-            ConfigError: the metrics port is taken, or no ledger server can be found.
-            Interrupted: told to stop before its ledger's server had answered; nothing was started.
-            LedgerMismatch: the folder's ledger was made with other settings.
+            ConfigError: the metrics port is taken, or there is no ledger server.
+            Interrupted: stopped before the ledger's server had answered; nothing was started.
+            LedgerMismatch: the folder's ledger has other settings.
             LedgerUnavailable: the ledger does not answer at the start, or its embedded server
                 cannot be started again.
         """
@@ -151,7 +144,8 @@ class Supervisor:
             ledger = RedisLedger(client, self._config.run.name)
             try:
                 await ledger.open(self._spec)
-            except BaseException:  # what an earlier supervisor left running is not touched
+            # Processes of an earlier supervisor are left alone.
+            except BaseException:
                 await registry.aclose()
                 if server is not None and not server.is_adopted:
                     await asyncio.to_thread(server.stop)
@@ -197,13 +191,13 @@ class Supervisor:
 
     def _open_ledger(self) -> EmbeddedServer | None:
         settings = self._config.ledger
-        with server_lock(self._run_dir, given_up=self._told_to_stop):
+        with server_lock(self._run_dir, given_up=self._stop_requested):
             server = open_ledger(
                 self._run_dir,
                 configured_url=settings.url,
                 max_memory_mb=settings.max_memory_mb,
                 patience_s=self._server_patience_s,
-                given_up=self._told_to_stop,
+                given_up=self._stop_requested,
             )
         address = read_address(self._run_dir)
         if server is not None and not server.is_adopted and address is not None:
@@ -211,8 +205,8 @@ class Supervisor:
         return server
 
     def _write_config(self) -> None:
-        """Write the resolved configuration, once the ledger has agreed to it and before anyone
-        reads it.
+        """Write the resolved configuration: the ledger agrees to it, and no worker
+        has read it yet.
         """
         try:
             write_resolved(self._config, self._run_dir)
@@ -220,7 +214,7 @@ class Supervisor:
             raise ConfigError(f"{self._run_dir} cannot be written to: {error.strerror}; nothing was started") from error
 
     async def _begin(self, registry: Registry) -> None:
-        """Adopt what an earlier supervisor left running, and say what is wanted."""
+        """Adopt running workers of an earlier supervisor, and set the desired fleet."""
         earlier = self._earlier_config()
         adopted = await take_over(self._processes, self._plan, registry)
         self._write_config()
@@ -229,35 +223,34 @@ class Supervisor:
             if not _works_the_same(earlier, self._config):
                 log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
                 self._carry_out(self._plan.recycle(time.monotonic()))
-            elif earlier.fleet == self._config.fleet:  # as `headrace scale` left it
+            # As `headrace scale` left it.
+            elif earlier.fleet == self._config.fleet:
                 wanted = await registry.fleet() or wanted
         await registry.set_fleet(wanted)
         await registry.set_run_status(RunStatus(RunState.RUNNING))
 
     def _earlier_config(self) -> RunConfig | None:
-        """Return the settings that processes which are there were started with; None when nobody
-        knows.
-        """
+        """Return the settings of the processes that are there; None when they are unknown."""
         try:
             return read_resolved(self._run_dir)
         except ConfigError:
             return None
 
     async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
-        """Leave the last state and the report behind; a ledger that is away takes neither. A page
-        that cannot be written, for want of room or because the program changed on disk while it
-        ran, is no reason for a run to end otherwise."""
+        """Write the last state and the report, unless the ledger is away.
+
+        A report that cannot be written (full disk, changed program) does not change the run's end.
+        """
         try:
             await registry.set_run_status(status)
             audit = await ledger.audit()
         except LedgerError as error:
             log.warning("final_state_not_written", reason=str(error))
             return
-        # told to end at once: `headrace report` makes it later
+        # After a second signal, `headrace report` is left to write it.
         if self._num_signals < 2:
-            write = partial(
-                write_report, title=self._config.run.name, detail=f"{status.state}: {status.detail}", audit=audit
-            )
+            detail = f"{status.state}: {status.detail}"
+            write = partial(write_report, title=self._config.run.name, detail=detail, audit=audit)
             try:
                 await asyncio.to_thread(write, self._run_dir)
             except Exception as error:
@@ -287,13 +280,13 @@ class Supervisor:
             await asyncio.sleep(_TICK_S)
 
     async def _look(self, monitor: Monitor, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
-        """Do what the ledger's word asks for; return the run's status by it."""
+        """Read the ledger and act on it; return the run's status."""
         try:
             await monitor.check()
             beats = await monitor.registry.heartbeats()
             if status.state is RunState.RUNNING:
                 status = await self._steer(monitor.registry, now)
-            await self._bury(monitor.registry, ended, beats)
+            await self._fence_exited(monitor.registry, ended, beats)
             await self._replace(monitor.registry, beats, now, await monitor.overdue(now))
             await monitor.show(status, beats, self._plan, now)
         except LedgerRefused as error:
@@ -301,43 +294,41 @@ class Supervisor:
             if status.state is RunState.RUNNING:
                 self._failed_code = ExitCode.CONFIG
                 status = self._ending() or RunStatus(RunState.FAILED, str(error))
-        except LedgerError:  # away: it is being started again, and the workers ride it out as well; or it was emptied
+        # The ledger is away or was emptied; workers wait for its restart too.
+        except LedgerError:
             self._watchdog.blind(now)
             if status.state is RunState.RUNNING:
                 status = self._ending() or status
         return status
 
     def _ending(self) -> RunStatus | None:
-        """Return why the run ends, of what this process knows itself."""
+        """Return why the run ends, as far as this process knows."""
         failure = self._plan.failure
         if failure is not None:
             return RunStatus(RunState.FAILED, f"{failure.worker} {failure.reason} (exit code {failure.exit_code})")
         if self._num_signals:
-            return RunStatus(
-                RunState.STOPPING, f"stopped by a signal; go on with `headrace up --resume {self._run_dir}`"
-            )
+            detail = f"stopped by a signal; go on with `headrace up --resume {self._run_dir}`"
+            return RunStatus(RunState.STOPPING, detail)
         return None
 
     async def _steer(self, registry: Registry, now: float) -> RunStatus:
-        """Apply the desired fleet, and find out whether the run is to end."""
+        """Apply the desired fleet; return the run's status."""
         if ending := self._ending():
             await registry.set_run_status(ending)
             return ending
         status = await registry.run_status()
         if status.state is RunState.STARTING:
-            return RunStatus(
-                RunState.FAILED,
-                "the ledger knows nothing of this run any more: its server was emptied or lost its file",
-            )
+            detail = "the ledger has no record of this run any more: its server was emptied or lost its file"
+            return RunStatus(RunState.FAILED, detail)
         if status.state is RunState.RUNNING:
             fleet = await registry.fleet()
-            if fleet is not None and self._is_bearable(fleet):
+            if fleet is not None and self._is_allowed(fleet):
                 self._carry_out(self._plan.want(fleet.counts, now))
         return status
 
-    def _is_bearable(self, fleet: Fleet) -> bool:
-        """Whether this machine bears so many workers. ``scale`` refuses what it does not; another
-        client may not ask.
+    def _is_allowed(self, fleet: Fleet) -> bool:
+        """Whether the fleet fits this machine; clients other than ``headrace scale``
+        may not check.
         """
         if fleet == self._refused:
             return False
@@ -350,26 +341,22 @@ class Supervisor:
         self._refused = None
         return True
 
-    async def _bury(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
-        """Take the heartbeats of dead processes out of the registry, so that nobody is shown or
-        sent to a ghost.
-        """
-        ghosts = {(beat.who.worker, beat.pid) for beat in beats}
+    async def _fence_exited(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
+        """Fence workers that ended badly, so that their heartbeats leave the registry."""
+        beating = {(beat.who.worker, beat.pid) for beat in beats}
         for exit_ in ended:
-            if exit_.code not in _DIED_WELL and (exit_.worker, exit_.pid) in ghosts:
+            if exit_.code not in _DIED_WELL and (exit_.worker, exit_.pid) in beating:
                 await registry.fence(exit_.worker)
 
     async def _replace(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: dict[Role, float]
     ) -> None:
-        """Fence and kill workers that are frozen or stuck; fence those that others started and that
-        fell silent.
-        """
+        """Fence and kill frozen and stuck workers; fence unmanaged workers that fell silent."""
         for worker, reason in self._watchdog.look(beats, self._processes.pids, now, overdue_s).items():
             await registry.fence(worker)
             self._processes.signal(worker, signal.SIGKILL)
             kept = None if self._watchdog.is_silent(worker, now) else self._kept(worker)
-            if self._plan.condemn(worker, reason, kept=kept):
+            if self._plan.replace(worker, reason, kept=kept):
                 log.error("worker_replaced", worker=worker, reason=reason)
         for beat in beats:
             worker = beat.who.worker
@@ -385,10 +372,10 @@ class Supervisor:
         if number is signal.SIGHUP:
             leave_terminals(terminals)
             if self._num_signals:
-                # shell and kernel both send it when a terminal closes: it is never a second request
+                # Shell and kernel both send it when a terminal closes, so it is no second request.
                 return
         self._num_signals += 1
-        self._told_to_stop.set()
+        self._stop_requested.set()
         self._next_look_s = 0.0
         if self._num_signals == 1:
             log.warning("supervisor_stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
@@ -403,30 +390,25 @@ class Supervisor:
                 case Verb.DRAIN:
                     self._processes.signal(action.worker, signal.SIGTERM)
                 case Verb.KILL:
-                    log.error(
-                        "drain_timed_out", worker=action.worker, action="killed; what it held is leased to others"
-                    )
+                    log.error("drain_timed_out", worker=action.worker, action="killed; others lease what it held")
                     self._processes.signal(action.worker, signal.SIGKILL)
 
     def _note(self, exit_: Exit, now: float) -> None:
-        is_asked_for = self._plan.is_draining(exit_.worker)
-        # A worker obeys SIGTERM while its loop runs; one that dies of it holds nothing yet, or
-        # nothing any more.
-        code = ExitCode.OK if is_asked_for and exit_.code == -signal.SIGTERM else exit_.code
+        was_draining = self._plan.is_draining(exit_.worker)
+        # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
+        code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
         kept = self._kept(exit_.worker)
         self._plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
         if exit_.role is Role.LEARNER:
             self._is_starved |= code == ExitCode.STARVED
-            if is_asked_for and self._plan.is_stopping and code not in _DIED_WELL:
+            if was_draining and self._plan.is_stopping and code not in _DIED_WELL:
                 self._learner_drain_code = code if code > 0 else ExitCode.DRAIN_TIMEOUT
         if code not in (ExitCode.OK, ExitCode.STARVED):
-            told = {} if exit_.error is None else {"error": str(exit_.error)}
-            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **told)
+            error = {} if exit_.error is None else {"error": str(exit_.error)}
+            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **error)
 
     def _kept(self, worker: str) -> str | None:
-        """Return a learning worker's newest checkpoint, "" before the first; None of a worker that
-        keeps nothing.
-        """
+        """Return a learning worker's newest checkpoint, "" for none; None for other workers."""
         folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
         return newest_name(self._run_dir / folders[worker]) if worker in folders else None
 
@@ -448,9 +430,7 @@ class Supervisor:
 
 
 def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
-    """Whether workers of one configuration may serve under the other: how many there are, and who
-    watches them, may differ.
-    """
+    """Whether workers of both configurations work alike; fleet size and supervision may differ."""
     same = {"fleet": other.fleet, "supervisor": other.supervisor}
     return one.model_copy(update=same) == other
 
@@ -469,7 +449,7 @@ def _timeouts(config: RunConfig) -> Timeouts:
 
 
 def meaning(exit_code: int) -> str:
-    """Return an exit code in a word."""
+    """Return an exit code in words."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     values = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}

@@ -1,12 +1,9 @@
-"""A new supervisor takes over what one before it left running.
+"""A new supervisor takes over the processes of an earlier one.
 
-*Consumes* the processes on record, the registry's epochs and heartbeats. *Produces* adopted
-workers, and the end of those that are nobody's any more. *Waits for* the ledger's answers.
-
-A process is adopted when it is the very one that was started (process id and start time) and is its
-worker's newest incarnation, or has none yet because it is still starting. A fenced one is killed:
-it was being replaced when its supervisor died. What beats on this host under a name of ours without
-being on record is fenced, and ends by itself.
+A process is adopted when it is the recorded one (process id and start time) and its worker's newest
+incarnation, or not registered yet. A fenced one is killed: it was being replaced when its
+supervisor died. An unrecorded worker of this host that has a fleet's name is fenced, and ends by
+itself.
 """
 
 from __future__ import annotations
@@ -27,16 +24,12 @@ log = structlog.get_logger(__name__)
 
 
 def may_adopt(epoch: int, newest: int) -> bool:
-    """Whether a process of incarnation ``epoch`` (0: not registered yet) is its worker's own, of
-    which ``newest`` is newest.
-    """
+    """Whether ``epoch`` (0: not registered) is the worker's ``newest`` incarnation."""
     return epoch in (0, newest)
 
 
 async def take_over(processes: Processes, plan: FleetPlan, registry: Registry) -> list[str]:
-    """Adopt what runs and end what is fenced; return the names of the adopted workers. Raises
-    LedgerUnavailable.
-    """
+    """Adopt running workers and end fenced ones; return the adopted. Raises LedgerUnavailable."""
     adopted: dict[str, int] = {}
     for found in processes.find():
         if may_adopt(found.epoch, await registry.epoch(found.worker)):

@@ -1,31 +1,26 @@
-"""Which workers are alive by name only: frozen, stuck, idle beside their work, or never begun.
-Pure; time is an argument.
+"""Finds workers that are frozen, stuck, idle beside their work, or never began. Pure; time is an
+argument.
 
-*Consumes* heartbeats as they are read, how long each role's work has lain in the ledger, and the
-reader's own monotonic time. *Produces* workers to be replaced, with reasons. *Waits for* nothing.
+Its input is heartbeats as they are read, the age of each role's overdue work, and the reader's
+monotonic time. A worker is judged by changes between two readings, on the reader's clock. Wall
+clocks jump; a laptop that slept, a ledger that was away, or a reader that stood still must not look
+like a dead fleet.
 
-A worker is judged by what changes between two readings, on the reader's clock: wall clocks jump,
-and a laptop that slept for an hour, a ledger that was away for a minute, or a reader that was
-itself stopped must not look like a fleet of dead workers.
-
-    what stands still          means                                  borne for
-    the heartbeat              the process is frozen                  silent_after_s
-    nothing: it has left       the process does not end               drain_timeout_s
-    turns, and pieces          the main loop is dead, whatever        the limit of what it says it waits for
-                               it says that it waits for
-    progress, and pieces, at   it is stuck with work in its hands     the limit of what it says it waits for
+    without a change              means                         limit
+    the heartbeat                 the process is frozen         silent_after_s
+    none: it has left             the process does not end      drain_timeout_s
+    turns, and pieces             the main loop is dead         the limit of its reported wait
+    progress, and pieces, at      it is stuck with its work     the limit of its reported wait
     compute or with work held
-    progress, at input, while  it turns, but past its work            60 s, or stuck_after_s
-    its role's work lies overdue
+    progress, at input, while     it turns, but past its work   60 s, or stuck_after_s
+    its role's work is overdue
 
-A piece is what long work tells of before it has ended: a layer of a pass, a decode step, a verdict,
-a file (``pipeline.process.work``). How long one may take follows from what was measured: several
-times the slowest so far of that kind of work, and a minute in any case. What a person has set
-(``stuck_after_s``) is the most that is borne, however slow pieces were.
+A piece is a part of long work: a layer of a pass, a decode step, a verdict, a file
+(``pipeline.process.work``). The limit of a piece is several times the slowest so far of that kind
+of work, and at least a minute. ``stuck_after_s``, when set, is the most, however slow pieces were.
 
-An idle worker turns and holds nothing: it may be idle for ever. One that waits for credit or
-weights may hold what it likes. How long a worker was idle before its work says nothing of that
-work.
+An idle worker turns and holds nothing: it may be idle for ever. A worker that waits for credit or
+weights may hold any work. Idle time before a piece of work does not count for it.
 """
 
 from __future__ import annotations
@@ -39,49 +34,47 @@ from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}
 _WITH_DISK = frozenset({WaitingFor.DISK, WaitingFor.DRAINING})
-"""Where what is written to the disk is what is waited for; elsewhere it must not hide that nothing
-else moves.
-"""
+"""Waits that a write to the disk moves on; elsewhere the write must not hide a standstill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each sign of death may last, in seconds."""
+    """Limits of each sign of death, in seconds."""
 
     stuck_after_s: float | None
-    """Without a turn of the main loop, or without progress though there is work: at most. None: as
-    long as what was measured says, and a minute where nothing was."""
+    """Most time without a turn of the main loop, or without progress on work. None: the limit of a
+    piece.
+    """
     start_timeout_s: float
-    """Without progress from the start of the process to its main loop (imports, models, data), and
-    in the first call of a computation."""
+    """Without progress, from the process's start to its main loop and in a computation's first
+    call.
+    """
     silent_after_s: float = 10.0
-    """Without a heartbeat: its thread writes one every second."""
+    """Without a heartbeat; a live process writes one every second."""
     checkpoint_timeout_s: float = 600.0
     drain_timeout_s: float = 20.0
     outage_timeout_s: float = 0.0
-    """How long a worker itself bears a ledger that is full or away, before it ends."""
+    """A worker's own limit of a ledger that is full or away."""
     send_timeout_s: float = 0.0
-    """How long a sender waits for room in a mailbox, before it leaves a chunk to the
-    overdue index.
+    """A sender's own limit of the wait for a mailbox, after which the overdue index
+    has the chunk.
     """
 
     @property
     def least_s(self) -> float:
-        """How long a worker may stand still where nothing is measured."""
+        """Limit of a standstill without a measured piece."""
         return LEAST_S if self.stuck_after_s is None else self.stuck_after_s
 
     def drain_limit_s(self, beat: Heartbeat) -> float:
-        """Return how long a worker that drains may stand still: what is computed or written is
-        brought to its end.
+        """Return a draining worker's limit without progress; it finishes its
+        computation or write.
         """
         piece_s = piece_limit_s(beat.work.slowest_s, self.stuck_after_s) if beat.work.slowest_s else 0.0
         storing_s = self.checkpoint_timeout_s if beat.waiting_for is WaitingFor.DISK else 0.0
         return max(self.drain_timeout_s, piece_s, storing_s)
 
     def limit_s(self, waiting_for: WaitingFor, slowest_s: float = 0.0) -> float:
-        """Return how long a worker may stand still at this wait; ``slowest_s``: what its slowest
-        piece of work took so far.
-        """
+        """Return the limit without progress at a wait, with the slowest piece of work so far."""
         match waiting_for:
             case WaitingFor.STARTING | WaitingFor.COMPILE:
                 return self.start_timeout_s
@@ -99,20 +92,18 @@ class Timeouts:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was last read of a process, and when that last changed by the reader's clock."""
+    """Last reading of a process, and when it last changed by the reader's clock."""
 
     pid: int
     started_s: float
-    """When this process was first looked at."""
+    """Time of the first reading."""
     changed_s: float
     moved_s: float
     turned_s: float
     beat_at_s: float | None = None
-    """As the worker said, by its own clock: only whether it changes matters."""
+    """By the worker's clock; only changes matter."""
     progress: tuple[int, ...] = ()
-    """Turns of the loop that did something, pieces, and beginnings: only whether they change
-    matters.
-    """
+    """Productive turns, pieces, and beginnings; only changes matter."""
     turns: int = -1
 
 
@@ -126,7 +117,7 @@ class Watchdog:
         self._looked_s: float | None = None
 
     def blind(self, now_s: float) -> None:
-        """Say that no heartbeat could be read just now: everybody's patience starts again."""
+        """Record that heartbeats could not be read: all limits start again."""
         for seen in [*self._seen.values(), *self._guests.values()]:
             seen.changed_s = seen.moved_s = seen.turned_s = now_s
 
@@ -137,16 +128,16 @@ class Watchdog:
         now_s: float,
         overdue_s: Mapping[Role, float] = _NO_OVERDUE,
     ) -> dict[str, str]:
-        """Return worker -> why it must be replaced, among the processes ``pids`` that are there.
+        """Return the reason for every process in ``pids`` that must be replaced, by worker.
 
         Args:
             beats: The last heartbeat of every worker.
-            pids: The processes to be judged, by worker.
+            pids: The judged processes, by worker.
             now_s: The reader's monotonic time.
-            overdue_s: For how long work of a role has lain in the ledger beyond its deadline.
+            overdue_s: Age of each role's overdue work beyond its deadline.
         """
         if self._looked_s is not None and now_s - self._looked_s > self._timeouts.silent_after_s / 2:
-            # it is the reader that stood still
+            # The reader itself stood still.
             self.blind(now_s)
         self._looked_s = now_s
         by_pid = {(beat.who.worker, beat.pid): beat for beat in beats}
@@ -165,40 +156,35 @@ class Watchdog:
     def departed(
         self, beats: Iterable[Heartbeat], pids: Mapping[str, int], gone: Container[int], now_s: float
     ) -> dict[str, str]:
-        """Return worker -> why it is to be buried, among those that somebody else started and that
-        fell silent.
+        """Return the reason for every silent worker that another process started, by worker.
 
         Args:
             beats: The last heartbeat of every worker.
-            pids: The processes that are ours, and so not judged here.
-            gone: Process ids of guests on this host that are known to have ended.
+            pids: The supervisor's own processes, which are not judged here.
+            gone: Process ids on this host that are known to have ended.
             now_s: The reader's monotonic time.
         """
         guests = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) != beat.pid}
-        for worker in [
-            name for name, seen in self._guests.items() if name not in guests or guests[name].pid != seen.pid
-        ]:
+        for worker in [n for n, seen in self._guests.items() if n not in guests or guests[n].pid != seen.pid]:
             del self._guests[worker]
-        buried: dict[str, str] = {}
+        silent: dict[str, str] = {}
         for worker, beat in guests.items():
             seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s))
             _remember(seen, beat, now_s)
             silent_s = now_s - seen.changed_s
             if silent_s > (self._timeouts.silent_after_s if beat.pid in gone else self._timeouts.least_s):
-                buried[worker] = f"no heartbeat for {silent_s:.0f} s"
-        return buried
+                silent[worker] = f"no heartbeat for {silent_s:.0f} s"
+        return silent
 
     def moved_s(self, worker: str) -> float | None:
-        """Return when a worker was last seen to get on with its work, by the reader's clock; None
-        for a stranger.
+        """Return the time of a worker's last seen progress, by the reader's clock;
+        None if unknown.
         """
         seen = self._seen.get(worker)
         return None if seen is None else seen.moved_s
 
     def is_silent(self, worker: str, now_s: float) -> bool:
-        """Return whether a worker's heartbeat stands still: its process is frozen or gone, whatever
-        it was doing.
-        """
+        """Return whether a worker's heartbeat stands still: its process is frozen or gone."""
         seen = self._seen.get(worker)
         return seen is not None and now_s - seen.changed_s > self._timeouts.silent_after_s
 
@@ -208,7 +194,7 @@ class Watchdog:
         if seen.beat_at_s is None:
             is_late = silent_s > timeouts.start_timeout_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
-        # it has said goodbye, or was fenced: it is about to end
+        # Without a heartbeat, it has departed or was fenced, and is about to end.
         if beat is None:
             is_late = silent_s > max(timeouts.silent_after_s, timeouts.drain_timeout_s)
             return f"left {silent_s:.0f} s ago and has not ended (supervisor.drain_timeout_s)" if is_late else None

@@ -342,5 +342,5 @@ class WeightReceiver:
         since, words = self._unreached_since, ""
         if since is not None and (down_s := self._ctx.clock.monotonic() - since) >= SAID_AFTER_S:
             words = unreached_words(Role.LEARNER, self._asked[0], down_s)
-        self._ctx.say_unreached(Role.LEARNER, words)
+        self._ctx.report_unreached(Role.LEARNER, words)
         return []

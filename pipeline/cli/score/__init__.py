@@ -1,1 +1,1 @@
-"""``headrace score``: a file of responses, scored offline."""
+"""``headrace score``: score a file of responses offline."""

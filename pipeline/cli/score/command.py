@@ -1,12 +1,10 @@
 """``headrace score``: check a verifier on a file of responses before training with it.
 
-*Consumes* a file and a verifier's name. *Produces* a table, or JSON, and, where asked, a file of
-verdicts; progress goes to standard error. Only click is loaded until there is something to score.
+Progress goes to standard error. Only click is imported until there is something to score.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.cli.common import echo_json, json_option
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
@@ -26,21 +25,18 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   headrace score responses.jsonl --verifier math
-  headrace score responses.jsonl --verifier my_rewards:judge --path . --by difficulty
-  headrace score responses.jsonl --verifier arithmetic --json
-  headrace score responses.jsonl --verifier math --out verdicts.jsonl    # accuracy and reason of every response
+  headrace score responses.jsonl --verifier my_rewards:judge --path .
+  headrace score responses.jsonl --verifier arithmetic --by difficulty --json
+  headrace score responses.jsonl --verifier math --out verdicts.jsonl
 
-Exit status: 0; 11 when some responses have no verdict, were not judged in time, or could not be read.
+Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be read.
 """
-_TELL_EVERY_S = 5.0
+_REPORT_EVERY_S = 5.0
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--verifier",
-    help="Registered name or package.module:function; default: the line's (registered ones only).",
-)
+@click.option("--verifier", help="Registered name, or package.module:function. Default: the line's, a registered name.")
 @click.option(
     "--path",
     "folders",
@@ -50,13 +46,13 @@ _TELL_EVERY_S = 5.0
 )
 @click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), default=5.0, help="Seconds for one response.")
-@click.option("--processes", type=click.IntRange(min=1), help="Sandbox processes; default: one for each core.")
+@click.option("--processes", type=click.IntRange(min=1), help="Sandbox processes. Default: one for each core.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write a JSON line for each response: accuracy, reward and its parts, whether it was judged, and the reason.",
+    help="Write a JSON line for each response: accuracy, reward, parts, judged, reason.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 def score(
     file: Path,
     verifier: str | None,
@@ -69,8 +65,8 @@ def score(
 ) -> ExitCode:
     """Score the responses in FILE (JSONL or Parquet) and print the distribution.
 
-    Each line holds `response` and `answer`, and may hold `prompt`, `verifier`, `num_tokens` and
-    further columns.
+    A line has `response` and `answer`, and may have `prompt`, `verifier`, `num_tokens`,
+    `finish_reason` and further columns.
     """
     from pipeline.cli.score.offline import score_file
     from pipeline.config.learning import RewardSection
@@ -85,7 +81,7 @@ def score(
     click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)
     report = score_file(file, verifier, config=config, by=by, out=out, on_judged=progress)
     if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        echo_json(report)
     else:
         from rich.console import Console
 
@@ -94,32 +90,30 @@ def score(
 
 
 class ScoringProgress:
-    """Says every few seconds how far the file is, in a line of its own: for terminals, pipes and
-    logs alike.
-    """
+    """Reports every few seconds how far the file is, in a line of its own."""
 
-    def __init__(self, total: int, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """``total``: lines of the file, about."""
-        self._total, self._tell, self._clock = total, tell, clock
-        self._began = self._told = clock()
+    def __init__(self, total: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """``total``: estimated lines of the file."""
+        self._total, self._write, self._clock = total, write, clock
+        self._began = self._reported = clock()
         self._num_done = 0
 
     def __call__(self, number: int) -> None:
         """Count ``number`` more lines."""
         self._num_done += number
         now = self._clock()
-        if now - self._told < _TELL_EVERY_S:
+        if now - self._reported < _REPORT_EVERY_S:
             return
-        self._told = now
+        self._reported = now
         rate = self._num_done / (now - self._began)
         total = max(self._total, self._num_done)
         left = f", {(total - self._num_done) / rate:.0f} s left" if rate else ""
         pace = f"{rate:,.0f}/s" if rate >= 10.0 else f"{rate:.1f}/s"
-        self._tell(f"{self._num_done:,} of {total:,} responses ({self._num_done / total:.0%}), {pace}{left}")
+        self._write(f"{self._num_done:,} of {total:,} responses ({self._num_done / total:.0%}), {pace}{left}")
 
 
 def show_report(report: ScoreReport, console: Console) -> None:
-    """Print a report. Nothing that the file holds acts on the terminal."""
+    """Print a report. Texts of the file are made safe for the terminal."""
     from rich.table import Table
 
     share = "no verdicts" if report.accuracy is None else f"accuracy {report.accuracy:.1%}"

@@ -1,15 +1,10 @@
-"""Distributions of scores: what ``headrace score`` prints.
-
-*Consumes* scores, failures and unreadable lines one by one. *Produces* a ScoreReport of plain
-values. Pure.
-"""
+"""Distributions of scores, for ``headrace score``."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from pipeline.rewards.verifier import Response, VerifierFailure
 from protocol.trajectory import RewardScore
@@ -17,7 +12,7 @@ from protocol.trajectory import RewardScore
 _MAX_EXAMPLES = 5
 _MAX_GROUPS = 50
 _MAX_CHARS, _MAX_VALUE_CHARS = 8_000, 80
-"""Of an example, and of a value that the distribution is broken down by."""
+"""Most characters of an example, and of a value of the ``--by`` column."""
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 
@@ -36,7 +31,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
-    """One value of the column that the distribution is broken down by."""
+    """One value of the ``--by`` column."""
 
     value: str
     num_responses: int
@@ -47,13 +42,13 @@ class GroupAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
-    """What a verifier makes of a file of responses."""
+    """A verifier's scores of a file of responses."""
 
     path: str
     verifier: str | None
-    """None when each line names its own."""
+    """None when each line names its verifier."""
     num_responses: int
-    """Readable lines: scored and failed."""
+    """Readable lines, scored or failed."""
     num_scored: int
     accuracy: float | None
     """Mean over the responses with a verdict; None when there is none."""
@@ -62,14 +57,14 @@ class ScoreReport:
     num_partial: int
     """Accuracy between 0 and 1."""
     num_not_judged: int
-    """Not judged within their limits, and wrong for it."""
+    """Not judged within their time limits, and so wrong."""
     num_masked: int
     """Left out of the loss by over-long filtering."""
     reward: Quantiles | None
     parts: dict[str, float]
     """Mean of each summand of the reward, over all scored responses."""
     length_unit: str
-    """tokens, where the file has num_tokens on every line; else characters."""
+    """tokens when every line has num_tokens; else characters."""
     correct_lengths: Quantiles | None
     other_lengths: Quantiles | None
     failures: dict[str, int]
@@ -88,16 +83,12 @@ class ScoreReport:
 
     @property
     def all_judged(self) -> bool:
-        """Whether every line of the file held a response, and each got its verdict in time."""
+        """Whether every line held a response and got its verdict in time."""
         return not (self.num_failed or self.num_not_judged or self.num_bad_lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for ``--json``."""
-        return asdict(self)
 
 
 def quantiles(values: Sequence[float]) -> Quantiles | None:
-    """Summarise numbers; each quantile is one of them (the nearest rank). None for no numbers."""
+    """Summarise numbers. A quantile is one of them (nearest rank). None without numbers."""
     if not values:
         return None
     ordered = sorted(values)
@@ -131,7 +122,7 @@ class ScoreTally:
         self._groups: dict[str, _Group] = {}
 
     def score(self, response: Response, score: RewardScore, *, judged: bool = True) -> None:
-        """Count a scored response; one that is not ``judged`` was wrong for being late."""
+        """Count a scored response; one that was not ``judged`` in time is wrong."""
         self._num_not_judged += not judged
         self._accuracies.append(score.accuracy)
         self._rewards.append(score.reward)

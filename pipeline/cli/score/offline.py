@@ -1,10 +1,7 @@
-"""Scoring a file of responses, to check a verifier before training with it.
+"""Scores a file of responses with the reward worker's sandbox and shaping.
 
-*Consumes* a JSONL or Parquet file of ``response``, ``answer`` and, optionally, ``prompt``,
-``verifier``, ``num_tokens``, ``finish_reason`` and further columns. *Produces* a ScoreReport:
-distributions, and every kind of failure with file and line; where asked, a line of JSON for each
-response. *Waits for* verifiers, each within its time limit. It is the engine of the reward worker,
-with the same sandbox and the same shaping.
+*Consumes* a JSONL or Parquet file. *Produces* a ScoreReport, and on request a JSON line for each
+response. *Waits for* verifiers, each within its time limit.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,9 +30,7 @@ from protocol.trajectory import FinishReason, RewardScore
 _OWN_COLUMNS = frozenset({"response", "answer", "prompt", "verifier", "num_tokens", "finish_reason"})
 _MAX_TOKENS = 1 << 31
 _BATCH_A_PROCESS = 64
-"""Responses that wait at once for each process, so that a slow one keeps no other process idle for
-long.
-"""
+"""Responses that wait for each process, so that a slow one does not leave others idle for long."""
 _FINAL = {str(reason): reason for reason in FinishReason if reason.is_final}
 
 
@@ -52,23 +48,20 @@ def score_file(
 
     Args:
         path: ``.jsonl`` or ``.parquet``; one response a line.
-        verifier: for every line; absent, each line's own ``verifier`` column decides, among
-            registered ones.
+        verifier: for every line; when absent, each line's ``verifier``, a registered name.
         config: time limit, processes and shaping; a run's reward section, or its defaults.
-        max_response_tokens: the run's limit; needed by the soft over-long punishment only.
+        max_response_tokens: the run's limit; only the soft over-long punishment needs it.
         by: a column to break the distribution down by.
-        out: a JSONL file for one object a line of ``path``: its verdict, its failure, or why it
-            cannot be read.
-        on_judged: is called with the number of lines that have just been dealt with.
+        out: a JSONL file with one object a line of ``path``: verdict, failure, or reading error.
+        on_judged: receives the number of lines judged since its last call.
 
     Raises:
-        DataError: the file is missing or unreadable, or holds no response at all.
-        ConfigError: the verifier does not exist or cannot be imported, or shaping needs a limit
-            that is not given.
+        DataError: the file is missing or unreadable, or holds no response.
+        ConfigError: the verifier does not exist or cannot be imported, or shaping lacks its limit.
     """
     config = config or RewardSection()
     if "soft" in config.overlong and max_response_tokens is None:
-        raise ConfigError("reward.overlong is soft: say max_response_tokens, the limit that the punishment leads up to")
+        raise ConfigError("reward.overlong is soft, which needs max_response_tokens, the limit of the punishment")
     if verifier is not None:
         resolve(verifier)
     tally = ScoreTally(str(path), verifier, by)
@@ -85,23 +78,19 @@ def score_file(
     return report
 
 
+@dataclass(frozen=True, slots=True)
 class _Job:
-    """One file's way through the pool."""
+    """One file's scoring."""
 
-    def __init__(
-        self,
-        verifier: str | None,
-        config: RewardSection,
-        limit: int,
-        tally: ScoreTally,
-        out: BinaryIO | None,
-        on_judged: Callable[[int], None],
-    ) -> None:
-        self._verifier, self._config, self._limit = verifier, config, limit
-        self._tally, self._out, self._on_judged = tally, out, on_judged
+    verifier: str | None
+    config: RewardSection
+    max_response_tokens: int
+    tally: ScoreTally
+    out: BinaryIO | None
+    on_judged: Callable[[int], None]
 
     async def score(self, rows: Iterator[Row | BadRow]) -> None:
-        config, verifier = self._config, self._verifier
+        config, verifier = self.config, self.verifier
         configured = config.verifiers if verifier is None else (*config.verifiers, verifier)
         size = max(config.max_batch, _BATCH_A_PROCESS * config.processes)
         async with VerifierPool(config, configured=configured) as pool:
@@ -109,34 +98,29 @@ class _Job:
             while batch := list(itertools.islice(rows, size)):
                 read = [row.detail if isinstance(row, BadRow) else _response(row, verifier) for row in batch]
                 responses = [found for found in read if not isinstance(found, str)]
-                self._on_judged(len(read) - len(responses))
-                outcomes = iter(await pool.score(responses, on_judged=self._on_judged))
+                self.on_judged(len(read) - len(responses))
+                outcomes = iter(await pool.score(responses, on_judged=self.on_judged))
                 for row, found in zip(batch, read, strict=True):
                     if isinstance(found, str):
-                        self._tally.bad_line(row.line, found)
+                        self.tally.bad_line(row.line, found)
                         self._write({"line": row.line, "unreadable": found})
                     else:
                         self._judged(row.line, found, next(outcomes))
 
     def _judged(self, line: int, response: Response, outcome: VerifierOutcome) -> None:
         if isinstance(outcome, VerifierFailure):
-            self._tally.failure(line, response, outcome)
-            told: dict[str, Any] = {"failure": outcome.kind, "error": outcome.error}
+            self.tally.failure(line, response, outcome)
+            verdict: dict[str, Any] = {"failure": outcome.kind, "error": outcome.error}
         else:
-            score = shape(
-                self._config,
-                outcome,
-                num_tokens=response.num_tokens,
-                max_response_tokens=self._limit,
-                finish_reason=response.finish_reason,
-            )
-            self._tally.score(response, score, judged=outcome.judged)
-            told = _in_words(outcome.reason, outcome.judged, score)
-        self._write({"line": line, "verifier": response.verifier, **told})
+            size = {"num_tokens": response.num_tokens, "max_response_tokens": self.max_response_tokens}
+            score = shape(self.config, outcome, **size, finish_reason=response.finish_reason)
+            self.tally.score(response, score, judged=outcome.judged)
+            verdict = _in_words(outcome.reason, outcome.judged, score)
+        self._write({"line": line, "verifier": response.verifier, **verdict})
 
-    def _write(self, told: dict[str, Any]) -> None:
-        if self._out is not None:
-            self._out.write(msgspec.json.encode(told) + b"\n")
+    def _write(self, verdict: dict[str, Any]) -> None:
+        if self.out is not None:
+            self.out.write(msgspec.json.encode(verdict) + b"\n")
 
 
 def _in_words(reason: str, judged: bool, score: RewardScore) -> dict[str, Any]:
@@ -151,7 +135,7 @@ def _in_words(reason: str, judged: bool, score: RewardScore) -> dict[str, Any]:
 
 
 def _response(row: Row, verifier: str | None) -> Response | str:
-    """Read a line; a text says what is wrong with it."""
+    """Return a line's response, or the text of its error."""
     columns = {name: value for name, value in row.columns.items() if value is not None}
     text, answer, name = columns.get("response"), text_of(columns.get("answer")), verifier or columns.get("verifier")
     if not isinstance(text, str):

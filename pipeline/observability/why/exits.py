@@ -1,8 +1,4 @@
-"""How the processes of each worker ended, off the end of the supervisor's log.
-
-*Consumes* ``<run_dir>/logs/supervisor.jsonl``. *Produces* the last end of each worker, and how many
-there were. *Waits for* nothing.
-"""
+"""How the processes of each worker ended, from the end of ``<run_dir>/logs/supervisor.jsonl``."""
 
 from __future__ import annotations
 
@@ -15,16 +11,14 @@ from typing import Any
 from pipeline.observability.why.types import Ended
 
 COUNTED_S = 600.0
-"""Ends of the last so many seconds are counted."""
+"""Ends of this many last seconds are counted."""
 _TAIL_BYTES = 1 << 18
 _OF_ONE_DEATH_S = 60.0
-"""A process that is replaced ends within this; that is one end, not two."""
+"""A replaced process ends within this; replacement and end count as one."""
 
 
 def read_exits(run_dir: Path, now_s: float) -> dict[str, Ended]:
-    """Return the last end of each worker whose process has ended, by name; ``now_s`` is wall-clock
-    time.
-    """
+    """Return the last end of each worker with an ended process; ``now_s`` is seconds since 1970."""
     path = run_dir / "logs" / "supervisor.jsonl"
     try:
         with path.open("rb") as file:
@@ -37,7 +31,8 @@ def read_exits(run_dir: Path, now_s: float) -> dict[str, Ended]:
         try:
             row = json.loads(line)
             worker, event, at = row["worker"], row["event"], datetime.fromisoformat(row["at"])
-        except (ValueError, KeyError, TypeError):  # torn at either end, or a line without a worker
+        # A line torn at either end of the tail, or a line without a worker.
+        except (ValueError, KeyError, TypeError):
             continue
         ended = _ended(row, event, now_s - at.astimezone(UTC).timestamp())
         before = found.get(worker)

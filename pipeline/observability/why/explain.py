@@ -1,7 +1,4 @@
-"""From a snapshot to an explanation: where the chains begin, and which is told first.
-
-*Consumes* a snapshot. *Produces* an explanation. *Waits for* nothing.
-"""
+"""From a snapshot to an explanation: where the chains begin, and their order."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from pipeline.observability.why.silence import no_ledger_chain
 from pipeline.observability.why.types import (
     Cause,
     Chain,
-    CriticNeeds,
     Ended,
     Explanation,
     Outlook,
@@ -44,7 +40,7 @@ _MAX_WORKERS = 8
 
 
 def explain(s: Snapshot) -> Explanation:
-    """Return what the run waits for."""
+    """Return what the run waits for, the most important chain first."""
     chains = _chains(s)
     if s.waits is not None and s.state not in _OVER:
         chains[:0] = [_no_room(name, ended) for name, ended in s.exits.items() if ended.is_without_room]
@@ -61,7 +57,7 @@ def _chains(s: Snapshot) -> list[Chain]:
         return [_full_disk(s, s.unwritten)]
     alive = [row for row in s.workers if row.health is not Health.SILENT]
     if not s.has_supervisor and not alive:
-        return [_nobody(s)]
+        return [_no_process(s)]
     if s.state in _OVER:
         return [_ending(s)]
     learner = next(iter(s.rows(Role.LEARNER)), None)
@@ -77,36 +73,35 @@ def _chains(s: Snapshot) -> list[Chain]:
 
 def _no_room(name: str, ended: Ended) -> Chain:
     link = f"{name} finds no room on a disk: {ended}"
-    doing = "make room in the folder that it names; what it did since its last checkpoint is done again, and nothing is lost"
+    doing = "make room in that folder. Work since the worker's last checkpoint is done again; nothing is lost"
     return Chain((link,), Cause.DISK, name, Outlook.YOU, doing)
 
 
 def _refused(row: WorkerRow) -> Chain:
     doing = (
-        "make room or give rights there: the next checkpoint is tried again. Updates go on; what was learned since the last "
-        "checkpoint would be done again by another process, and nothing is lost"
+        "make room or grant rights there; updates go on, and the next checkpoint tries again. If the process dies "
+        "first, work since its last checkpoint is done again; nothing is lost"
     )
     return Chain((f"{row.worker} is refused by its disk: {row.refused}",), Cause.DISK, row.worker, Outlook.YOU, doing)
 
 
 def _full_disk(s: Snapshot, folder: str) -> Chain:
-    link = f"everything waits for room on the disk under the ledger: its server cannot write to {folder}, and takes no writes"
+    link = f"everything waits for room on the ledger's disk: its server cannot write to {folder}, and takes no writes"
     doing = (
-        f"make room there (`df {folder}`): the server tries again every second, and the run goes on by itself; workers wait "
-        "for it as long as ledger.disk_timeout_s"
+        f"make room there (`df {folder}`): the server tries again every second, and the run goes on by itself. Workers "
+        "wait for ledger.disk_timeout_s"
     )
     return Chain((link,), Cause.DISK, "ledger", Outlook.YOU, doing)
 
 
-def _nobody(s: Snapshot) -> Chain:
+def _no_process(s: Snapshot) -> Chain:
     how = f"{s.state}" + (f": {s.detail}" if s.detail else "")
     if s.state is RunState.FINISHED:
-        return Chain(
-            (f"nothing: the run is {how}",), Cause.NOBODY, "", Outlook.ENDED, f"the report: `headrace report {s.run}`"
-        )
+        doing = f"the report: `headrace report {s.run}`"
+        return Chain((f"nothing: the run is {how}",), Cause.NOBODY, "", Outlook.ENDED, doing)
     doing = f"`headrace up --resume {s.run}` goes on with it"
     if s.state is RunState.FAILED:
-        doing = f"mend that first; then {doing}"
+        doing = f"repair that first; then {doing}"
     return Chain((f"no process of the run is there; it is {how}",), Cause.NOBODY, "", Outlook.YOU, doing)
 
 
@@ -116,7 +111,7 @@ def _is_unsupervised(s: Snapshot) -> bool:
 
 
 def _unsupervised(s: Snapshot) -> Chain:
-    link = "no supervisor runs: workers go on without it, and one that dies is not started again"
+    link = "no supervisor runs: workers go on, but a dead one is not started again"
     doing = f"`headrace up --resume {s.run}` goes on with them, `headrace down {s.run}` ends them"
     return Chain((link,), Cause.SUPERVISOR, "supervisor", Outlook.YOU, doing)
 
@@ -124,7 +119,7 @@ def _unsupervised(s: Snapshot) -> Chain:
 def _ending(s: Snapshot) -> Chain:
     link = f"the run is {s.state}" + (f", {s.detail}" if s.detail else "")
     if s.state is RunState.FAILED:
-        doing = f"the run ends; mend that, then `headrace up --resume {s.run}`"
+        doing = f"the run ends; repair that, then `headrace up --resume {s.run}`"
         return Chain((link,), Cause.FAILED, "supervisor", Outlook.YOU, doing)
     left = sorted(s.workers, key=lambda row: (row.health is Health.LIVE, row.role is not Role.LEARNER))
     if not left:
@@ -132,7 +127,7 @@ def _ending(s: Snapshot) -> Chain:
     names = ", ".join(row.worker for row in left)
     end = worker_chain(s, left[0])
     doing = (
-        f"what does not drain is killed after supervisor.drain_timeout_s; `headrace down {s.run} --now` does not wait"
+        f"undrained workers are killed after supervisor.drain_timeout_s; `headrace down {s.run} --now` does not wait"
     )
     return Chain((link, f"{names} still to end", *end.links), Cause.DRAINING, left[0].worker, Outlook.ENDED, doing)
 
@@ -141,13 +136,15 @@ def _ending(s: Snapshot) -> Chain:
 
 
 def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
-    """The learner waits for no units: it computes, publishes, starts, is frozen."""
+    """Return the chain of a learner that does not wait for units: it computes, publishes, starts,
+    is frozen.
+    """
     if row.health is Health.LIVE and row.waiting_for is WaitingFor.WEIGHTS:
         lag = [other for other in s.rows(Role.GENERATOR) if other.worker in row.detail]
         link = f"learner waits for {row.detail}"
         if lag:
             return worst([worker_chain(s, other, seen=(row.worker,)) for other in lag]).after(link)
-        doing = "a generator that takes none for weights.ack_timeout_s is fenced and replaced"
+        doing = "a generator that takes no weights for weights.ack_timeout_s is fenced and replaced"
         return Chain((link,), Cause.WEIGHTS, "learner", Outlook.MOVES, doing)
     chain = worker_chain(s, row)
     if chain.cause is not Cause.WORKING:
@@ -176,11 +173,8 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
     missing = waits.num_needed - waits.num_ready
     noun = _noun(waits)
     if missing <= 0 and waits.late is LatePolicy.WAIT and waits.units:
-        link = (
-            f"learner has {count(waits.num_needed, noun)} ready, and waits for work that would become too stale if this update "
-            "went without it"
-        )
-        # every one of the oldest version is waited for
+        link = f"learner has {count(waits.num_needed, noun)} ready, and waits for work that would become too stale after it"
+        # All units of the oldest version are waited for.
         oldest = min((u.oldest_version for u in waits.units if u.oldest_version is not None), default=None)
         late = [unit_chain(s, waits, unit) for unit in waits.units if unit.oldest_version == oldest]
         return [chain.after(link) for chain in _grouped(late, enough=False)]
@@ -190,22 +184,19 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
     link = f"learner waits for {missing} of {count(waits.num_needed, noun)}"
     chains = [unit_chain(s, waits, unit) for unit in waits.units]
     num_moving = sum(chain.outlook is Outlook.MOVES for chain in chains)
-    # those that were not looked at are taken to be like those that were
+    # Units outside of the sample count like those in it.
     num_moving = num_moving * waits.num_running // max(1, len(chains))
     grouped = _grouped(chains, enough=num_moving >= missing)
     if waits.num_running < missing:
         lacking = admission_chain(s, totals)
-        lacking = (
-            lacking.after(f"{count(missing - waits.num_running, noun)} are not even admitted") if chains else lacking
-        )
+        if chains:
+            lacking = lacking.after(f"{count(missing - waits.num_running, noun)} are not yet admitted")
         grouped = sorted([*grouped, lacking], key=gravity, reverse=True)
     return [chain.after(link) for chain in grouped]
 
 
 def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
-    """Return one chain a root, the gravest first; or last when ``enough`` is on the way that is in
-    no trouble.
-    """
+    """Return one chain a root, the gravest first; last when ``enough`` units are on their way."""
     by_root: dict[tuple[Cause, str], Chain] = {}
     for chain in chains:
         root = (chain.cause, chain.who)
@@ -215,41 +206,31 @@ def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
 
 
 def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
-    """Return the chain of a policy that may not start before its critic; None when it may, or there
-    is no critic.
-    """
+    """Return the chain of a policy that waits for its critic; None when it does not."""
     needs = s.critic
     if needs is None:
         return None
     row = next(iter(s.rows(Role.VALUE)), None)
     learner = s.rows(Role.LEARNER)[0]
     if row is None:
-        # it has started: then only chunks wait for the value worker
+        # A policy that has started needs the value worker for chunks only.
         if learner.counters.get("updates", 0):
             return None
         names = s.absent(Role.VALUE)
         end = absent_chain(s, names[0]) if names else role_absent_chain(s, Role.VALUE)
         return end.after("learner waits for its critic")
-    if row.counters.get(GATE_OPEN, 0.0) >= 1.0 or (
-        GATE_OPEN not in row.counters and learner.counters.get("updates", 0)
-    ):
+    is_open = row.counters.get(GATE_OPEN, 0.0) >= 1.0
+    if is_open or (GATE_OPEN not in row.counters and learner.counters.get("updates", 0)):
         return None
-    link = f"learner waits for its critic: {_critic_words(row, needs)}"
-    if row.health is not Health.LIVE or row.waiting_for is not WaitingFor.INPUT:
+    words = critic_words(row.counters, needs.min_explained_variance, needs.pretrain_steps)
+    link, there, wanted = f"learner waits for its critic: {words}", s.depth("finished"), needs.batch_trajectories
+    if row.health is not Health.LIVE or row.waiting_for is not WaitingFor.INPUT or there >= wanted:
         return worker_chain(s, row).after(link)
-    there = s.depth("finished")
-    if there >= needs.batch_trajectories:
-        return worker_chain(s, row).after(link)
-    wanted = needs.batch_trajectories
     link_of = f"{row.worker} waits for {wanted - there} of {count(wanted, 'finished response')}"
     if not waits.units:
         return admission_chain(s, totals).after(link, link_of)
     chains = _grouped([unit_chain(s, waits, unit) for unit in waits.units], enough=True)
     return chains[0].after(link, link_of)
-
-
-def _critic_words(row: WorkerRow, needs: CriticNeeds) -> str:
-    return critic_words(row.counters, needs.min_explained_variance, needs.pretrain_steps)
 
 
 def _noun(waits: Waits) -> str:
@@ -260,6 +241,7 @@ def _noun(waits: Waits) -> str:
 
 
 def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
+    """Return other facts of interest, of workers that no chain has named."""
     told = {chain.who for chain in chains}
     words = [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
     if s.waits is not None and s.state not in _OVER and s.has_supervisor:

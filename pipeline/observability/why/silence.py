@@ -1,12 +1,7 @@
-"""What is known of an embedded ledger server that does not answer: from the run's folder and the
-process table alone.
+"""Why an embedded ledger server does not answer, from the run's folder and the process table.
 
-*Consumes* ``ledger.json``, the server's socket and lock, its process's state. *Produces* a
-sentence, or None. *Waits for* an answer of the server: a second, and two more when its process is
-not stopped.
-
-This comes before any other question is asked of the ledger: a client's calls, with their
-connections and retries, would find the same in many times the time.
+This comes before any request to the ledger, whose connections and retries would take many times the
+time. Here it takes a second, and two more when the server's process is not stopped.
 """
 
 from __future__ import annotations
@@ -22,12 +17,14 @@ from pipeline.process.records import identify
 
 FIRST_S = 1.0
 SECOND_S = 2.0
-"""For a server that is only slow."""
+"""Seconds for a server that is only slow."""
 
 
 def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
-    """Return why the run's embedded server does not answer, as a clause; None when it does, and
-    when none is to be asked: it is a server of one's own, or a run that has ended."""
+    """Return why the run's embedded server does not answer, as a clause.
+
+    Return None when it answers, when the run has ended, and for a server that is not embedded.
+    """
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return None
@@ -42,7 +39,7 @@ def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
         case ServerState.LOADING:
             return f"its server (process {sight.pid}) reads its file, {sight.loaded_bytes >> 20} MB so far"
         case ServerState.STRANGE:
-            return f"what answers at {socket} is not its server: {sight.words}"
+            return f"another program answers at {socket}: {sight.words}"
         case _ if pid:
             how = state_words(pid)
             return f"its server (process {pid}) is there and gave no answer within {waited_s:g} s{how}"
@@ -53,22 +50,20 @@ def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
 
 
 def no_ledger_chain(s: Snapshot) -> Chain:
-    """Return the chain of a run whose ledger does not answer, which is all that can
-    be said of it.
-    """
+    """Return the chain of a run whose ledger does not answer."""
     link = "everything waits for the ledger: " + (s.ledger_error or "it does not answer")
     if s.has_supervisor:
         doing = (
-            "the supervisor starts an embedded server that has ended again within seconds, and replaces one that is mute for "
-            "long; one of your own is yours to start. Workers wait for it as long as ledger.outage_timeout_s"
+            "the supervisor restarts an embedded server that has ended within seconds, and replaces one that stays "
+            "silent. You start a server of your own. Workers wait for ledger.outage_timeout_s"
         )
         return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
 
 
 def whereabouts(run_dir: Path) -> str:
-    """Return what is known of the embedded server's process, as the end of a sentence; empty when
-    nothing is. Asks nothing.
+    """Return the state of the embedded server's process as the end of a sentence, or
+    an empty text.
     """
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
@@ -78,16 +73,14 @@ def whereabouts(run_dir: Path) -> str:
 
 
 def state_words(pid: int) -> str:
-    """Return what a process's state tells of its silence, as the end of a sentence; empty when it
-    tells nothing.
-    """
+    """Return why a process may be silent, by its state, as the end of a sentence."""
     if _is_stopped(pid):
         return f": it is stopped (SIGSTOP, or a debugger); `kill -CONT {pid}` lets it go on"
     return ": it waits for its disk" if _state(pid) == "D" else ": it hangs, or is slow"
 
 
 def _process(run_dir: Path, address: LedgerAddress) -> int:
-    """Return the server's process; 0 when it has ended, or cannot be told from others."""
+    """Return the server's process id; 0 when it has ended, or cannot be identified."""
     if address.process is not None and identify(address.pid) == address.process:
         return address.pid
     return next(iter(holders(run_dir / "ledger")), 0)
@@ -102,5 +95,5 @@ def _state(pid: int) -> str:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # the name before may hold anything
+    # The name before the last bracket may hold any character.
     return status.rpartition(")")[2].split()[0]

@@ -1,7 +1,4 @@
-"""The words of an explanation: what is seen, and what is said.
-
-*Consumes* nothing. *Produces* values. *Waits for* nothing.
-"""
+"""The values of an explanation: the snapshot, chains with causes and outlooks, and their words."""
 
 from __future__ import annotations
 
@@ -20,20 +17,20 @@ if TYPE_CHECKING:
 
 _NO_ROOM = "No space left on device"
 _MOMENT_S = 20.0
-"""A worker is started again within this."""
+"""Within this, a worker is started again."""
 
 
 class Outlook(StrEnum):
-    """What will become of a wait."""
+    """The future of a wait."""
 
     MOVES = "moves"
-    """Ordinary work: nothing is wrong."""
+    """Ordinary work; nothing is wrong."""
     MENDS = "mends"
-    """Something is wrong, and the run puts it right by itself."""
+    """Something is wrong, and the run repairs it by itself."""
     YOU = "you"
-    """It waits until a person does something."""
+    """It waits for a person."""
     ENDED = "ended"
-    """The run is over, or about to be."""
+    """The run is over, or nearly."""
 
 
 class Cause(StrEnum):
@@ -41,42 +38,40 @@ class Cause(StrEnum):
 
     WORKING = "working"
     ABSENT = "absent"
-    """A worker that is wanted and has no process, or not yet a heartbeat."""
+    """A wanted worker without a process, or without a heartbeat yet."""
     SILENT = "silent"
     STUCK = "stuck"
     STARTING = "starting"
     DRAINING = "draining"
     LEASE = "lease"
-    """Held by an incarnation that is gone: others take it at their next lease call."""
+    """Held by a dead incarnation; the next lease call of a generator takes it."""
     REDELIVERY = "redelivery"
-    """The scorer is idle, so the message was lost: the chunk is handed out again at
-    its deadline.
-    """
+    """The scorer is idle, so the message was lost; its deadline hands the chunk out again."""
     LEDGER = "ledger"
     """The ledger's server does not answer, or is full."""
     DISK = "disk"
     """No room, or no right to write, in a folder that the chain names."""
     MEMORY = "memory"
-    """The ledger is over its watermark: admission has stopped."""
+    """The ledger is over its watermark; admission has stopped."""
     CREDIT = "credit"
     WEIGHTS = "weights"
     QUARANTINE = "quarantine"
     """A generator could not make the published weights match their digest."""
     UNREACHABLE = "unreachable"
-    """A worker's mailbox cannot be reached from another worker's host."""
+    """A worker cannot reach a mailbox on another host."""
     EXHAUSTED = "exhausted"
     CLOSED = "closed"
     FAILED = "failed"
-    """A worker ended in a way that no restart mends, or too often."""
+    """A worker ended in a way that restarts do not repair, or too often."""
     SUPERVISOR = "supervisor"
-    """Workers go on, and nothing starts them again when they die."""
+    """Workers go on, but dead ones are not started again."""
     NOBODY = "nobody"
-    """No process of the run is there."""
+    """The run has no process."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriticNeeds:
-    """What the critic's gate asks for."""
+    """The critic gate's conditions."""
 
     min_explained_variance: float | None
     pretrain_steps: int
@@ -85,47 +80,45 @@ class CriticNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a worker's last process ended. ``str()`` says it."""
+    """How a worker's last process ended; ``str()`` gives it in words."""
 
     how: str
     ago_s: float
     num: int = 1
-    """Of its processes that ended lately, this one included."""
+    """Processes that ended lately, this one included."""
     error: str = ""
-    """What ended it, if an error did."""
+    """The error that ended it, if one did."""
     is_replaced: bool = False
-    """The supervisor killed it: it was frozen or stuck."""
+    """The supervisor killed it, frozen or stuck."""
 
     @property
     def is_without_room(self) -> bool:
-        """Whether a disk refused it, a moment ago: its next process may be at work already, and end
-        in the same way.
-        """
+        """Whether a full disk ended it just now; its next process may end in the same way."""
         return _NO_ROOM in self.error and self.ago_s < _MOMENT_S
 
     @property
     def is_worth_a_word(self) -> bool:
-        """Whether a person should hear of it although the worker is there again."""
+        """Whether it matters although the worker is there again."""
         return bool(self.error) or self.num > 1
 
     def __str__(self) -> str:
-        """Return it in words."""
-        told = self.how + (f" by {self.error}" if self.error else "") + f", {seconds(self.ago_s)} ago"
-        return told if self.num == 1 else f"{told}, the {_ordinal(self.num)} time within 10 min"
+        """Return the end in words."""
+        words = self.how + (f" by {self.error}" if self.error else "") + f", {seconds(self.ago_s)} ago"
+        return words if self.num == 1 else f"{words}, the {_ordinal(self.num)} time within 10 min"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is seen of a run at one moment."""
+    """A run at one moment."""
 
     run: str
-    """Its folder, for commands."""
+    """Its folder."""
     state: RunState
     detail: str
     has_supervisor: bool
     workers: Sequence[WorkerRow] = ()
     wanted: Mapping[str, Role] = field(default_factory=dict[str, Role])
-    """Workers that should be there, by name."""
+    """Roles of the workers that should be there, by name."""
     waits: Waits | None = None
     """None when the ledger does not answer."""
     totals: Totals | None = None
@@ -136,9 +129,9 @@ class Snapshot:
     unwritten: str | None = None
     """Folder that the ledger's server cannot write to; None while it can."""
     exits: Mapping[str, Ended] = field(default_factory=dict[str, "Ended"])
-    """How each worker's last process ended, of those whose process has."""
+    """The last end of each worker that has an ended process, by name."""
     replaced_after_s: float = 10.0
-    """The supervisor's patience with a silent worker."""
+    """Seconds of silence before the supervisor replaces a worker."""
 
     def row(self, worker: str) -> WorkerRow | None:
         """Return a worker's row; None when it has no heartbeat."""
@@ -149,37 +142,37 @@ class Snapshot:
         return [row for row in self.workers if row.role is role]
 
     def healthy(self, role: Role) -> list[WorkerRow]:
-        """Return the workers of a role that beat and move."""
+        """Return the live workers of a role."""
         return [row for row in self.rows(role) if row.health is Health.LIVE]
 
     def absent(self, role: Role | None = None) -> list[str]:
-        """Return the names of workers that are wanted and have no heartbeat."""
+        """Return the names of wanted workers without a heartbeat."""
         there = {row.worker for row in self.workers}
         return [name for name, its in self.wanted.items() if name not in there and role in (None, its)]
 
     def depth(self, queue: str) -> int:
-        """Return a queue's depth; 0 when the run has no such queue."""
+        """Return a queue's depth; 0 for an absent queue."""
         stat = self.queues.get(queue)
         return stat.depth if stat else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One chain of waits, from the learner to its root."""
+    """A chain of waits, from the learner to its root."""
 
     links: tuple[str, ...]
-    """Each waits for the next; the last one is the root."""
+    """Each waits for the next; the last is the root."""
     cause: Cause
     who: str
-    """The worker or the queue at the root; empty when it is neither."""
+    """Worker or queue at the root, or empty."""
     outlook: Outlook
     next: str
-    """What happens next, or what to do."""
+    """The next event, or the remedy."""
     num_units: int = 1
-    """Units that wait for this root, of those that were looked at."""
+    """Sampled units that wait for this root."""
 
     def after(self, *links: str) -> Chain:
-        """Return the chain with links put before it."""
+        """Return the chain with links before it."""
         return Chain((*links, *self.links), self.cause, self.who, self.outlook, self.next, self.num_units)
 
 
@@ -190,13 +183,13 @@ class Explanation:
     headline: str
     outlook: Outlook
     chains: tuple[Chain, ...]
-    """The one that matters most first."""
+    """Most important first."""
     also: tuple[str, ...] = ()
-    """What is worth a word besides."""
+    """Other facts of interest."""
 
     @classmethod
     def of(cls, chains: Sequence[Chain], also: Sequence[str] = ()) -> Explanation:
-        """Explain by chains of which the first matters most."""
+        """Return an explanation whose first chain matters most."""
         return cls("; ".join(chains[0].links), chains[0].outlook, tuple(chains), tuple(also))
 
 
@@ -209,12 +202,12 @@ def worst(chains: Sequence[Chain]) -> Chain:
 
 
 def gravity(chain: Chain) -> int:
-    """Return how grave a chain's outlook is, for sorting."""
+    """Return the weight of a chain's outlook, for sorting."""
     return _WEIGHT[chain.outlook]
 
 
 def seconds(value: float) -> str:
-    """Return a duration for people: ``0.4 s``, ``12 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    """Return a duration in words: ``0.4 s``, ``12 s``, ``3 min 5 s``, ``2 h 10 min``."""
     if value < 0.95:
         return f"{max(0.0, value):.1f} s"
     whole = round(value)

@@ -1,6 +1,5 @@
-"""From work that is not ready to whoever has it: units, their trajectories, evaluation responses.
-
-*Consumes* a snapshot and a unit. *Produces* chains. *Waits for* nothing.
+"""From work that is not ready to the worker that has it: units, trajectories,
+evaluation responses.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pipeline.observability.why.workers import (
     absent_chain,
     generators_chain,
     role_absent_chain,
+    role_chain,
     scorer_chain,
     worker_chain,
 )
@@ -20,11 +20,9 @@ from protocol.ids import Role
 
 
 def unit_chain(s: Snapshot, waits: Waits, unit: WaitedUnit) -> Chain:
-    """Return the chain of a unit that is not ready: of its trajectories, the one with
-    the gravest.
-    """
+    """Return the chain of a unit that is not ready: its trajectory with the gravest outlook."""
     if waits.unit is not Unit.GROUP:
-        # it has become complete since
+        # Without trajectories, the unit has become complete since.
         if not unit.trajectories:
             return _complete(unit.name)
         return _trajectory_chain(s, waits, unit.trajectories[0], unit.trajectories[0].name)
@@ -41,13 +39,12 @@ def _trajectory_chain(s: Snapshot, waits: Waits, one: WaitedTrajectory, called: 
     missing = [scorer_chain(s, lack) for lack in one.lacks]
     if one.place is Place.FINISHED:
         return worst(missing).after(f"{called} is sampled ({_size(one)})")
-    # chunks before the one that is being sampled delay nothing yet, unless their scorer is in
-    # trouble
+    # Earlier chunks delay nothing yet, unless their scorer is in trouble.
     grave = [chain for chain in missing if chain.outlook is not Outlook.MOVES and chain.cause is not Cause.REDELIVERY]
     if one.place is Place.LEASED:
         sampling = _leased(s, waits, one, called)
     else:
-        since = f"{called} is open: nobody holds it since {seconds(one.since_s)} ({_size(one)})"
+        since = f"{called} is open: without a holder for {seconds(one.since_s)} ({_size(one)})"
         sampling = generators_chain(s).after(since)
     return worst([sampling, *(chain.after(f"{called} ({_size(one)})") for chain in grave)])
 
@@ -60,7 +57,7 @@ def _leased(s: Snapshot, waits: Waits, one: WaitedTrajectory, called: str) -> Ch
 
 
 def _holder_chain(s: Snapshot, worker: str, epoch: int, holder: Holder | None) -> Chain:
-    """Return the chain of what an incarnation holds."""
+    """Return the chain of an incarnation's work."""
     row = s.row(worker)
     left_s = holder.lease_left_s if holder else 0.0
     when = f"when its lease ends in {seconds(left_s)}" if left_s > 0.0 else "at the next lease call of any generator"
@@ -81,7 +78,7 @@ def _holder_chain(s: Snapshot, worker: str, epoch: int, holder: Holder | None) -
 
 
 def evaluation_chain(s: Snapshot, waits: Waits) -> Chain | None:
-    """Return the chain of responses that an evaluation lacks; None when it lacks none."""
+    """Return the chain of an evaluation's missing responses; None when none is missing."""
     chains: list[Chain] = []
     if waits.num_evaluation_open:
         chains.append(generators_chain(s).after(f"{count(waits.num_evaluation_open, 'evaluation response')} are open"))
@@ -92,10 +89,7 @@ def evaluation_chain(s: Snapshot, waits: Waits) -> Chain | None:
             chains.append(_holder_chain(s, worker, int(epoch), holder).after(link))
     if waits.num_evaluation_unscored:
         link = f"{count(waits.num_evaluation_unscored, 'evaluation response')} lack a reward"
-        healthy = s.healthy(Role.REWARD)
-        rows = healthy or s.rows(Role.REWARD)
-        end = worst([worker_chain(s, row) for row in rows]) if rows else role_absent_chain(s, Role.REWARD)
-        chains.append(end.after(link))
+        chains.append(role_chain(s, Role.REWARD).after(link))
     return worst(chains) if chains else None
 
 

@@ -1,8 +1,4 @@
-"""The roots among workers: one that is not there, frozen, stuck, starting, waiting for something
-else, or simply at work.
-
-*Consumes* a snapshot and a worker, or a role. *Produces* the rest of a chain. *Waits for* nothing.
-"""
+"""The roots among workers: absent, frozen, stuck, starting, waiting, or at work."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from protocol.ids import Role
 from protocol.trajectory import Field
 
-_SCORER = {Field.REWARD: Role.REWARD, Field.REFERENCE: Role.REFERENCE, Field.VALUE: Role.VALUE}
+SCORER = {Field.REWARD: Role.REWARD, Field.REFERENCE: Role.REFERENCE, Field.VALUE: Role.VALUE}
 _AT_WORK = {
     Role.GENERATOR: "is sampling",
     Role.REWARD: "is scoring",
@@ -26,19 +22,21 @@ _AT_WORK = {
 
 
 def absent_chain(s: Snapshot, name: str) -> Chain:
-    """Return the chain of a worker that is wanted and has no heartbeat."""
+    """Return the chain of a wanted worker without a heartbeat."""
     ended = s.exits.get(name)
     link = f"{name} is not there" + (f": {ended}" if ended else "")
     if not s.has_supervisor:
         return Chain((link,), Cause.ABSENT, name, Outlook.YOU, _no_supervisor(s))
     doing = f"the supervisor starts it; if it does not come, read logs/{name}.jsonl and logs/{name}.out"
     if ended and ended.error:
-        doing = f"the supervisor starts it again; the same error, before it finished any work, ends the run: logs/{name}.jsonl"
+        doing = (
+            f"the supervisor starts it again. The same error before any finished work ends the run: logs/{name}.jsonl"
+        )
     return Chain((link,), Cause.ABSENT, name, Outlook.MENDS, doing)
 
 
 def role_absent_chain(s: Snapshot, role: Role) -> Chain:
-    """Return the chain of a role none of whose workers has a heartbeat."""
+    """Return the chain of a role without a heartbeat."""
     names = s.absent(role)
     if names:
         return absent_chain(s, names[0])
@@ -46,10 +44,14 @@ def role_absent_chain(s: Snapshot, role: Role) -> Chain:
     return Chain((f"there is no {role} worker",), Cause.ABSENT, str(role), Outlook.YOU, doing)
 
 
+def role_chain(s: Snapshot, role: Role) -> Chain:
+    """Return the gravest chain of a role's live workers, else of all, else of its absence."""
+    rows = s.healthy(role) or s.rows(role)
+    return worst([worker_chain(s, row) for row in rows]) if rows else role_absent_chain(s, role)
+
+
 def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> Chain:
-    """Return the chain of a worker that has a heartbeat. ``seen``: workers that this chain has
-    passed already.
-    """
+    """Return the chain of a worker with a heartbeat. ``seen``: workers earlier in the chain."""
     name, at = row.worker, row.waiting_for
     if row.health is not Health.LIVE:
         return _unwell(s, row)
@@ -58,22 +60,15 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         ended = s.exits.get(name)
         again = f"; the one before: {ended}" if ended and ended.is_worth_a_word else ""
         link = f"{name} is starting, for {seconds(row.uptime_s)}{detail}{again}"
-        return Chain(
-            (link,), Cause.STARTING, name, Outlook.MOVES, "it loads its model and data; its log tells how far it is"
-        )
+        doing = "it loads its model and data; its log has the progress"
+        return Chain((link,), Cause.STARTING, name, Outlook.MOVES, doing)
     if at in (WaitingFor.DRAINING, WaitingFor.STOPPED):
-        link = f"{name} is {at}{detail}"
-        return Chain(
-            (link,),
-            Cause.DRAINING,
-            name,
-            Outlook.MOVES,
-            "it puts down what it holds, for others to go on with, and ends",
-        )
+        doing = "it returns what it holds, for others to go on with, and ends"
+        return Chain((f"{name} is {at}{detail}",), Cause.DRAINING, name, Outlook.MOVES, doing)
     if at is WaitingFor.QUARANTINE:
         doing = (
-            "the learner looks at its copy, and publishes it again if that is damaged; what the generator held goes on "
-            "elsewhere. If it comes again, distrust the memory of its host"
+            "the learner checks its copy, and publishes it again if that is damaged. Other generators go on with the "
+            "work. If it happens again, distrust the memory of its host"
         )
         return Chain((f"{name} is in quarantine{detail}",), Cause.QUARANTINE, name, Outlook.MENDS, doing)
     if at is WaitingFor.LEDGER:
@@ -99,19 +94,18 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         link = f"{name} {_AT_WORK.get(row.role, 'is computing')}, {how_far(row)}"
         return Chain((link,), Cause.WORKING, name, Outlook.MOVES, "nothing is wrong: this takes its time")
     link = f"{name} waits for {at}{detail}"
-    return Chain(
-        (link,), Cause.WORKING, name, Outlook.MOVES, "nothing is wrong: it takes the next piece of work as it comes"
-    )
+    doing = "nothing is wrong: it takes the next piece of work as it comes"
+    return Chain((link,), Cause.WORKING, name, Outlook.MOVES, doing)
 
 
 def how_far(row: WorkerRow) -> str:
-    """Return how far a worker is with what takes long, else when it last got on."""
+    """Return a worker's progress on long work, else the time since its last progress."""
     return row.work.in_words() if row.work is not None else f"last progress {seconds(row.since_progress_s)} ago"
 
 
 def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
-    """Return the chain of a field that is missing: whose mailbox, who is to write it."""
-    role = _SCORER[lack.field]
+    """Return the chain of a missing field, to the worker that should write it."""
+    role = SCORER[lack.field]
     failures = f", a scorer failed on it {count(lack.num_failures, 'time')}" if lack.num_failures else ""
     late = f"{seconds(lack.overdue_s)} overdue" if lack.overdue_s > 0.0 else f"due again in {seconds(-lack.overdue_s)}"
     waiting = s.depth(lack.field.value)
@@ -121,10 +115,8 @@ def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
     )
     healthy = s.healthy(role)
     if not healthy:
-        rows = s.rows(role)
-        end = worst([worker_chain(s, row) for row in rows]) if rows else role_absent_chain(s, role)
-        kept = "; until then chunks wait in the ledger, and nothing is lost"
-        return Chain((*end.links,), end.cause, end.who, end.outlook, end.next + kept).after(link)
+        end, kept = role_chain(s, role), "; until then chunks wait in the ledger, and nothing is lost"
+        return Chain(end.links, end.cause, end.who, end.outlook, end.next + kept).after(link)
     busy = [row for row in healthy if row.waiting_for is not WaitingFor.INPUT]
     if busy:
         return worker_chain(s, busy[0]).after(link)
@@ -133,30 +125,29 @@ def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
         return unreachable_chain(cut_off[0]).after(link)
     names = " and ".join(row.worker for row in healthy)
     idle = f"{names} {'is' if len(healthy) == 1 else 'are'} idle: the message is on its way, or was lost with a dead process"
-    doing = f"it is handed out again at its deadline; `headrace requeue --field {lack.field}` does so now"
+    doing = f"its deadline hands it out again; `headrace requeue --field {lack.field}` does so now"
     outlook = Outlook.MOVES if lack.age_s < s.replaced_after_s else Outlook.MENDS
     return Chain((idle,), Cause.REDELIVERY, str(role), outlook, doing).after(link)
 
 
 def unreachable_chain(row: WorkerRow) -> Chain:
-    """Return the chain of a worker whose messages do not come to where they should."""
+    """Return the chain of a worker that cannot reach a mailbox."""
     doing = (
-        f"let {row.host} connect there: a firewall (wire.ports), an address that means another host there (wire.host, "
-        "wire.advertise_host). Until then "
+        f"let {row.host} connect there: check firewalls (wire.ports), and an address that means another host there "
+        "(wire.host, wire.advertise_host). Until then "
     )
     if unreached_workers(row.unreached) == {Role.LEARNER}:
-        doing += "no new version comes to it: it samples under the one that it has, if any, as long as staleness allows"
+        doing += "it gets no new version, and samples under the one that it has, as long as staleness allows"
     else:
         doing += "its chunks are scored at their deadlines, and others get its work"
     return Chain((f"{row.worker} does not reach {row.unreached}",), Cause.UNREACHABLE, row.worker, Outlook.YOU, doing)
 
 
 def generators_chain(s: Snapshot) -> Chain:
-    """Return the chain of work that any generator may take."""
+    """Return the chain of work that any generator can take."""
     healthy = s.healthy(Role.GENERATOR)
     if not healthy:
-        rows = s.rows(Role.GENERATOR)
-        return worst([worker_chain(s, row) for row in rows]) if rows else role_absent_chain(s, Role.GENERATOR)
+        return role_chain(s, Role.GENERATOR)
     order = (WaitingFor.LEDGER, WaitingFor.ROOM, WaitingFor.WEIGHTS, WaitingFor.STARTING, WaitingFor.COMPUTE)
     first = min(healthy, key=lambda row: order.index(row.waiting_for) if row.waiting_for in order else len(order))
     at_work = [row for row in healthy if row.waiting_for is WaitingFor.COMPUTE]
@@ -164,10 +155,10 @@ def generators_chain(s: Snapshot) -> Chain:
 
 
 def ledger_chain(link: str) -> Chain:
-    """Return the chain of a ledger that does not answer a worker, or has no room."""
+    """Return the chain of a ledger that does not answer a worker, or is full."""
     doing = (
-        "workers hold what they have and try again: a server that died is started again (your own by you); one that is full "
-        "gets room from what scorers and learner finish"
+        "workers keep their work and try again. The supervisor restarts an embedded server; you restart your own. "
+        "Scorers and learner make room in a full one"
     )
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
 
@@ -181,26 +172,22 @@ def _unwell(s: Snapshot, row: WorkerRow) -> Chain:
         return Chain((link,), cause, row.worker, Outlook.YOU, _no_supervisor(s))
     if row.worker not in s.wanted:
         doing = (
-            f"it is none of the supervisor's: end process {row.pid} on {row.host} and start it again, if you want it"
+            f"the supervisor does not know it: end process {row.pid} on {row.host}, and start it again if you want it"
         )
         return Chain((link,), cause, row.worker, Outlook.MENDS, doing)
     after = f"after {seconds(s.replaced_after_s)} of silence" if is_silent else "(supervisor.stuck_after_s)"
-    return Chain(
-        (link,), cause, row.worker, Outlook.MENDS, f"the supervisor replaces it {after}; its work goes to others"
-    )
+    doing = f"the supervisor replaces it {after}; its work goes to others"
+    return Chain((link,), cause, row.worker, Outlook.MENDS, doing)
 
 
 def _room(s: Snapshot, row: WorkerRow, seen: tuple[str, ...]) -> Chain:
-    """A full mailbox: on to whoever is to read it."""
+    """Return the chain of a full mailbox, to the worker that reads it."""
     link = f"{row.worker} waits for room: {row.detail}"
-    named = [
-        other for other in s.workers if other.worker in row.detail.split() and other.worker not in (*seen, row.worker)
-    ]
+    words, passed = row.detail.split(), (*seen, row.worker)
+    named = [other for other in s.workers if other.worker in words and other.worker not in passed]
     if named:
-        return worst([worker_chain(s, other, seen=(*seen, row.worker)) for other in named]).after(link)
-    wanted = [
-        role for role in (Role.REWARD, Role.REFERENCE, Role.VALUE) if s.absent(role) or role in row.detail.split()
-    ]
+        return worst([worker_chain(s, other, seen=passed) for other in named]).after(link)
+    wanted = [role for role in SCORER.values() if s.absent(role) or role in words]
     missing = next((role for role in wanted if not s.rows(role)), None)
     if missing is not None:
         return role_absent_chain(s, missing).after(link)
@@ -208,7 +195,7 @@ def _room(s: Snapshot, row: WorkerRow, seen: tuple[str, ...]) -> Chain:
 
 
 def _no_supervisor(s: Snapshot) -> str:
-    return f"no supervisor runs, so nobody starts it again: `headrace up --resume {s.run}`"
+    return f"no supervisor runs to start it again: `headrace up --resume {s.run}`"
 
 
 def unwell(workers: Sequence[WorkerRow]) -> list[WorkerRow]:

@@ -1,3 +1,1 @@
-"""The registry: incarnations, endpoints, heartbeats, the desired fleet, published weights. One
-contract kept twice.
-"""
+"""The registry: one contract, in memory and in Redis."""

@@ -1,12 +1,8 @@
-"""Who is there: incarnations and their epochs, endpoints, heartbeats, the desired fleet, published
+"""The registry's contract: incarnations and epochs, endpoints, heartbeats, desired fleet, published
 weights.
 
-Everything here is small, is about processes rather than about work, and lives beside the ledger
-under the same server. Two implementations: ``MemoryRegistry`` (in this process) and
-``RedisRegistry``; one contract suite.
-
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for*
-nothing, but for news as long as the caller says (``pipeline.runtime.notifications`` is who asks).
+The registry is small, is about processes rather than work, and lives beside the ledger on the same
+server. ``MemoryRegistry`` and ``RedisRegistry`` implement it; one contract suite tests both.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from protocol.ids import Incarnation, Role
 
 
 class WaitingFor(StrEnum):
-    """What a worker's main loop is doing or waiting for, right now."""
+    """The present work or wait of a worker's main loop."""
 
     STARTING = "starting"
     INPUT = "input"
@@ -34,14 +30,12 @@ class WaitingFor(StrEnum):
     COMPUTE = "compute"
     """not waiting: computing"""
     COMPILE = "compile"
-    """computing something for the first time in this process: kernels are compiled, files are
-    mapped
-    """
+    """a first computation in this process: kernels are compiled, files are mapped"""
     LEDGER = "ledger"
     """the server's answer"""
     WEIGHTS = "weights"
     QUARANTINE = "quarantine"
-    """a version whose bytes match their digest, after one whose did not"""
+    """a version with the right digest, after one with a wrong digest"""
     DISK = "disk"
     """a checkpoint to be written"""
     DRAINING = "draining"
@@ -49,24 +43,22 @@ class WaitingFor(StrEnum):
 
 
 MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
-"""A worker that waits for these may hold work without progress: others end these waits, and have
-deadlines for it.
+"""Waits in which a worker may hold work without progress: others end these waits,
+with deadlines.
 """
 
 
 MAX_NAMED_LINKS = 8
-"""Links that a heartbeat tells one by one at each end; it tells the others as one sum, so that it
-does not grow with them.
-"""
+"""Links that a heartbeat reports singly at each end; the others are one sum, of constant size."""
 MAX_LINK_NAME_CHARS = 32
-"""Of each worker's name in a link's."""
+"""Limit of each worker's name in a link's name."""
 MAX_DETAIL_CHARS = 240
 OTHER_LINKS = "(others)"
-"""Stands for the peers of the links that are told as one sum."""
+"""Name of the peers in the sum of other links."""
 
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One link as its owner sees it, or the sum of several, for ``headrace queues``."""
+    """One link as its owner counts it, or the sum of several."""
 
     name: str
     """``generator-0>reward-0``, as ``link_name`` makes it"""
@@ -78,22 +70,19 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def link_name(sender: str, receiver: str) -> str:
-    """Return a link's name. Both ends make the same one."""
+    """Return a link's name, the same at both ends."""
     return f"{sender[:MAX_LINK_NAME_CHARS]}>{receiver[:MAX_LINK_NAME_CHARS]}"
 
 
 def unreached_workers(words: str) -> set[str]:
-    """Return the names of workers that a heartbeat's ``unreached`` begins its parts with: one a
-    role that is not reached.
-    """
+    """Return the workers named in a heartbeat's ``unreached``: the first word of each part."""
     return {part.split()[0] for part in words.split("; ") if part.strip()}
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's state, written every second by a thread of its own.
 
-    ``progress`` is counted by the main loop, so that a live heartbeat thread cannot hide a dead
-    loop.
+    The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop.
     """
 
     who: Incarnation
@@ -103,71 +92,63 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Wall-clock time of this heartbeat, seconds since 1970."""
     started_s: float
     progress: int
-    """Turns of the main loop that did something, and computations that ended; only grows."""
+    """Productive turns of the main loop, and finished computations; only grows."""
     progress_at_s: float
-    """When ``progress`` last grew."""
+    """Time when ``progress`` last grew."""
     waiting_for: WaitingFor
     detail: str = ""
-    """In words, for people: ``reward-0 has no room``."""
+    """In words: ``reward-0 has no room``."""
     policy_version: int = -1
-    """The version that this worker serves or has published; -1 when it has none."""
+    """The version that this worker serves or has published; -1 for none."""
     rss_bytes: int = 0
     counters: dict[str, float] = {}
     """Role-specific, documented in each role's module."""
     links: tuple[LinkReport, ...] = ()
     turns: int = 0
-    """Grows with every turn of the main loop, idle ones too; while it stands still the loop does.
-    0: not told.
-    """
+    """Turns of the main loop, idle ones too; 0: not reported."""
     turned_at_s: float = 0.0
-    """When ``turns`` last grew."""
+    """Time when ``turns`` last grew."""
     held: int = 0
-    """Pieces of work that this worker has taken and not finished: trajectories, chunks, units. With
-    some, it must progress.
-    """
+    """Work taken and not finished: trajectories, chunks, units. It must make progress."""
     begun: int = 0
-    """How often work began after idleness: how long that lasted says nothing of the work."""
+    """Starts of work after idleness, whose length does not count for the work."""
     moved_at_s: float = 0.0
-    """When work last moved or began: what stands still, stands still since then. 0: not told."""
+    """Time when work last moved or began; 0: not reported."""
     work: WorkReport = WorkReport()
-    """What was done inside the computing, or whatever else the main loop waits for."""
+    """Work inside the present computation or wait."""
     storing: WorkReport = WorkReport()
-    """... and inside the writing to the disk beside it."""
+    """Work inside the present write to the disk."""
     unreached: str = ""
-    """Endpoints that it has tried to reach in vain, in words; empty while it reaches all. See
-    ``unreached_workers``.
-    """
+    """Unreachable endpoints, in words; empty for none. ``unreached_workers`` reads it."""
     refused: str = ""
-    """What its disk refused it last, in words; empty while it takes everything."""
+    """Last refusal of its disk, in words; empty without one."""
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
-    """A published policy version, or the weights below it."""
+    """A published policy version, or the base weights below an adapter."""
 
     policy_version: int
-    """BASE_VERSION for the weights below the versions."""
+    """BASE_VERSION for base weights."""
     digest: str
     """xxh3-128 of all bytes of the file, as ``xxh3-128:hex``."""
     path: str
     """A safetensors file on the learner's host."""
     num_bytes: int
     host: str
-    """Host of ``path``: generators on it map the file, others ask ``endpoint``."""
+    """Host of ``path``: its generators map the file, others request it at ``endpoint``."""
     endpoint: str = ""
-    """Where the learner serves ranges of the file over ZeroMQ; empty when it serves none."""
+    """Where the learner serves ranges of the file over ZeroMQ; or empty."""
     base: WeightsAnnouncement | None = None
-    """With one, the file is an adapter, and these are the weights that it is added to. None: the
-    file is the whole version.
-    """
+    """The weights that the file, an adapter, is added to. None: the file is the whole version."""
 
 
 class RunState(StrEnum):
-    """Where the whole run is."""
+    """State of the whole run."""
 
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-    """Drain and end: asked for by a person."""
+    """A person has requested drain and end."""
     FINISHED = "finished"
     """The learner has all its updates; workers drain and end."""
     FAILED = "failed"
@@ -175,7 +156,7 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """State of the run and the sentence that explains it."""
+    """The run's state, and a sentence about it."""
 
     state: RunState
     detail: str = ""
@@ -183,18 +164,16 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many workers of each role are wanted."""
+    """Desired number of workers by role."""
 
     counts: dict[Role, int] = field(default_factory=dict[Role, int])
 
 
 class Topic(StrEnum):
-    """What there is news of."""
+    """Subject of news."""
 
     ENDPOINTS = "endpoints"
-    """a mailbox was opened, or one's worker was fenced or has left; of one that fell silent nobody
-    tells
-    """
+    """a mailbox was opened, or its worker was fenced or has departed; silence is no news"""
     RUN = "run"
     """the run's state"""
     WEIGHTS = "weights"
@@ -202,41 +181,40 @@ class Topic(StrEnum):
 
 
 class Registry(Protocol):
-    """Who is there. Every call but ``news`` returns at once; all raise LedgerUnavailable when no
-    server answers.
+    """The fleet's registry. Every call but ``news`` returns at once.
+
+    All calls raise LedgerUnavailable when no server answers.
     """
 
     async def register(self, role: Role, worker: str) -> Incarnation:
-        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from
-        now on.
-        """
+        """Return a new incarnation with the next epoch; all earlier ones are fenced from now on."""
         ...
 
     async def fence(self, worker: str) -> int:
-        """Make the present incarnation of a worker powerless (it is dead, frozen or replaced);
-        return the new epoch.
-        """
+        """Fence the present incarnation of a worker; return the new epoch."""
         ...
 
     async def epoch(self, worker: str) -> int:
-        """Return the newest epoch of a worker; 0 when it never registered."""
+        """Return the newest epoch of a worker; 0 for one that never registered."""
         ...
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
-        """Say where this worker's mailbox listens. Raises Fenced."""
+        """Set the address of this worker's mailbox. Raises Fenced."""
         ...
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return worker -> (endpoint, public CURVE key or "") for every worker of a role that has
-        heartbeats or was just registered, and is not departed."""
+        """Return worker -> (endpoint, public CURVE key or "") of a role.
+
+        These are workers with recent heartbeats or a recent registration, which have not departed.
+        """
         ...
 
     async def depart(self, who: Incarnation) -> None:
-        """Leave in good order: endpoint and heartbeat are removed."""
+        """Remove endpoint and heartbeat, at a good end."""
         ...
 
     async def heartbeats(self) -> list[Heartbeat]:
-        """Return the last heartbeat of every worker that has not departed."""
+        """Return the last heartbeat of every worker that has not departed, by name."""
         ...
 
     async def set_fleet(self, fleet: Fleet) -> None:
@@ -244,12 +222,13 @@ class Registry(Protocol):
         ...
 
     async def fleet(self) -> Fleet | None:
-        """Return the desired fleet; None when none was set."""
+        """Return the desired fleet; None before it is set."""
         ...
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
-        """Publish a version. Versions only grow: a smaller or equal one raises ValueError. Raises
-        Fenced.
+        """Publish a version; a repeat changes nothing.
+
+        Raises ValueError for one that is not newer than the published one. Raises Fenced.
         """
         ...
 
@@ -262,20 +241,19 @@ class Registry(Protocol):
         ...
 
     async def run_status(self) -> RunStatus:
-        """Return the run's state; STARTING when none was set."""
+        """Return the run's state; STARTING before it is set."""
         ...
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
-        """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed.
+        """Wait for changes of the topics in ``seen``, at most ``timeout_s``.
 
         Args:
-            seen: topic -> what an earlier call returned for it; "" for whoever has heard nothing
-                yet.
-            timeout_s: shorter than the client waits for an answer.
+            seen: topic -> cursor of an earlier call; "" at first.
+            timeout_s: less than the client's limit for an answer.
 
-        Returns the topics that there is something new of, each with what to call it when asking
-        again. What is told of can be read by then. News that came while nobody waited is told at
-        the next call, several of a topic as one.
+        Return the changed topics, each with a cursor to pass as ``seen`` next time. The change can
+        be read by then. Changes between two calls are returned by the second, several of a topic as
+        one.
         """
         ...
 
@@ -285,10 +263,10 @@ class Registry(Protocol):
 
 
 class HeartbeatWriter(Protocol):
-    """The blocking side, called from the heartbeat thread alone."""
+    """The blocking side, for the heartbeat thread alone."""
 
     def beat(self, heartbeat: Heartbeat) -> bool:
-        """Write a heartbeat; False when the incarnation is fenced."""
+        """Write a heartbeat; return False when the incarnation is fenced."""
         ...
 
     def close(self) -> None:

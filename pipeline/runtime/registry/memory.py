@@ -1,9 +1,4 @@
-"""The registry in this process: for tests of actors, and the plain statement of what the contract
-means.
-
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* news,
-by its clock.
-"""
+"""The registry in memory, for tests, and as the contract's reference. Docstrings: ``contract``."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
 SILENT_AFTER_S = 10.0
-"""A worker that gave no sign of life for this long is offered no messages; it may come back."""
+"""Seconds without a sign of life after which a worker gets no messages; it may return."""
 
 
 @dataclass(slots=True)
@@ -48,34 +43,30 @@ class MemoryRegistry:
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def register(self, role: Role, worker: str) -> Incarnation:
-        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from
-        now on.
-        """
+        """Return a new incarnation with the next epoch."""
         epoch = await self.fence(worker)
         self._workers[worker].seen_s = self.clock.monotonic()
         return Incarnation(role=role, worker=worker, epoch=epoch)
 
     async def fence(self, worker: str) -> int:
-        """Make the present incarnation of a worker powerless; return the new epoch."""
+        """Fence the present incarnation; return the new epoch."""
         known = self._workers.setdefault(worker, _Worker())
         self._forget(known)
         known.epoch += 1
         return known.epoch
 
     async def epoch(self, worker: str) -> int:
-        """Return the newest epoch of a worker; 0 when it never registered."""
+        """Return the newest epoch; 0 for an unknown worker."""
         return self._workers[worker].epoch if worker in self._workers else 0
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
-        """Say where this worker's mailbox listens. Raises Fenced."""
+        """Set a mailbox's address. Raises Fenced."""
         known = self._newest(who)
         known.role, known.endpoint = who.role, (endpoint, public_key)
-        self._tell(Topic.ENDPOINTS)
+        self._changed(Topic.ENDPOINTS)
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of
-        life lately.
-        """
+        """Return the endpoints of a role's recently live workers."""
         since = self.clock.monotonic() - self.silent_after_s
         return {
             name: known.endpoint
@@ -84,35 +75,32 @@ class MemoryRegistry:
         }
 
     async def depart(self, who: Incarnation) -> None:
-        """Leave in good order; nothing when a newer incarnation exists."""
+        """Remove endpoint and heartbeat, unless a newer incarnation exists."""
         known = self._workers.get(who.worker)
         if known is not None and known.epoch == who.epoch:
             self._forget(known)
 
     async def heartbeats(self) -> list[Heartbeat]:
-        """Return the last heartbeat of every worker that has not departed, by name."""
+        """Return the last heartbeats, by name."""
         beats = (known.heartbeat for _, known in sorted(self._workers.items()))
         return [beat for beat in beats if beat is not None]
 
     async def set_fleet(self, fleet: Fleet) -> None:
-        """Set the desired number of workers by role."""
+        """Set the desired fleet."""
         self._fleet = fleet
 
     async def fleet(self) -> Fleet | None:
-        """Return the desired fleet; None when none was set."""
+        """Return the desired fleet."""
         return self._fleet
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
-        """Publish a version; a repeat changes nothing.
-
-        Raises ValueError when it is not newer than the published one. Raises Fenced.
-        """
+        """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""
         self._newest(who)
         if weights == self._weights:
             return
         check_grows(weights, self._weights.policy_version if self._weights else -1)
         self._weights = weights
-        self._tell(Topic.WEIGHTS)
+        self._changed(Topic.WEIGHTS)
 
     async def weights(self) -> WeightsAnnouncement | None:
         """Return the newest published version."""
@@ -121,14 +109,14 @@ class MemoryRegistry:
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         self._status = status
-        self._tell(Topic.RUN)
+        self._changed(Topic.RUN)
 
     async def run_status(self) -> RunStatus:
-        """Return the run's state; STARTING when none was set."""
+        """Return the run's state."""
         return self._status
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
-        """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
+        """Wait for changes, at most ``timeout_s``."""
         deadline = self.clock.monotonic() + timeout_s
         while True:
             found = {
@@ -150,7 +138,7 @@ class MemoryRegistry:
         return MemoryHeartbeatWriter(self)
 
     def beat(self, heartbeat: Heartbeat) -> bool:
-        """Write a heartbeat; False when the incarnation is fenced."""
+        """Write a heartbeat; return False when the incarnation is fenced."""
         known = self._workers.get(heartbeat.who.worker)
         if known is None or known.epoch != heartbeat.who.epoch:
             return False
@@ -158,7 +146,7 @@ class MemoryRegistry:
         known.seen_s = self.clock.monotonic()
         return True
 
-    def _tell(self, topic: Topic) -> None:
+    def _changed(self, topic: Topic) -> None:
         self._notifications[topic] += 1
         self._rung.set()
 
@@ -166,7 +154,7 @@ class MemoryRegistry:
         had_endpoint = worker.endpoint is not None
         worker.forget()
         if had_endpoint:
-            self._tell(Topic.ENDPOINTS)
+            self._changed(Topic.ENDPOINTS)
 
     def _newest(self, who: Incarnation) -> _Worker:
         known = self._workers.get(who.worker, _Worker())
@@ -181,7 +169,7 @@ class MemoryHeartbeatWriter:
     registry: MemoryRegistry
 
     def beat(self, heartbeat: Heartbeat) -> bool:
-        """Write a heartbeat; False when the incarnation is fenced."""
+        """Write a heartbeat; return False when the incarnation is fenced."""
         return self.registry.beat(heartbeat)
 
     def close(self) -> None:
@@ -192,8 +180,8 @@ def check_newest(who: Incarnation, newest: int) -> None:
     """Raise Fenced unless ``who`` is its worker's newest incarnation."""
     if who.epoch != newest:
         raise Fenced(
-            f"{who} is fenced: the newest epoch of {who.worker} is {newest}, so another incarnation has taken its place; "
-            "stop this process"
+            f"{who} is fenced: the newest epoch of {who.worker} is {newest}, so another incarnation has replaced it; "
+            "end this process"
         )
 
 

@@ -75,3 +75,8 @@ def test_the_messages_of_tests_may_be_anything() -> None:
     source = 'x = "nobody says what is in this message"\n'
     assert rules(source) == ["pronoun", "verb"]
     assert rules(source, "tests/test_module.py") == []
+
+
+def test_an_indented_line_of_a_message_is_an_example_and_no_prose() -> None:
+    assert rules('x = "Examples of this command:\\n  nobody reads this line"\n') == []
+    assert rules('x = "Examples of this command:\\nnobody reads this line"\n') == ["pronoun"]

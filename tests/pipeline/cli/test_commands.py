@@ -139,7 +139,7 @@ def test_up_does_not_begin_a_run_twice_nor_resume_it_under_another_name(run_dir:
     config = str(run_dir / "config.toml")
     with pytest.raises(ConfigError, match="holds a run already"):
         headrace.main(["up", config], standalone_mode=False)
-    with pytest.raises(ConfigError, match="part of its ledger"):
+    with pytest.raises(ConfigError, match="ledger's keys have that name"):
         headrace.main(["up", "--resume", str(run_dir), "--set", "run.name=other"], standalone_mode=False)
 
 

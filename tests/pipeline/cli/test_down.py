@@ -1,4 +1,4 @@
-"""`headrace down` waits as long as a drain may last, tells what drains, and can be left alone."""
+"""`headrace down` waits as long as a drain may last, reports what drains, and can be left alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @contextmanager
 def begun_run(folder: Path) -> Iterator[tuple[Path, EmbeddedServer]]:
-    """A run with a learner that has said once that it writes a checkpoint."""
+    """A run with a learner that has reported once that it writes a checkpoint."""
     run_dir, _, server = made_run(folder, "supervisor.drain_ceiling_s=1")
     asyncio.run(_begin(run_dir))
     try:
@@ -96,7 +96,7 @@ def _down(run_dir: Path, *words: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.cli.control._TELL_EVERY_S", 0.3)
+    monkeypatch.setattr("pipeline.cli.control._REPORT_EVERY_S", 0.3)
 
 
 def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_down_waits_as_long_as_a_drain_may_last_and_what_ends_it(
         began = time.monotonic()
         done = _down(run_dir)
         assert isinstance(done.exception, DeadlineExceeded)
-        assert "has not ended within 1.5 s" in str(done.exception)
+        assert "did not end within 1.5 s" in str(done.exception)
         assert time.monotonic() - began >= 1.5
-        assert "has not ended within 0.2 s" in str(_down(run_dir, "--timeout", "0.2").exception)
+        assert "did not end within 0.2 s" in str(_down(run_dir, "--timeout", "0.2").exception)
 
 
 def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path) -> None:
         done = _down(run_dir, "--timeout", "15")
         interrupt.join()
         assert isinstance(done.exception, click.Abort)
-        assert "drains on" in done.stderr
+        assert "still drains" in done.stderr
         assert _status(run_dir) is RunState.STOPPING
 
 

@@ -1,6 +1,4 @@
-"""Claims about a ledger's server that cannot say whether it has flushed: ``status`` and ``audit``
-say so, of a real one.
-"""
+"""Claims about a server that cannot confirm its flushes: ``status`` and ``audit`` report it."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def told(*words: str | Path) -> str:
     return done.stdout
 
 
-def test_status_and_the_audits_last_line_say_that_the_server_gave_no_word_for_the_last_checkpoints(
+def test_status_and_audit_report_checkpoints_that_the_server_did_not_confirm(
     tmp_path: Path,
 ) -> None:
     config = op_config(tmp_path)
@@ -51,11 +49,11 @@ def test_status_and_the_audits_last_line_say_that_the_server_gave_no_word_for_th
             number = json.loads(told("audit", config.run_dir, "--json"))["num_unflushed"]
             assert totals["num_unflushed"] == number
             told_of[name] = (number, " ".join(status.split()), audit[audit.index("it balances") :])
-    sentence = "could not say for the last 2 checkpoints that its file is on its disk"
+    sentence = "did not confirm that the last 2 checkpoints are on its disk"
     number, status, last = told_of["loose"]
     assert number == 2
     assert sentence in status
     assert sentence in " ".join(last.split())
     number, status, last = told_of["kept"]
     assert (number, last) == (0, "it balances\n")
-    assert "could not say" not in status
+    assert "did not confirm" not in status

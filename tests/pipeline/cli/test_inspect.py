@@ -203,9 +203,7 @@ def test_a_look_that_is_ended_takes_its_server_and_its_copy_along(
 
 @pytest.mark.parametrize("words", ["status", "down"])
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process can be made to die with another")
-def test_the_server_of_a_look_that_is_killed_dies_with_it_and_the_next_look_removes_its_copy(
-    run_dir: Path, place: Path, words: str
-) -> None:
+def test_a_killed_looks_server_dies_and_the_next_look_removes_its_copy(run_dir: Path, place: Path, words: str) -> None:
     of_others = place / "headrace-other"
     of_others.mkdir()
     with looking_in(run_dir, place, IN_THE_LOOK) as looking:
@@ -225,7 +223,7 @@ def test_the_server_of_a_look_that_is_killed_dies_with_it_and_the_next_look_remo
     of_others.rmdir()
 
 
-def test_a_signal_is_put_off_while_a_folder_is_made_or_removed_and_only_the_first_is_heard() -> None:
+def test_a_signal_waits_for_a_folder_change_and_only_the_first_counts() -> None:
     signals = server_copy._Signals()
     done = False
 
@@ -246,7 +244,7 @@ def test_a_signal_is_put_off_while_a_folder_is_made_or_removed_and_only_the_firs
 
 @contextmanager
 def looking_in(run_dir: Path, place: Path, block: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own that looks at a run, and says `there` in the middle of it."""
+    """A process of its own that looks at a run, and prints `there` in the middle of it."""
     script = (
         "import asyncio, sys, time; from pathlib import Path; from pipeline.cli.common import look_at\n"
         "from pipeline.ledger.server.embedded import EmbeddedServer; start = EmbeddedServer.start\n"
@@ -286,9 +284,7 @@ def test_a_look_beside_the_runs_server_asks_that_changes_nothing_and_tells_the_s
 
 
 def without_ages(text: str) -> str:
-    """What a command printed, without the ages that the server counts by its own clock, and their
-    columns' widths.
-    """
+    """Return a command's output without the ages that the server counts, and without widths."""
     return re.sub(r"[ ─━]+", " ", re.sub(r"\b\d+(\.\d+)? ?s\b", "AGE", text))
 
 
@@ -389,7 +385,7 @@ finally:
 
 
 def _imported(run_dir: Path) -> tuple[dict[str, Any], set[str]]:
-    """What a `why` of its own process answers, and the packages that it imported for that."""
+    """Return the answer of a `why` in a process of its own, and the packages that it imported."""
     done = subprocess.run([sys.executable, "-c", _IMPORTED, str(run_dir)], capture_output=True, text=True, timeout=60)
     answer, _, modules = done.stdout.partition("\n@")
     return json.loads(answer), set(json.loads(modules))
@@ -414,7 +410,7 @@ def test_why_answers_without_what_takes_long_to_import(run_dir: Path) -> None:
         server.stop()
 
 
-def test_a_server_that_ended_is_told_of_where_a_supervisor_is_to_start_it_and_looked_at_as_a_copy_elsewhere(
+def test_an_ended_server_is_reported_with_a_supervisor_and_copied_without_one(
     run_dir: Path,
 ) -> None:
     assert "its server has ended" in str(silence(run_dir, is_supervised=True))

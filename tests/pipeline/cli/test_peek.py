@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.cli import peek as cli
 from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.errors import ConfigError
@@ -46,7 +47,8 @@ def server(redis_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     @asynccontextmanager
     async def look_at(_: Path | None) -> AsyncIterator[SimpleNamespace]:
         async with _ledger(redis_server) as (_client, ledger):
-            yield SimpleNamespace(ledger=ledger, config=SimpleNamespace(model=SimpleNamespace(path=Path("/no/such"))))
+            config = SimpleNamespace(model=SimpleNamespace(path=Path("/no/such")))
+            yield SimpleNamespace(ledger=ledger, admin=RedisAdmin(ledger), config=config)
 
     monkeypatch.setattr(cli, "look_at", look_at)
 

@@ -16,7 +16,7 @@ from protocol.errors import ConfigError
     ("options", "message"),
     [
         (["--from", "9", "--to", "9"], "--to 9 is not after --from 9"),
-        (["--out", "."], "--out . is there already"),
+        (["--out", "."], "--out . exists"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path, options: list[str], message: str) -> None:

@@ -69,7 +69,7 @@ def test_work_is_put_back_by_worker_by_name_and_by_field_and_the_unknown_is_refu
     assert _json("requeue", "--field", "reward", *run)["num_due"] == 1
     assert _json("requeue", "--worker", "generator-0", *run)["num_opened"] == 3
     assert _json("requeue", "--worker", "generator-0", *run)["num_opened"] == 0
-    assert "ever registered" in _refused("requeue", "--worker", "generator-8", *run)
+    assert "has registered with this run" in _refused("requeue", "--worker", "generator-8", *run)
     assert "t.77.0: not in the ledger" in _refused("requeue", "t.1.0", "t.77.0", *run)
     assert _json("audit", str(run_dir))["balances"] is True
 
@@ -81,7 +81,7 @@ def test_dead_letters_are_listed_shown_and_retried_once_and_the_books_balance(ru
     assert _json("dead-letters", "show", "t.0.0.0", *run)["error"] == TRACEBACK
     shown = CliRunner().invoke(headrace, ["dead-letters", "list", str(run_dir)], standalone_mode=False)
     assert "no boxed answer" in shown.output
-    assert "names no dead letter" in _refused("dead-letters", "show", "t.5.0.0", *run)
+    assert "is no dead letter" in _refused("dead-letters", "show", "t.5.0.0", *run)
     assert "t.5.0.0: no dead letter" in _refused("dead-letters", "retry", "t.5.0.0", *run)
     dropped = _json("audit", str(run_dir))["groups"]["dropped"]
     assert dropped == {"dead_letter": 1}

@@ -1,4 +1,4 @@
-"""What a person reads of a run's progress, at its edges."""
+"""Claims about the words of a run's progress, at its edges."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_line_tells_reward_accuracy_loss_kl_tokens_a_second_and_what_is_left
     )
 
 
-def test_without_a_reference_the_kl_is_that_of_sampling_and_learner_and_without_either_there_is_none() -> None:
+def test_the_kl_is_to_the_reference_else_sampling_to_learner_else_absent() -> None:
     row = update_row(1)
     assert "KL 0.5 sampling to learner" in RunProgress.of([replace(row, metrics={"behavior_kl": 0.5})], 2).in_words(0.0)
     assert "KL" not in RunProgress.of([replace(row, metrics={})], 2).in_words(0.0)

@@ -72,7 +72,7 @@ def test_the_group_is_another_from_update_to_update(tmp_path: Path) -> None:
     assert len({sample.trajectory.split(".")[1] for sample in read_samples(tmp_path / SAMPLES_NAME)}) > 4
 
 
-def test_responses_that_are_units_of_their_own_are_kept_too_and_unfinished_windows_are_not(tmp_path: Path) -> None:
+def test_units_of_one_response_are_kept_and_unfinished_windows_are_not(tmp_path: Path) -> None:
     alone = [ClaimedUnit(f"t.{n}.0", (_response(n, 0, float(n)),)) for n in range(4)]
     window = ClaimedUnit("t.9.0.0", (_response(9, 0, 1.0)[:1],))
     _kept(tmp_path, per_update=3).keep([window, *alone, window], 1, 1)

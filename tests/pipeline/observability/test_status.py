@@ -65,7 +65,7 @@ def test_waiting_long_is_not_being_stuck():
     assert rows(beat("learner-0", WaitingFor.INPUT, still_s=3_600.0))[0].health is Health.LIVE
 
 
-def test_a_loop_that_does_not_turn_is_stuck_whatever_it_says_but_a_checkpoint_takes_its_time():
+def test_a_loop_that_does_not_turn_is_stuck_but_a_checkpoint_takes_its_time():
     assert rows(beat("reward-0", WaitingFor.INPUT, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.STUCK
     assert rows(beat("reward-0", WaitingFor.DISK, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.LIVE
 

@@ -58,7 +58,7 @@ def test_evaluation_prompts_that_are_trained_on_are_counted_named_and_refused_un
     assert "2 of 4 evaluation prompts are training prompts too (heldout:2 is 0, heldout:4 is 0)" in said
     assert "set data.allow_overlap" in said
     findings = preflight(op_config(tmp_path, evaluates, "data.allow_overlap=true")).findings
-    assert any("2 of 4 evaluation prompts" in line and "not held out" in line for line in findings)
+    assert any("2 of 4 evaluation prompts" in line and "accuracy is not held-out" in line for line in findings)
     held_out.write_text(json.dumps({"prompt": "7+7=", "answer": "14"}) + "\n")
     assert not any("training prompts too" in line for line in preflight(op_config(tmp_path, evaluates)).findings)
 

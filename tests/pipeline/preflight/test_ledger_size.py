@@ -76,7 +76,7 @@ def test_a_ledger_that_cannot_hold_a_batch_or_what_is_in_flight_is_refused_with_
     assert in_flight_mb == pytest.approx(4 * batch_mb)
     with pytest.raises(ConfigError, match="but one batch may take"):
         check_ledger_size(op_config(tmp_path, *wide, f"ledger.max_memory_mb={int(batch_mb / 0.7)}"))
-    with pytest.raises(ConfigError, match="but what may be in flight may take") as refused:
+    with pytest.raises(ConfigError, match="but work in flight may take") as refused:
         check_ledger_size(op_config(tmp_path, *wide, f"ledger.max_memory_mb={int(in_flight_mb / 0.7)}"))
     enough = re.search(r"set ledger.max_memory_mb to (\d+) or more", str(refused.value))
     assert enough

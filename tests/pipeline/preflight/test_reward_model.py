@@ -31,14 +31,14 @@ def test_everything_else_is_refused_in_a_sentence(tmp_path: Path) -> None:
         check_reward_model(tmp_path / "nowhere")
     with pytest.raises(DataError, match="Qwen3ForCausalLM, which gives no score"):
         check_reward_model(MODEL)
-    with pytest.raises(DataError, match="with 2 labels, expected 1"):
+    with pytest.raises(DataError, match="with 2 labels; expected 1"):
         check_reward_model(write_reward_model(tmp_path / "two", tiny_reward_model(num_labels=2)))
-    with pytest.raises(DataError, match="with 3 labels, expected 1"):
+    with pytest.raises(DataError, match="with 3 labels; expected 1"):
         check_reward_model(write_reward_model(tmp_path / "three", tiny_reward_model(num_labels=3)))
     folder = write_reward_model(tmp_path / "headless")
     weights = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if "score" not in name}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(DataError, match="hold no head"):
+    with pytest.raises(DataError, match="have no head"):
         check_reward_model(folder)
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(DataError, match="damaged"):
@@ -83,10 +83,10 @@ def test_a_run_says_which_reward_model_it_has(tmp_path: Path) -> None:
         (["reward.model.path=JUDGE", "generation.max_response_tokens=230"], "is 262, but the reward model"),
         (
             ["reward.model.path=JUDGE", "reward.model.max_tokens=40"],
-            "raise reward.model.max_tokens if that is what limits",
+            "raise reward.model.max_tokens if that is the limit",
         ),
         (["reward.model.path=JUDGE", "reward.model.max_tokens=400"], "made for 256 positions"),
-        (["data.verifier=reward_model"], "goes by a reward model's score, but there is none"),
+        (["data.verifier=reward_model"], "takes a reward model's score, but there is none"),
     ],
 )
 def test_a_reward_model_that_would_fail_late_fails_early(tmp_path: Path, overrides: list[str], message: str) -> None:

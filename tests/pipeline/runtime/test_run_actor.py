@@ -149,7 +149,7 @@ def test_a_drain_ends_at_its_deadline(tmp_path: Path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(_PATIENCE_S) == ExitCode.DRAIN_TIMEOUT
         assert run.marks() == ["setup", "run", "drain", "teardown"]
-        assert "got on with nothing for 0.3 s" in run.log()[-1]["reason"]
+        assert "made no progress for 0.3 s" in run.log()[-1]["reason"]
     finally:
         run.end()
 

@@ -85,8 +85,8 @@ def test_a_learner_that_stood_still_twice_with_nothing_kept_between_ends_the_run
     for time_s, kept in ((0.0, ""), (4000.0, "000001.version-2"), (8000.0, "000001.version-2")):
         assert plan.failure is None
         plan.due(time_s)
-        assert plan.condemn("learner", "at compute without progress for 61 s, 60 s are allowed", kept=kept)
-        assert not plan.condemn("learner", "the same", kept=kept), "found dead twice, killed once"
+        assert plan.replace("learner", "at compute without progress for 61 s, 60 s are allowed", kept=kept)
+        assert not plan.replace("learner", "the same", kept=kept), "found dead twice, killed once"
         plan.exited("learner", -9, time_s + 1.0, kept=kept)
     assert plan.failure is not None
     assert plan.failure.exit_code == ExitCode.STUCK
@@ -244,7 +244,7 @@ def test_what_may_pass_and_kills_never_count_as_a_repeated_error() -> None:
         plan.exited("generator-0", -9, at)
     for at in (7000.0, 8000.0):
         plan.due(at)
-        plan.condemn("generator-0")
+        plan.replace("generator-0")
         plan.exited("generator-0", -9, at, error=IMPORT)
     assert plan.failure is None
 
@@ -269,7 +269,7 @@ def test_a_worker_that_was_found_stuck_failed_of_its_surroundings() -> None:
     plan = _plan(reward=1)
     for _ in range(POLICY.infrastructure.max_failures + 1):
         plan.due(100.0)
-        plan.condemn("reward-0")
+        plan.replace("reward-0")
         plan.exited("reward-0", -9, 100.0 - 50.0)
     assert plan.failure is not None
     assert plan.failure.exit_code == ExitCode.STUCK
@@ -393,7 +393,7 @@ class FleetMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.alive)))
         if is_stuck:
             code = -9
-            self.plan.condemn(name)
+            self.plan.replace(name)
         role = self.alive.pop(name)
         if code not in (0, 2) and not self.plan.is_draining(name):
             whose = role if kind_of(code) is FailureKind.DATA else name

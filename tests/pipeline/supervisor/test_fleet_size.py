@@ -41,7 +41,7 @@ def test_a_fleet_that_is_too_large_is_refused_with_limit_and_reason() -> None:
     with pytest.raises(ConfigError) as caught:
         check_fleet_size(wish, None, Machine(2, 23 * GIB))
     assert str(caught.value).startswith(
-        "500001 workers are asked for (1 learner, 500000 generator); expected at most 32"
+        "the fleet has 500001 workers (1 learner, 500000 generator); expected at most 32"
     )
     assert "2 cores bear 16 each" in str(caught.value)
     with pytest.raises(ConfigError, match=r"at most 4 on this machine: fleet\.max_workers is that"):
@@ -80,7 +80,7 @@ def test_a_containers_limits_count(
 
 
 def test_config_check_and_up_refuse_a_fleet_that_is_too_large(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="500002 workers are asked for"):
+    with pytest.raises(ConfigError, match="the fleet has 500002 workers"):
         preflight(op_config(tmp_path, "fleet.generator=500000"))
     with pytest.raises(ConfigError, match=r"fleet\.max_workers is that"):
         preflight(op_config(tmp_path, "fleet.max_workers=2"))

@@ -372,7 +372,7 @@ def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path)
     run.when_live(empty)
     outcome = run.until_end()
     assert outcome.exit_code == ExitCode.LEDGER_UNAVAILABLE
-    assert "knows nothing of this run" in outcome.status.detail
+    assert "has no record of this run" in outcome.status.detail
 
 
 @pytest.mark.parametrize("manner", [Manner.MUTE, Manner.TRICKLES])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_the_command_prints_a_table_or_json(file: Path) -> None:
     assert "accuracy 50.0%" in table.output
     assert "no verdict: bad_answer" in table.output
     printed = CliRunner().invoke(score, [str(file), "--by", "kind", "--json"], catch_exceptions=False)
-    assert json.loads(printed.stdout) == json.loads(json.dumps(score_file(file, by="kind").to_dict()))
+    assert json.loads(printed.stdout) == json.loads(json.dumps(asdict(score_file(file, by="kind"))))
 
 
 HOSTILE = {
@@ -210,9 +211,7 @@ async def test_a_pool_tells_of_every_response_as_it_is_judged(tmp_path: Path) ->
     assert told == [1, 2, 1, 1]
 
 
-def test_as_many_processes_as_this_machine_grants_cores_are_used_unless_a_number_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_a_core_is_used_unless_a_number_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
 
     def kept(path: Path, verifier: str | None, **options: Any) -> Any:

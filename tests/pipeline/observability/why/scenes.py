@@ -1,6 +1,4 @@
-"""Moments of runs, made by hand: heartbeats, what the ledger says, and what a reader of both should
-be told.
-"""
+"""Moments of runs, made by hand: heartbeats, the ledger's answers, and the right explanation."""
 
 from __future__ import annotations
 
@@ -101,9 +99,7 @@ def queues(**depths: int) -> dict[str, QueueStat]:
 
 
 def scene(workers: list[WorkerRow], view: Waits | None = None, **more: object) -> Snapshot:
-    """A running, supervised fleet: the learner waits for input and all are well, unless told
-    otherwise.
-    """
+    """A running, supervised fleet: the learner waits for input and all are well by default."""
     rows = {row.worker: row for row in (worker("learner"), worker("reward-0"))}
     rows |= {name: worker(name, WaitingFor.COMPUTE) for name in ("generator-1", "generator-2")}
     rows |= {row.worker: row for row in workers}

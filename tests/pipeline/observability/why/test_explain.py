@@ -1,4 +1,4 @@
-"""What a run waits for is followed to its root, and told with what happens next."""
+"""Claims about explanations: a wait is followed to its root, and the next step is named."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_with_no_generator_left_the_one_that_is_to_come_back_is_the_root():
     assert root(replace(s, has_supervisor=False)) == (Cause.ABSENT, "generator-2", Outlook.YOU)
 
 
-def test_a_silent_worker_that_the_supervisor_does_not_know_is_yours_to_replace_though_its_work_is_not():
+def test_a_silent_worker_unknown_to_the_supervisor_is_yours_to_replace():
     view = waits(unit("81", trajectory("t.81.4", Place.LEASED, "hostb-0#1")), running=3)
     foreign = replace(silent("generator-2"), worker="hostb-0")
     found = explain(scene([foreign], view)).chains[0]
     assert (found.cause, found.outlook) == (Cause.SILENT, Outlook.MENDS)
-    assert "none of the supervisor's" in found.next
+    assert "the supervisor does not know it" in found.next
 
 
 def test_what_nobody_holds_waits_for_a_generator_with_room():
@@ -171,7 +171,7 @@ def test_a_dead_value_worker_is_the_root_though_its_learner_is_well():
 
 
 OPEN: dict[str, Any] = {GATE_OPEN: 1.0}
-"""What a value worker counts whose critic's gate is open."""
+"""Counters of a value worker whose critic's gate is open."""
 
 
 def test_a_chunk_that_waits_for_values_is_told_while_its_trajectory_is_still_sampled():
@@ -223,7 +223,7 @@ def test_what_runs_is_not_all_that_lacks_when_admission_has_stopped():
     view = waits(unit("81", trajectory("t.81.4")), running=1)
     found = explain(scene([], view, totals=totals(is_exhausted=True)))
     assert [chain.cause for chain in found.chains] == [Cause.EXHAUSTED, Cause.WORKING]
-    assert found.chains[0].links[1] == "2 groups are not even admitted"
+    assert found.chains[0].links[1] == "2 groups are not yet admitted"
 
 
 # -- the learner -----------------------------------------------------------------------------------
@@ -340,13 +340,13 @@ def test_what_else_is_wrong_is_told_besides():
     )
 
 
-def test_a_full_disk_under_the_ledger_is_named_with_its_folder_before_all_that_follows_from_it() -> None:
+def test_a_full_disk_under_the_ledger_is_named_first_with_its_folder() -> None:
     s = scene([silent("learner"), silent("generator-1")], AWAITED, unwritten="/runs/demo/ledger")
     assert root(s) == (Cause.DISK, "ledger", Outlook.YOU)
     assert "/runs/demo/ledger" in explain(s).headline and "df /runs/demo/ledger" in explain(s).chains[0].next
 
 
-def test_a_worker_that_a_full_disk_ended_a_moment_ago_is_told_with_the_folder_although_it_is_there_again() -> None:
+def test_a_worker_ended_by_a_full_disk_is_named_with_the_folder_after_its_restart() -> None:
     error = "StorageFailed: /runs/demo/checkpoints: [Errno 28] No space left on device; free some space"
     s = scene([worker("learner", WaitingFor.COMPUTE)], AWAITED, exits={"learner": Ended("it ended", 3.0, error=error)})
     assert root(s) == (Cause.DISK, "learner", Outlook.YOU)
@@ -400,7 +400,7 @@ _units = st.builds(lambda some: unit("81", *some), st.lists(_trajectories, max_s
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_moment_has_an_answer_that_begins_somewhere_ends_somewhere_and_says_what_next(data):
+def test_every_moment_has_an_answer_with_a_beginning_an_end_and_a_next_step(data):
     kind = data.draw(st.sampled_from(Unit))
     units = data.draw(st.lists(_units, max_size=4))
     if kind is not Unit.GROUP:
@@ -446,13 +446,13 @@ def test_every_moment_has_an_answer_that_begins_somewhere_ends_somewhere_and_say
 CRASHED = {"generator-1": Ended("it ended (failure)", 3.0, 2, "ImportError: no module named flash")}
 
 
-def test_a_worker_that_an_error_ended_is_told_with_the_error_and_how_often_and_what_another_would_mean():
+def test_a_worker_ended_by_an_error_is_named_with_error_count_and_consequence():
     s = scene([], waits(running=0), without=["generator-1", "generator-2"], exits=CRASHED)
     found = explain(s)
     told = "generator-1 is not there: it ended (failure) by ImportError: no module named flash, 3 s ago, the 2nd time"
     assert told in found.headline
     assert found.outlook is Outlook.MENDS
-    assert "the same error, before it finished any work, ends the run" in found.chains[0].next
+    assert "The same error before any finished work ends the run" in found.chains[0].next
     starting = scene([worker("generator-1", WaitingFor.STARTING)], AWAITED, exits=CRASHED)
     assert any("generator-1 is there again: it ended" in words for words in explain(starting).also)
 
@@ -487,14 +487,14 @@ def test_a_generator_that_reaches_no_scorer_is_told_besides_while_others_do_its_
 NO_LEARNER = "learner at tcp://10.0.0.1:5600 (no answer for 7 s)"
 
 
-def test_a_generator_that_does_not_reach_the_learner_for_weights_is_named_and_needs_you():
+def test_a_generator_cut_off_from_the_learners_weights_is_named_and_needs_you():
     cut_off = replace(worker("generator-2", WaitingFor.WEIGHTS, "the learner's first version"), unreached=NO_LEARNER)
     rest = [silent("generator-0"), silent("generator-1")]
     far = explain(scene([cut_off, *rest], waits(unit("81", trajectory("t.81.4")), ready=31, running=1)))
     assert any(f"generator-2 does not reach {NO_LEARNER}" in words for words in (*far.also, *far.chains[0].links))
     chain = worker_chain(scene([cut_off], AWAITED), cut_off)
     assert (chain.cause, chain.who, chain.outlook) == (Cause.UNREACHABLE, "generator-2", Outlook.YOU)
-    assert "no new version comes to it" in chain.next
+    assert "it gets no new version" in chain.next
     at_room = replace(worker("generator-2", WaitingFor.ROOM, "reward-0 to read"), unreached=NO_LEARNER)
     assert worker_chain(scene([at_room], AWAITED), at_room).cause is not Cause.UNREACHABLE, "scorers are reached"
     both = replace(at_room, unreached=f"{NO_LEARNER}; {UNREACHED}")
