@@ -91,7 +91,7 @@ async def _write_response(ledger: Ledger, trajectory: TrajectoryId, versions: Se
 
 async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     """DAPO's loop: generation batches are drawn until the ledger has enough groups with signal for the learner's claim. How
-    many may be drawn is the loop's own business; in a run that is ``workers.hopeless``."""
+    many may be drawn is the loop's own business; in a run that is ``workers.learner.hopeless``."""
     batches, size, num_wanted = inputs["gen_batches"], inputs["n"], inputs["train_batch_size"]
     num_groups = sum(len(batch) for batch in batches)
     ledger = await open_ledger(
