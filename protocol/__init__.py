@@ -1,13 +1,13 @@
-"""The words that Headrace's processes say to one another, and how those words travel.
+"""The messages between Headrace's processes, and how they travel.
 
     ids, trajectory, messages     the nouns, and every message made of them
     arrays, codec                 messages to bytes and back, checked; limits and validate are its checks
-    peek                          any message made legible, also one that cannot be decoded
-    channel                       what a mailbox and a link promise
-    memory, zeromq                two carriers of it under one contract; ``zeromq`` is the only door to pyzmq
+    peek                          any message as readable text, even one that cannot be decoded
+    channel                       the contract of mailboxes and links
+    memory, zeromq                its two implementations; only ``zeromq`` imports pyzmq
     endpoints                     addresses, parsed and checked
-    errors                        everything that one part may raise for another to handle
+    errors                        every error that one part may raise for another to handle
 
-Floor 0: nothing here imports torch, Redis, ``pipeline`` or ``workers``. The wire specification is
+Nothing here imports torch, Redis, ``pipeline`` or ``workers``. The wire is specified in
 ``protocol/README.md``.
 """

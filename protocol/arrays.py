@@ -1,12 +1,8 @@
 """Arrays on the wire: their bytes, little-endian, under a field name that ends in their dtype.
 
-*Consumes* numpy vectors (sending) or their bytes (receiving). *Produces* bytes, or read-only
-vectors. *Waits for* nothing.
-
-A field of a message is declared as one of the vector types below, and its name on the wire ends in
-the dtype. The type tells the decoder, the name tells everybody else: ``{"tokens:<i4": b"..."}``
-needs no schema. Shapes do not travel, for all our arrays have one dimension; so there is no shape,
-no length and no dtype that could be wrong, only bytes.
+The decoder reads the dtype from the field's type. Readers without a schema read it from the name:
+``{"tokens:<i4": b"..."}``. Every array has one dimension, so no shape and no length travels that
+could be wrong.
 """
 
 from __future__ import annotations
@@ -15,14 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-# a lookup less for each array
+# by name: saves an attribute lookup for each array
 from numpy import frombuffer
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = bytes | memoryview
-"""What a received frame may be. A memoryview is one of single bytes, so that its ``len`` counts
-them.
-"""
+"""A received frame. A memoryview must hold single bytes, so that ``len`` counts them."""
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -35,9 +29,7 @@ if TYPE_CHECKING:
 else:
 
     class _AnyArray(type):
-        """Makes every numpy array pass for an instance: the declared type only carries the dtype to
-        the decoder.
-        """
+        """Accepts every numpy array as an instance: the type only carries the dtype."""
 
         __instancecheck__ = np.ndarray.__instancecheck__
 
@@ -61,22 +53,18 @@ else:
 
 
 pack_array = np.ndarray.tobytes
-"""Returns an array's bytes in C order, also of a strided one. Raises TypeError for anything but an
-array.
-"""
+"""Return an array's bytes in C order, of a strided one too. Raises TypeError for a non-array."""
 
 
 def pack_large_array(array: Any) -> memoryview:
-    """Return an array's bytes in place: a call from Python, but a copy less. Raises TypeError for
-    anything but an array.
-    """
+    """Return an array's bytes without a copy. Raises TypeError for a non-array."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"a {type(array).__name__} cannot travel")
     return np.ascontiguousarray(cast("NDArray[Any]", array)).data
 
 
 def unpack_array(declared: Any, wire: Any) -> NDArray[Any]:
-    """Return a read-only vector over received bytes. ``declared`` is one of the vector types.
+    """Return a read-only vector over received bytes; ``declared`` is one of the vector types.
 
     Raises TypeError for anything but bytes, ValueError for a part of an element.
     """

@@ -1,10 +1,9 @@
-"""The seam between actors: what a mailbox and a link promise, whoever carries the bytes.
+"""The contract of mailboxes and links between actors, for every carrier of the bytes.
 
 A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and
-counts what it carries. Two implementations, ``protocol.memory`` and ``protocol.zeromq``, pass one
-contract suite.
+counts its messages. ``protocol.memory`` and ``protocol.zeromq`` pass one contract suite.
 
-A link is fast and may lose anything when a process dies; what must not be lost is in the ledger.
+A link is fast and may lose any message when a process dies. The ledger holds all that must last.
 """
 
 from __future__ import annotations
@@ -22,21 +21,19 @@ class LinkStats:
     """Counters of one link, as its owner sees them. They only grow."""
 
     peer: str
-    """The other side: a worker name, or an endpoint before the peer has been heard."""
+    """The other side: a worker name, or an endpoint before the peer's first message."""
     num_messages: int = 0
     """Sent (at a sender) or received and decoded (at a mailbox)."""
     num_bytes: int = 0
     num_refused: int = 0
-    """At a mailbox: messages that could not be read, by any reason. At a sender: deliveries given
-    up at the deadline.
-    """
+    """At a mailbox: unreadable messages. At a sender: deliveries given up at the deadline."""
     num_gaps: int = 0
     """At a mailbox: sequence numbers that never arrived. Always 0 at a sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message out of a mailbox, with who sent it."""
+    """One message out of a mailbox, with its sender."""
 
     message: Message
     sender: str
@@ -50,14 +47,14 @@ class Sender(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where the mailbox listens."""
+        """Address of the mailbox."""
         ...
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
-        """Hand the message to the link; wait at most ``timeout_s`` for room.
+        """Pass the message to the link; wait at most ``timeout_s`` for room: the back-pressure.
 
-        Returns False when there was no room in time: the mailbox is full or gone. That wait is the
-        back-pressure. Raises ChannelClosed after ``close``.
+        Returns False when there was no room in time: the mailbox is full or gone. Raises
+        ChannelClosed after ``close``.
         """
         ...
 
@@ -66,12 +63,11 @@ class Sender(Protocol):
         ...
 
     def unreached_s(self) -> float:
-        """Return for how long the mailbox could not be reached, in seconds; 0 while it is."""
+        """Return for how long the mailbox has been unreachable, in seconds; 0 while reachable."""
         ...
 
     def close(self) -> None:
         """Close at once, without lingering. Repeated calls do nothing."""
-        ...
 
 
 class Mailbox(Protocol):
@@ -79,13 +75,13 @@ class Mailbox(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where senders connect; a mailbox bound to port 0 reports the port it got."""
+        """Address for senders; a mailbox bound to port 0 reports its real port."""
         ...
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
         """Return the next readable message, or None when none came within ``timeout_s``.
 
-        What cannot be read is counted in ``stats`` under the peer's name, logged and dropped.
+        An unreadable message is counted in ``stats`` under the peer's name, logged and dropped.
         Cancelling this call loses no message. Raises ChannelClosed after ``close``.
         """
         ...
@@ -96,25 +92,21 @@ class Mailbox(Protocol):
 
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""
-        ...
 
 
 class Requester(Protocol):
-    """Asks one responder and waits for its answer; used for weights between hosts."""
+    """Sends requests to one responder, and waits for answers. Weights between hosts use it."""
 
     async def request(self, message: Message, *, timeout_s: float) -> Message:
-        """Send ``message`` and return its answer. Raises DeadlineExceeded, ChannelClosed, or the
-        WireError of a bad answer.
-        """
+        """Return the answer. Raises DeadlineExceeded, ChannelClosed, or a WireError."""
         ...
 
     def unreached_s(self) -> float:
-        """Return for how long the responder could not be reached, in seconds; 0 while it is."""
+        """Return for how long the responder has been unreachable, in seconds; 0 while reachable."""
         ...
 
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""
-        ...
 
 
 class Responder(Protocol):
@@ -122,14 +114,14 @@ class Responder(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where requesters connect."""
+        """Address for requesters."""
         ...
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
         """Answer the next request with ``handler``; False when none came in time. An unreadable
-        request is counted and dropped."""
+        request is counted and dropped.
+        """
         ...
 
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""
-        ...

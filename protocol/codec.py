@@ -1,13 +1,11 @@
 """From messages to bytes and back: typed MessagePack, checked before, while and after decoding.
 
-*Consumes* messages, or frames that anybody may have written. *Produces* frames, or messages whose
-every field has its declared type; else one of the WireErrors, and nothing but a WireError. *Waits
-for* nothing.
+Received frames may hold any bytes. Decoding returns a message whose every field has its declared
+type, or raises a WireError and nothing else.
 
-On a link a message is two frames: the envelope and the body, MessagePack maps with named fields. In
-the ledger it is one blob: a map of the same version, type and checksum, with the body nested in it.
-The plain ``msgpack`` package reads either; ``protocol.peek`` does. ``protocol/README.md`` is the
-specification.
+On a link a message is two frames: envelope and body, MessagePack maps with named fields. In the
+ledger it is one blob: a map of version, type and checksum, with the body nested in it. The plain
+``msgpack`` package reads both, as ``protocol.peek`` does. Specification: ``protocol/README.md``.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ from protocol.validate import check_consistency, check_vectors
 T = TypeVar("T")
 
 MAX_BLOB_BYTES = 512 * 1024 * 1024
-"""Redis stores no longer value."""
+"""Redis's limit of a value."""
 MAX_TOLD_CHARS = 300
-"""Of the decoder's own error, which quotes what it did not expect."""
+"""Of the decoder's own error, which quotes the unexpected value."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,18 +62,16 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _VersionOnly(msgspec.Struct):
-    """What every version of the envelope and of the blob has in common."""
+    """The common part of all versions of envelope and blob."""
 
     version: int
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What an unreadable message says of itself: enough to name the peer. Nothing in
-    it is certain.
-    """
+    """The sender and sequence that an unreadable message names. Unverified."""
 
     sender: str = ""
-    """Empty when even that cannot be read."""
+    """Empty when it cannot be read."""
     sequence: int = -1
 
 
@@ -101,7 +97,7 @@ _MESSAGE_DECODERS: _Decoders = {tag: _DECODERS[tag] for tag in _MESSAGE_TAGS.val
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A message's body, for all the links that it goes to and for the ledger."""
+    """A message's encoded body, made once for all its links and the ledger."""
 
     tag: str
     body: bytes
@@ -122,8 +118,7 @@ def encode_once(message: Message) -> Encoded:
 def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: float) -> list[bytes]:
     """Return the frames of ``message``: envelope and body.
 
-    Raises MalformedMessage when the message contradicts itself or holds something that cannot
-    travel.
+    Raises MalformedMessage for contradicting fields, and for values that cannot be encoded.
     """
     encoded = message if isinstance(message, Encoded) else encode_once(message)
     envelope = Envelope(
@@ -140,7 +135,7 @@ def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: fl
 def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
     """Return the message in ``frames`` and its envelope. Its arrays are read-only.
 
-    Raises a WireError, and nothing else, whatever the frames hold.
+    Raises a WireError, and nothing else, for any content.
     """
     if len(frames) != NUM_FRAMES:
         raise MalformedMessage(f"message of {len(frames)} frames, expected {NUM_FRAMES}: envelope and body")
@@ -151,7 +146,7 @@ def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelo
 
 
 def read_envelope(frame: Buffer) -> Envelope:
-    """Return frame 0, of our version. Raises UnknownVersion, MalformedMessage."""
+    """Return frame 0. Raises UnknownVersion, MalformedMessage."""
     if len(frame) > MAX_ENVELOPE_BYTES:
         raise MalformedMessage(f"envelope of {len(frame)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
     try:
@@ -167,7 +162,7 @@ def read_envelope(frame: Buffer) -> Envelope:
 
 
 def read_claims(frames: Sequence[Buffer]) -> Claims:
-    """Return who an unreadable message claims to be from. Never raises."""
+    """Return the sender that an unreadable message names. Never raises."""
     if not frames or len(frames[0]) > MAX_ENVELOPE_BYTES:
         return Claims()
     try:
@@ -179,7 +174,7 @@ def read_claims(frames: Sequence[Buffer]) -> Claims:
 def to_blob(obj: Storable | Encoded) -> bytes:
     """Return ``obj``, a message or a score, as one blob for the ledger.
 
-    Raises MalformedMessage when it contradicts itself or holds something that cannot travel.
+    Raises MalformedMessage as ``encode`` does.
     """
     if isinstance(obj, Encoded):
         tag, body, checksum = obj.tag, obj.body, obj.checksum
@@ -193,7 +188,7 @@ def to_blob(obj: Storable | Encoded) -> bytes:
 
 
 def from_blob(data: Buffer, type_: type[T]) -> T:
-    """Return what ``to_blob`` wrote. ``type_`` is a message or score type, or a union of them.
+    """Return the object that ``to_blob`` encoded. ``type_`` is a message or score type, or a union.
 
     Raises a WireError: UnknownMessage when the blob holds another type.
     """
@@ -210,13 +205,13 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
 
 @cache
 def _decoders_of(type_: Any) -> _Decoders:
-    """Return the decoders, by tag, of a type or a union of types."""
+    """Return the decoders of a type or a union of types, by tag."""
     wanted = get_args(type_) or (type_,)
     return {tag: _DECODERS[tag] for cls, tag in _TAGS.items() if cls in wanted}
 
 
 def _encode_body(obj: Storable) -> bytes:
-    """Check, encode."""
+    """Check ``obj``, then return its bytes."""
     check_vectors(obj)
     check_consistency(obj)
     try:
@@ -228,13 +223,13 @@ def _encode_body(obj: Storable) -> bytes:
         and len(body) > FREE_BODY_BYTES
         and (obj.prompt.extra or len(body) > MAX_TEXT_BYTES)
     ):
-        # else every receiver would refuse it; without extra columns it holds few values
+        # every receiver would refuse it; without extra columns a body holds few values
         check_values(memoryview(body))
     return body
 
 
 def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, checksum: int) -> Any:
-    """Check, decode, check again; the cheapest refusal first."""
+    """Check, decode, check again. The cheapest check comes first."""
     computed = xxh3_64_intdigest(body)
     if computed != checksum:
         raise ChecksumMismatch(
@@ -256,7 +251,7 @@ def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, chec
 
 
 def _told(error: Exception) -> str:
-    """Return what an error says, cut: it may quote a text of the message, of any length."""
+    """Return an error's text, cut, since it may quote text of any length from the message."""
     return str(error)[:MAX_TOLD_CHARS]
 
 

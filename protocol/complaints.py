@@ -1,9 +1,7 @@
-"""How often the same complaint is logged: once a minute for each peer, and for few peers, with the
-number left out.
+"""Limits how often one complaint is logged: once a minute a peer, and ten peers a kind.
 
-*Consumes* complaints, by whom and of which kind. *Produces* whether to log one. *Waits for*
-nothing. So hostile peers fill no disk, however many names or keys they invent, and no memory. Kinds
-are the program's own words, never a peer's.
+So hostile peers fill no disk and no memory, however many names or keys they invent. Kinds are the
+program's own words, never a peer's.
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ from dataclasses import dataclass, field
 
 LOG_EVERY_S = 60.0
 MAX_LOGGED = 10
-"""Peers of which one kind of complaint is logged in that time; of further ones the number is, with
-the next line.
-"""
+"""Peers logged for one kind in that time. The next line has the number of the others."""
 
 
 @dataclass(slots=True)
@@ -27,16 +23,14 @@ class _Kind:
 
 
 class Complaints:
-    """Remembers what was logged when. Used by one thread."""
+    """The times of logged complaints. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
 
     def due(self, who: str, kind: str) -> int | None:
-        """Return how many of this kind were left out since the last that was logged; None when this
-        one is left out too.
-        """
+        """Return how many of this kind were not logged since the last line; None: do not log."""
         now = self._clock()
         known = self._kinds.setdefault(kind, _Kind(now))
         if now - known.began_s >= LOG_EVERY_S:

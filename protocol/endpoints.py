@@ -1,11 +1,7 @@
 """Addresses of mailboxes: ``ipc://`` on one host, ``tcp://`` across hosts; parsed, checked, made.
 
-*Consumes* address text, or the run's folder and wire settings. *Produces* checked endpoints, and
-private folders for sockets. *Waits for* nothing.
-
-An ipc endpoint is a socket file; who may open the folder may send. So the folder is ours alone
-(mode 0700), and its path is short enough for the operating system: 107 bytes, or the kernel cuts
-it.
+An ipc endpoint is a socket file, and access to its folder is permission to send. So the folder has
+mode 0700. Its path has at most 107 bytes: the kernel cuts longer ones.
 """
 
 from __future__ import annotations
@@ -25,13 +21,13 @@ from protocol.ids import Incarnation
 from protocol.private import ensure_private_folder
 
 MAX_IPC_PATH_BYTES = 107
-"""``sun_path`` of a Unix socket address, less its closing zero (Linux; unix(7))."""
+"""``sun_path`` of a Unix socket address without its closing zero (Linux; unix(7))."""
 _WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 -- recognised, in order to be replaced
 _TCP = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]/]+)):(?P<port>\d{1,5}|\*)(?:-(?P<last>\d{1,5}))?")
 
 
 class WireSettings(Protocol):
-    """The part of the configuration that says where mailboxes are."""
+    """The configuration's settings of addresses."""
 
     @property
     def transport(self) -> Literal["ipc", "tcp"]:
@@ -45,13 +41,13 @@ class WireSettings(Protocol):
 
     @property
     def ports(self) -> str | None:
-        """Ports to bind, as FIRST-LAST; any free port when None."""
+        """Ports to bind, as FIRST-LAST; None: any free port."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A parsed address. ``str()`` gives the text back.
+    """A parsed address; ``str()`` returns its text.
 
     Example: ``Endpoint.parse("tcp://10.0.0.7:5555")`` is
     ``Endpoint(scheme="tcp", host="10.0.0.7", port=5555)``.
@@ -63,9 +59,9 @@ class Endpoint:
     host: str = ""
     """Without brackets, for tcp."""
     port: int = 0
-    """0 asks for any free port."""
+    """0: any free port."""
     last_port: int = 0
-    """To listen: any free port from ``port`` up to this one; 0 asks for ``port`` alone."""
+    """Of a range to listen on: any free port from ``port`` to this one. 0: ``port`` alone."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -95,7 +91,7 @@ class Endpoint:
 
     @property
     def is_local(self) -> bool:
-        """Whether no byte sent to it leaves this host."""
+        """Whether bytes sent to it stay on this host."""
         if self.scheme == "ipc" or self.host == "localhost":
             return True
         try:
@@ -105,31 +101,28 @@ class Endpoint:
 
     @property
     def reachable(self) -> Self:
-        """The address to tell others: a wildcard becomes this host's name, or its address where the
-        name means loopback.
-        """
+        """This address for other hosts: a wildcard becomes this host's own address."""
         if self.scheme == "tcp" and self.host in _WILDCARDS:
             return replace(self, host=own_address())
         return self
 
     def told(self, instead: str | None) -> str:
-        """Return the host to tell others of a tcp address: ``instead``, if there is one.
+        """Return a tcp address's host for other hosts: ``instead``, if it is set.
 
-        Raises ConfigError when that means loopback, and what listens here is not plainly for this
-        host alone.
+        Raises ConfigError when that host means loopback, unless this address is a loopback address.
         """
         host = instead or self.reachable.host
         if not self.is_local and is_loopback(host):
             raise ConfigError(
-                f"wire.host is {self.host}, and others would be told {host}, which means loopback here: expected what they can "
-                f"connect to. Set wire.advertise_host, or {ADVERTISE_HOST} on this host, to its name or address elsewhere; "
-                "for a run on one host set wire.host to 127.0.0.1"
+                f"wire.host is {self.host}, and other hosts would receive {host}, which means loopback here: expected an "
+                f"address that they can connect to. Set wire.advertise_host, or {ADVERTISE_HOST} on this host, to its name or "
+                "address elsewhere. For a run on one host set wire.host to 127.0.0.1"
             )
         return host
 
     @property
     def candidates(self) -> list[Self]:
-        """What to try to listen at, one after the other: numeric addresses, each with one port."""
+        """Numeric addresses to bind, in order, each with one port."""
         if self.scheme == "ipc":
             return [self]
         host = numeric(self.host)
@@ -138,11 +131,9 @@ class Endpoint:
 
 
 def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str:
-    """Return where a worker's mailbox should bind: a socket file of this incarnation's own, or any
-    port of ``wire.host``.
+    """Return the address for a worker's mailbox: its own socket file, or a port of ``wire.host``.
 
-    The epoch is part of the file's name, so that a frozen older incarnation keeps nobody from
-    starting.
+    The file's name holds the epoch, so that a frozen older incarnation does not block a new one.
     """
     if wire.transport == "tcp":
         first, _, last = (wire.ports or "0").partition("-")
@@ -151,21 +142,17 @@ def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str
 
 
 def run_tag(run_dir: Path) -> str:
-    """Return what the names of a run's private folders outside its own begin with: the user, and a
-    hash of the run's path.
-    """
+    """Return the prefix of a run's private folders outside its own: user, and hash of its path."""
     return f"headrace-{os.getuid()}-{hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]}"
 
 
 def socket_folders(run_dir: Path) -> tuple[Path, Path]:
-    """Return where a run's sockets are, and where they are if that path is too long for one."""
+    """Return the folder of a run's sockets, and the one used if that path is too long."""
     return run_dir.absolute() / "sockets", Path(tempfile.gettempdir()) / run_tag(run_dir)
 
 
 def ipc_endpoint(run_dir: Path, name: str) -> str:
-    """Return an ipc endpoint in the run's private socket folder; in the temporary folder when the
-    run's path is too long.
-    """
+    """Return an ipc endpoint in a private folder: the run's, or a temporary one for a long path."""
     folder, short_folder = socket_folders(run_dir)
     if len(os.fsencode(folder / f"{name}.sock")) > MAX_IPC_PATH_BYTES:
         folder = short_folder

@@ -3,39 +3,39 @@
     HeadraceError
     ├── ConfigError (ValueError)          a setting is wrong; nothing was started
     │   └── DataError (ValueError)        a prompt file, a model or a checkpoint is missing or malformed
-    ├── WireError                         a message cannot be read; it is counted and dropped, never a crash
+    ├── WireError                         a message cannot be read; it is counted and dropped
     │   ├── MalformedMessage (ValueError) truncated, not MessagePack, wrong shape
     │   ├── UnknownVersion (ValueError)   written by another schema version
     │   ├── UnknownMessage (ValueError)   a type this receiver does not know
-    │   ├── ChecksumMismatch (ValueError) the body is not what was sent
+    │   ├── ChecksumMismatch (ValueError) the body is not the one that was sent
     │   └── MessageTooLarge (ValueError)  over the size limit; refused before decoding
     ├── ChannelClosed (ConnectionError)   the channel was closed by its owner
     ├── DeadlineExceeded (TimeoutError)   a wait reached its deadline
-    ├── LedgerError                       the durable ledger cannot do what was asked
+    ├── LedgerError                       the durable ledger cannot do this
     │   ├── LedgerUnavailable (ConnectionError)  no server answers; try again later
     │   │   └── LedgerDiskFailed          the server answers, but its disk takes no writes
-    │   ├── LedgerRefused (PermissionError)  the server does not take this run's name or password
+    │   ├── LedgerRefused (PermissionError)  the server refuses this run's name or password
     │   ├── LedgerFull (MemoryError)      the server refuses writes; admission must stop
     │   ├── LedgerMismatch (ValueError)   the run was opened with another specification
     │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
-    ├── EngineError                       an engine cannot go on
-    │   ├── WeightsRejected (ValueError)  published weights cannot be taken: their names or shapes do not fit
-    │   │   └── WeightsDamaged            the bytes of a version are not those that were published
-    │   ├── Diverged (FloatingPointError) optimiser steps, or what the weights compute, are not finite
-    │   ├── EngineDied                    what an engine runs on has ended or hangs; its work goes on elsewhere
-    │   └── ParityFailed                  an engine's log-probs are not those of the weights that it was given
+    ├── EngineError                       an engine cannot continue
+    │   ├── WeightsRejected (ValueError)  published weights do not fit the model
+    │   │   └── WeightsDamaged            a version's bytes are not those that were published
+    │   ├── Diverged (FloatingPointError) optimiser steps, or the outputs of weights, are not finite
+    │   ├── EngineDied                    an engine's process or device has ended or hangs
+    │   └── ParityFailed                  an engine's log-probs do not match its weights
     ├── StorageFailed (OSError)           the disk refused a checkpoint; the one before is untouched
     └── VerifierError                     a reward function raised or ran out of time; never scored as wrong
 
-Each class also inherits the standard error that it refines, so a caller may catch either. A message
-says what failed, what was got, what was expected, and what to do about it.
+Each class also inherits the standard error that it refines. A message has what failed, the value
+got, the value expected, and the remedy.
 """
 
 from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """Root of everything that Headrace raises on purpose."""
+    """Root of all errors that Headrace raises on purpose."""
 
 
 class ConfigError(HeadraceError, ValueError):
@@ -63,7 +63,7 @@ class UnknownMessage(WireError, ValueError):
 
 
 class ChecksumMismatch(WireError, ValueError):
-    """The body is not what was sent."""
+    """The body is not the one that was sent."""
 
 
 class MessageTooLarge(WireError, ValueError):
@@ -79,27 +79,23 @@ class DeadlineExceeded(HeadraceError, TimeoutError):
 
 
 class LedgerError(HeadraceError):
-    """The durable ledger cannot do what was asked."""
+    """The durable ledger cannot do what was requested."""
 
 
 class LedgerUnavailable(LedgerError, ConnectionError):
-    """No ledger server answers; the caller backs off and tries again."""
+    """No ledger server answers. The caller backs off and tries again."""
 
 
 class LedgerDiskFailed(LedgerUnavailable):
-    """The ledger server answers and refuses writes: its append-only file cannot be written, as a
-    rule on a full disk.
-    """
+    """The ledger's append-only file cannot be written; as a rule the disk is full."""
 
 
 class LedgerRefused(LedgerError, PermissionError):
-    """The ledger server answers and does not take the name or password that it was given; it would
-    refuse them again.
-    """
+    """The ledger server refuses the name or password. A repeat would be refused too."""
 
 
 class LedgerFull(LedgerError, MemoryError):
-    """The ledger refuses writes for want of memory; admission must stop until it shrinks."""
+    """The ledger lacks memory and refuses writes. Admission must stop until it shrinks."""
 
 
 class LedgerMismatch(LedgerError, ValueError):
@@ -107,41 +103,31 @@ class LedgerMismatch(LedgerError, ValueError):
 
 
 class Fenced(LedgerError, PermissionError):
-    """A newer incarnation of this worker exists; this one must stop at once."""
+    """A newer incarnation of this worker exists. This one must stop at once."""
 
 
 class EngineError(HeadraceError):
-    """A generation, scoring or training engine cannot go on."""
+    """A generation, scoring or training engine cannot continue."""
 
 
 class WeightsRejected(EngineError, ValueError):
-    """Published weights cannot be taken: they do not fit the model, or are not what
-    was announced.
-    """
+    """Published weights do not fit the model, or are not those that were announced."""
 
 
 class WeightsDamaged(WeightsRejected):
-    """The bytes of a version are not those that were published: they do not match its digest, or
-    cannot be read.
-    """
+    """A version's bytes do not match its published digest, or cannot be read."""
 
 
 class Diverged(EngineError, FloatingPointError):
-    """Training has diverged: optimiser steps, or the logits of published weights, are not finite. A
-    restart cannot help.
-    """
+    """Optimiser steps, or published weights' logits, are not finite. A restart cannot help."""
 
 
 class EngineDied(EngineError):
-    """What an engine runs on has ended, failed or hangs. A new engine may do better; what this one
-    held goes on elsewhere.
-    """
+    """An engine's process or device has ended, failed or hangs. Its work continues elsewhere."""
 
 
 class ParityFailed(EngineError):
-    """After a weight update an engine computes other log-probs than the learner: it must not sample
-    under the new version.
-    """
+    """After a weight update an engine's log-probs differ from the learner's: it must not sample."""
 
 
 class StorageFailed(HeadraceError, OSError):
@@ -149,6 +135,4 @@ class StorageFailed(HeadraceError, OSError):
 
 
 class VerifierError(HeadraceError):
-    """A reward function raised or ran out of time. The response is retried elsewhere, never scored
-    as wrong.
-    """
+    """A reward function raised or ran out of time. The response is retried elsewhere."""

@@ -1,11 +1,8 @@
-"""What others are told of where this host is, and how a name is connected to.
+"""This host's address for other hosts, and how a name is resolved.
 
-*Consumes* names and addresses. *Produces* an address that means this host elsewhere, too. *Waits
-for* the resolver.
-
-A host's own name often resolves to loopback on the host itself (Debian's 127.0.1.1). Told to
-another host, such a name means nothing good there, or that other host itself; so it is never told.
-The address of the way out is told instead.
+A host's own name often resolves to loopback on the host itself (Debian's 127.0.1.1). On another
+host that name means nothing, or the other host. So it is never advertised; the address of the
+outgoing route is.
 """
 
 from __future__ import annotations
@@ -15,16 +12,14 @@ import os
 import socket
 
 ADVERTISE_HOST = "HEADRACE_ADVERTISE_HOST"
-"""Environment: what other hosts are told of this one, instead of ``wire.advertise_host``."""
+"""Environment: this host's address for other hosts, in place of ``wire.advertise_host``."""
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses for documentation (RFC 5737, RFC 3849): nothing is sent, the kernel only says which way
-it would go.
-"""
+"""Addresses for documentation (RFC 5737, RFC 3849). Nothing is sent; the kernel picks a route."""
 
 
 def advertised(configured: str | None) -> str | None:
-    """Return what other hosts are to be told of this one, by the environment or as configured;
-    None: whatever it listens at.
+    """Return this host's address for other hosts, from the environment or as configured. None: the
+    address that it listens on.
     """
     return os.environ.get(ADVERTISE_HOST) or configured
 
@@ -39,34 +34,26 @@ def addresses(host: str) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address means only the host itself: each of its addresses is a loopback
-    address.
-    """
+    """Return whether all addresses of a name are loopback addresses."""
     found = [host] if _is_number(host) else addresses(host)
     return bool(found) and all(ipaddress.ip_address(address).is_loopback for address in found)
 
 
 def wants_ipv6(host: str) -> bool:
-    """Whether a name or address has to be reached by IPv6: it is an IPv6 address, or has no IPv4
-    address.
-    """
+    """Return whether a name or address can be reached only by IPv6."""
     found = [host] if _is_number(host) else addresses(host)
     return bool(found) and all(":" in address for address in found)
 
 
 def numeric(host: str) -> str:
-    """Return an address of a name, IPv4 before IPv6; what is an address, a wildcard or unknown
-    stays as it is.
-    """
+    """Return a name's address, IPv4 before IPv6. Addresses, wildcards, unknown names stay."""
     if host == "*" or _is_number(host):
         return host
     return next(iter(sorted(addresses(host), key=lambda address: ":" in address)), host)
 
 
 def own_address() -> str:
-    """Return what this host is called elsewhere: its name; or, when that means loopback here, the
-    address of its way out.
-    """
+    """Return this host's name, or its outgoing address where the name means loopback here."""
     name = socket.gethostname()
     if addresses(name) and not is_loopback(name):
         return name
@@ -74,7 +61,8 @@ def own_address() -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as way:
             try:
                 way.connect((elsewhere, 9))
-            except OSError:  # no route
+            except OSError:
+                # no route
                 continue
             return str(way.getsockname()[0])
     return name

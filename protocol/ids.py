@@ -1,18 +1,16 @@
-"""Names of the things that processes talk about: roles, incarnations, trajectories, chunks.
+"""Names of roles, incarnations, trajectories and chunks.
 
-Ids are short, sortable by eye and the same everywhere: in messages, in ledger keys, in logs and on
-the command line.
+Ids are short, sortable by eye and the same in messages, ledger keys, logs and commands.
 
     t.12.3      trajectory: training lane, group 12, member 3
     t.12.3.0    its first chunk
     e4.7.0      evaluation number 4, prompt 7, sample 0
 
-A group's number is its place in the order of admission; also in the stream of prompts, until a dead
-letter's prompt is admitted again (``Lease.prompt``).
+A group's number is its place in the order of admission. It is also its place in the prompt stream,
+until a dead letter's prompt is admitted again (``Lease.prompt``).
 
-Ids become parts of ledger keys and of file names. So whoever reads one, from a message or from a
-person, checks its form first: a lane is ``t`` or ``e`` and a number, and every number fits the
-ledger's arithmetic.
+Ids become parts of ledger keys and file names. So the form of every received id is checked: a lane
+is ``t`` or ``e`` and a number, and numbers fit the ledger's arithmetic.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Role(StrEnum):
-    """What a process is for."""
+    """The role of a process."""
 
     GENERATOR = "generator"
     REWARD = "reward"
@@ -43,9 +41,9 @@ class Role(StrEnum):
 
 
 class Incarnation(msgspec.Struct, frozen=True):
-    """One life of one worker. Its epoch is handed out by the registry and only grows.
+    """One life of one worker. The registry assigns its epoch, which only grows.
 
-    A write that carries an older epoch than the registry knows for that worker has no effect.
+    A write with an older epoch than the registry's for that worker has no effect.
     Example: ``Incarnation(role=Role.GENERATOR, worker="generator-0", epoch=7)``.
     """
 
@@ -58,9 +56,7 @@ class Incarnation(msgspec.Struct, frozen=True):
 
 
 class TrajectoryId(msgspec.Struct, frozen=True, order=True):
-    """A trajectory: lane, group (place in the order of admission) and member (0 ..
-    group size - 1).
-    """
+    """A trajectory: lane, group (place in admission order), member (0 .. group size - 1)."""
 
     lane: str
     group: int
@@ -102,9 +98,7 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether this id, which anybody may have written, is one that the ledger can
-        have given.
-        """
+        """Whether a ledger can have made this id, which may come from any peer."""
         trajectory = self.trajectory
         lane = trajectory.lane
         return (
@@ -116,7 +110,5 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
 
 
 def is_worker_name(name: str) -> bool:
-    """Whether ``name`` may name a worker: it becomes part of file names, ledger keys
-    and log lines.
-    """
+    """Return whether ``name`` may become part of file names, ledger keys and log lines."""
     return _WORKER.fullmatch(name) is not None

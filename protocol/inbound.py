@@ -1,11 +1,7 @@
-"""What a receiver keeps of its peers: who sent how much, what never arrived, what could not be
-read.
+"""A receiver's counters of its peers: messages received, never arrived, and refused.
 
-*Consumes* received frames. *Produces* deliveries and counters by sender. *Waits for* nothing.
-
-A message that cannot be read is counted under the peer's name and dropped. It is logged once a
-minute for each peer and kind of error, and for ten peers a kind, with the number left out, so that
-hostile peers fill no disk.
+A message that cannot be read is counted under the peer's name, logged (``protocol.complaints``) and
+dropped.
 """
 
 from __future__ import annotations
@@ -24,10 +20,10 @@ from protocol.errors import WireError
 from protocol.messages import Message
 
 MAX_PEERS = 1024
-"""Peers counted by name; later ones are counted together, so that invented names fill no memory."""
+"""Peers counted by name. Later ones are counted together: invented names fill no memory."""
 MAX_NAME_CHARS = 80
 MAX_GAPS = 2**53
-"""The count stops there: a peer may claim any sequence number, and counters travel as JSON."""
+"""The count stops here: a peer may claim any sequence number, and counters travel as JSON."""
 OTHERS = "(others)"
 UNNAMED = "(unnamed)"
 
@@ -45,7 +41,7 @@ class _Peer:
 
 
 class Inbound:
-    """Reads frames and keeps the counters of one receiver."""
+    """Reads frames and counts them, for one receiver."""
 
     def __init__(self, endpoint: str, *, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._endpoint = endpoint
@@ -54,9 +50,7 @@ class Inbound:
         self._complaints = Complaints(clock)
 
     def read(self, frames: Sequence[Buffer], *, address: Callable[[], str] = lambda: "") -> Delivery | None:
-        """Return the message, or None when it was refused. ``address`` names a peer that does not
-        name itself.
-        """
+        """Return the message, or None when it was refused. ``address`` names an unnamed peer."""
         opened = self.open(frames, address=address)
         if opened is None:
             return None
@@ -64,7 +58,7 @@ class Inbound:
         return Delivery(message, envelope.sender, envelope.sequence, envelope.sent_s)
 
     def open(self, frames: Sequence[Buffer], *, address: Callable[[], str]) -> tuple[Message, Envelope] | None:
-        """Return message and envelope, or None when it was refused."""
+        """Return message and envelope, or None when the message was refused."""
         try:
             message, envelope = decode(frames, max_bytes=self._max_bytes)
         except WireError as error:
@@ -78,9 +72,7 @@ class Inbound:
         return message, envelope
 
     def refuse(self, name: str, error: WireError, *, sequence: int = -1) -> None:
-        """Count a message that cannot be read, and log it unless this peer did the same a moment
-        ago.
-        """
+        """Count an unreadable message, and log it unless this peer's last was just logged."""
         name = name[:MAX_NAME_CHARS]
         peer = self._peer(name)
         peer.num_refused += 1
@@ -117,9 +109,7 @@ class Inbound:
 
 
 def _follow(peer: _Peer, sequence: int) -> None:
-    """Count the numbers between the one expected and this one. A smaller one means that the sender
-    began anew.
-    """
+    """Count the missing numbers before this one. A smaller number means a restarted sender."""
     if peer.expected is not None and sequence > peer.expected:
         peer.num_gaps = min(peer.num_gaps + sequence - peer.expected, MAX_GAPS)
     peer.expected = sequence + 1

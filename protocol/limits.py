@@ -1,17 +1,13 @@
-"""How large a message may be, how many frames and values it has, how deep it may nest.
+"""Limits of a message: bytes, frames, values, depth.
 
-*Consumes* sizes, and bodies before they are decoded. *Produces* nothing, or the WireError that says
-what is over which limit. *Waits for* nothing.
+These limits bound the memory of decoding. An empty map takes some seventy bytes for its one, a map
+within a map a hundred, text up to four times its own. Arrays take none: they are views. So the
+values of a body over ``FREE_BODY_BYTES`` are counted first, each with the memory that it may take.
+Decoding then takes at most four times the message's bytes and ten million, and a second for 64 MB.
 
-What decoding may take follows from these limits. An empty map takes some seventy bytes for its one,
-a map within a map a hundred, text up to four times its own, and arrays take none, for they are
-views. So the values of a body over ``FREE_BODY_BYTES`` are counted first, each with the memory that
-it may take. Decoding then takes at most four times the message's bytes and ten million, and a
-second for 64 MB.
-
-The decoder keeps two more limits by itself: a list that claims more elements than there are bytes
-is refused before it is allocated, and nesting, also within fields that nobody reads, ends at the
-interpreter's recursion limit with an error.
+The decoder itself keeps two more limits. A list that claims more elements than there are bytes is
+refused before it is allocated. Nesting, in unknown fields too, ends at the interpreter's recursion
+limit with an error.
 """
 
 from __future__ import annotations
@@ -24,32 +20,23 @@ MAX_DEPTH = 64
 """Nesting of ``Prompt.extra``, the only field whose depth its type does not fix."""
 MAX_ENVELOPE_BYTES = 1024
 FREE_BODY_BYTES = 1 << 15
-"""A body up to this size is decoded without its values being counted first."""
+"""A body up to this size is decoded without counting its values first."""
 MAX_VALUES_BYTES = 7_500_000
-"""Memory that the values of a body may take, text and arrays aside: 180,000 numbers in a list, or
-30,000 named in a map.
-"""
+"""Memory of a body's values without text and arrays: 180,000 numbers in a list, 30,000 in a map."""
 MAX_TEXT_BYTES = 1 << 21
-"""One text. It is held twice for a moment when a wide character is met, and may end up at four
-times its bytes.
-"""
+"""One text. A wide character briefly holds it twice, and may take four times its bytes."""
 
-# What a value takes in CPython 3.11, at most, its place in a list aside; a map's share of its table
-# is counted by entry.
+# The most bytes that a value takes in CPython 3.11, without its place in a list; a map by entry.
 _LIST_BYTES, _MAP_BYTES, _CHECKED_BYTES = 64, 64, 90
 _FIRST_ENTRY_BYTES, _ENTRY_BYTES, _PLACE_BYTES = 170, 120, 8
 _NUMBER_BYTES, _TEXT_BYTES, _BINARY_BYTES, _EXTENSION_BYTES = 32, 80, 48, 170
 
 _FIXED_NUMBERS = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _FIXED_EXTENSIONS = {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
-"""First byte of a value -> how many bytes follow it: numbers, and extensions of fixed length with
-their type.
-"""
+"""First byte of a value -> bytes that follow: numbers, and extensions with their type."""
 _BINARY = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _COUNTED = _BINARY | {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
-"""First byte of bytes, extensions and text -> bytes of the length that follows, and of what comes
-besides.
-"""
+"""First byte of bytes, extensions and text -> bytes of the length that follows, bytes besides."""
 _TEXTS = (0xD9, 0xDA, 0xDB)
 _LISTS = {0xDC: 2, 0xDD: 4}
 _MAPS = {0xDE: 2, 0xDF: 4}
@@ -66,12 +53,10 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def check_values(body: memoryview) -> None:
-    """Raise MessageTooLarge when a large body of MessagePack holds a text over MAX_TEXT_BYTES, or
-    values that would take more than MAX_VALUES_BYTES.
+    """Raise MessageTooLarge for a text over MAX_TEXT_BYTES, or values over MAX_VALUES_BYTES.
 
     Nothing is allocated, and the count ends at the limit. A body that is cut off or is no
-    MessagePack passes: the decoder says what is wrong with it, and has allocated no more by then
-    than what passed here.
+    MessagePack passes: the decoder reports it, and has allocated no more than passed here.
     """
     size = len(body)
     if size <= FREE_BODY_BYTES:
@@ -83,7 +68,7 @@ def check_values(body: memoryview) -> None:
         num_open -= 1
         if taken > MAX_VALUES_BYTES:
             raise MessageTooLarge(
-                f"message of {size} bytes holds values that would take more than {MAX_VALUES_BYTES} bytes of memory, text and "
+                f"message of {size} bytes holds values of more than {MAX_VALUES_BYTES} bytes of memory, text and "
                 "arrays aside; send extra columns as one text each"
             )
         # a small number

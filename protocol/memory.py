@@ -1,12 +1,7 @@
-"""Mailboxes and links within one process: the same promises as ``protocol.zeromq``, without
-sockets.
+"""Mailboxes and links within one process, under the contract of ``protocol.channel``.
 
-*Consumes* messages. *Produces* deliveries. *Waits for* room (sender; unblocked by the mailbox's
-owner reading) or input (mailbox; unblocked by senders), each with a deadline.
-
-Messages go through the codec as on any wire: what arrives is a read-only copy, and what cannot
-travel fails here as it would there. Part of the product: a fleet in one process, and every test
-that needs a link but no network.
+Messages pass through the codec as on a wire: a received message is a read-only copy, and bad ones
+fail alike. For fleets in one process, and for tests that need a link but no network.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from protocol.waiting import Waiters
 
 SCHEME = "memory://"
 TURNS_PER_YIELD = 32
-"""A queue that is always ready lets other tasks run this often."""
+"""After this many reads of a ready queue, other tasks run."""
 
 Frames = list[bytes]
 
@@ -63,7 +58,7 @@ class _Queue:
         self.room.wake()
 
     async def ready(self, deadline: float) -> bool:
-        """Wait until there is something to take; False at the deadline. Raises ChannelClosed."""
+        """Wait until an item can be taken; False at the deadline. Raises ChannelClosed."""
         loop = asyncio.get_running_loop()
         self.turns += 1
         if self.turns % TURNS_PER_YIELD == 0:
@@ -80,28 +75,24 @@ class _Queue:
 
 
 class MemoryHub:
-    """What stands for the network: mailboxes by name, and the links to them.
+    """Stands for the network: mailboxes by name, and the links to them.
 
     Example: ``hub.sender(hub.mailbox("reward-0").endpoint, sender="generator-0")``.
     """
 
     def __init__(self, *, high_water_mark: int = 16, max_message_bytes: int = 64 * 1024 * 1024) -> None:
-        """``high_water_mark``: messages a link holds. ``max_message_bytes``: larger ones are
-        refused.
-        """
+        """``high_water_mark``: messages a link holds. ``max_message_bytes``: limit of a message."""
         self.high_water_mark = high_water_mark
         self.max_message_bytes = max_message_bytes
         self._queues: dict[str, _Queue] = {}
         self._bound = Waiters()
 
     def mailbox(self, name: str) -> MemoryMailbox:
-        """Open a mailbox at ``memory://name`` (``name`` may be given with the scheme). Raises
-        ConfigError when it is in use.
-        """
+        """Open a mailbox at ``memory://name``. Raises ConfigError when the name is in use."""
         return MemoryMailbox(*self._bind(name), self.max_message_bytes)
 
     def sender(self, endpoint: str, *, sender: str) -> MemorySender:
-        """Open a link; its mailbox may come later, go and come back."""
+        """Open a link. Its mailbox may open later, close and come back."""
         return MemorySender(self, endpoint, sender)
 
     def responder(self, name: str, *, sender: str = "") -> MemoryResponder:
@@ -113,14 +104,15 @@ class MemoryHub:
         return MemoryRequester(self, endpoint, sender)
 
     def transport(self, sender: str) -> MemoryTransport:
-        """Return what one worker sees of this hub, as it would see a ``ZmqTransport``."""
+        """Return one worker's view of this hub, with the methods of a ``ZmqTransport``."""
         return MemoryTransport(self, sender)
 
     async def wait_for_room(
         self, endpoint: str, link: str, deadline: float, is_closed: Callable[[], bool]
     ) -> _Queue | None:
-        """Return the endpoint's queue once it has room for ``link``; None at the deadline. Raises
-        ChannelClosed.
+        """Return the endpoint's queue once it has room for ``link``; None at the deadline.
+
+        Raises ChannelClosed.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -136,7 +128,7 @@ class MemoryHub:
             await waiters.wait(remaining)
 
     def wake(self) -> None:
-        """Let everyone who waits for room look again."""
+        """Wake every task that waits for room."""
         self._bound.wake()
         for queue in self._queues.values():
             queue.room.wake()
@@ -170,11 +162,7 @@ class MemorySender:
         return self._endpoint
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
-        """Hand the message over; False when there was no room within ``timeout_s``.
-
-        Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that
-        no mailbox would take.
-        """
+        """As ``Sender.send``. Raises MessageTooLarge or MalformedMessage for a bad message too."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         queue = await self._hub.wait_for_room(self._endpoint, self._link, deadline, lambda: self._closed)
         if queue is None:
@@ -216,15 +204,11 @@ class MemoryMailbox:
         return self._endpoint
 
     def deliver(self, frames: Frames) -> None:
-        """Put frames into the mailbox as they are, readable or not: what a stranger on the wire
-        could do.
-        """
+        """Put raw frames into the mailbox, readable or not, as a hostile peer could."""
         self._queue.put("", frames)
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
-        """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing.
-        Raises ChannelClosed.
-        """
+        """As ``Mailbox.receive``."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while await self._queue.ready(deadline):
             _, frames, _ = self._queue.take()
@@ -238,12 +222,12 @@ class MemoryMailbox:
         return self._inbound.stats()
 
     def close(self) -> None:
-        """Close at once; what was not read is gone. Repeated calls do nothing."""
+        """Close at once. Unread messages are lost. Repeated calls do nothing."""
         self._queue.close()
 
 
 class MemoryRequester:
-    """Asks one responder. Made by ``MemoryHub.requester``."""
+    """Sends requests to one responder. Made by ``MemoryHub.requester``."""
 
     def __init__(self, hub: MemoryHub, endpoint: str, sender: str) -> None:
         self._hub = hub
@@ -257,10 +241,7 @@ class MemoryRequester:
         self._turn = asyncio.Lock()
 
     async def request(self, message: Message, *, timeout_s: float) -> Message:
-        """Send ``message`` and return its answer; requests take turns.
-
-        Raises DeadlineExceeded, ChannelClosed, or the WireError of a bad answer.
-        """
+        """As ``Requester.request``. Requests take turns."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline), self._turn:
@@ -288,7 +269,7 @@ class MemoryRequester:
         return answer
 
     def answer(self, sequence: int, frames: Frames) -> None:
-        """Take an answer; one to a request that was given up is dropped."""
+        """Store an answer; the answer to a request that was given up is dropped."""
         if sequence == self._sequence and not self._closed:
             self._answer = (sequence, frames)
             self._answered.wake()
@@ -319,9 +300,7 @@ class MemoryResponder:
         return self._endpoint
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """Answer the next request with ``handler``; False when none came in time. Raises what
-        ``handler`` raises: its requester then meets its own deadline.
-        """
+        """As ``Responder.serve_one``. Raises the handler's error; its requester gets no answer."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while await self._queue.ready(deadline):
             _, frames, requester = self._queue.take()
@@ -345,9 +324,7 @@ class MemoryResponder:
 
 
 class MemoryTransport:
-    """One worker's view of a hub, with the methods of a ``ZmqTransport``. Keys mean
-    nothing here.
-    """
+    """One worker's view of a hub, with the methods of a ``ZmqTransport``. Keys are ignored."""
 
     def __init__(self, hub: MemoryHub, sender: str) -> None:
         self._hub = hub
@@ -393,5 +370,5 @@ class MemoryTransport:
 
 
 def _copied(message: Message | Encoded, sender: str, sequence: int) -> Frames:
-    """Return the frames of ``message`` as bytes of their own."""
+    """Return the frames of ``message``, as copies."""
     return encode(message, sender=sender, sequence=sequence, sent_s=time.time())

@@ -1,8 +1,7 @@
-"""Makes any message legible, with nothing but the plain ``msgpack`` package.
+"""Any message as readable text, with nothing but the plain ``msgpack`` package.
 
-*Consumes* the frames of a message, or a blob of the ledger, of any version and any type, also
-truncated. *Produces* plain data for ``json.dumps``, or text for people. *Waits for* nothing. It
-knows no message type, so none can surprise it.
+It reads frames and blobs of any version and type, truncated ones too. It knows no message type, so
+no type can be unknown to it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _FORMATS: dict[str, str] = {dtype: code for dtype, code in zip(_DTYPES, "?bBhHiI
 def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
     """Return envelope and body as plain data; arrays as dtype, size and their first elements.
 
-    One frame is taken for a blob. What cannot be read stands as
+    One frame is read as a blob. An unreadable part is shown as
     ``{"unreadable": reason, "hex": first bytes}``. Adds ``checksum_ok``. Never raises.
     """
     if not frames:
@@ -70,10 +69,10 @@ def _unpack(data: bytes) -> Any:
 
 
 def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """Make a map whose keys are text, whatever they were.
+    """Return a map with text keys.
 
-    A key that is a map or list is named by its kind: the ``repr`` of one within another doubles its
-    backslashes at each level, and a thousand bytes of it take gigabytes.
+    A key that is a map or list is named by its kind. Nested ``repr`` doubles backslashes at each
+    level: a thousand bytes would take gigabytes.
     """
     return {key if isinstance(key, str) else _key(key): value for key, value in pairs}
 
@@ -85,9 +84,7 @@ def _key(key: object) -> str:
 
 
 def _plain(value: Any, key: str = "", depth: int = 0) -> Any:
-    """Replace arrays by their description, other bytes by hex, and what nests
-    absurdly by a mark.
-    """
+    """Return plain data: arrays described, other bytes as hex, deep nesting cut."""
     if depth > 64:
         return "..."
     if isinstance(value, dict):

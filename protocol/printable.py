@@ -1,12 +1,9 @@
-"""Text that others wrote, made safe to show.
+"""Makes text from data files, models and peers safe to show.
 
-*Consumes* any text: a data file's, a model's, a peer's. *Produces* text that moves no cursor,
-changes no colour, answers no query of a terminal and does not run backwards. *Waits for* nothing.
-
-What is left alone: everything that is seen, line breaks and tabs. What is replaced, by its escape
-as Python writes it: the control characters, ESC and the one-character CSI of C1 among them; the
-marks that turn the direction of text; the two Unicode line separators, and half surrogate pairs,
-which no terminal takes.
+The result moves no cursor, changes no colour, answers no terminal query and does not run backwards.
+Visible text, line breaks and tabs stay. Python's escapes replace control characters, with ESC and
+the one-character CSI of C1. They replace marks of text direction, the two Unicode line separators,
+and half surrogate pairs.
 """
 
 from __future__ import annotations
@@ -19,21 +16,17 @@ _UNSAFE_LINE = re.compile(rf"[\x00-\x1f{_ACTS}]")
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with what could act on a terminal replaced by its escape; lines
-    stay lines.
-    """
+    """Return ``text`` with everything that acts on a terminal escaped. Line breaks stay."""
     return _UNSAFE.sub(_escape, text)
 
 
 def printable_line(text: str) -> str:
-    """Return ``text`` as one line: its line breaks and tabs are escaped too."""
+    """Return ``text`` as one line: line breaks and tabs are escaped too."""
     return _UNSAFE_LINE.sub(_escape, text)
 
 
 def json_safe(document: str) -> str:
-    """Return a JSON document that means the same, with what JSON would let through to a terminal
-    written as escapes.
-    """
+    """Return an equal JSON document that acts on no terminal."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

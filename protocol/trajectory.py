@@ -1,10 +1,8 @@
-"""The nouns of the data path: what a generator writes, and what the scorers add to it.
+"""The nouns of the data path: the generator's chunks and the scorers' additions.
 
 A prompt with all that is sampled after it is a *trajectory*. It is cut into *chunks*, each at most
-one window long; a chunk is what is sent and stored at once. Within a chunk, a run of tokens that
-one policy version sampled is a *segment*.
-
-Arrays are numpy vectors, declared and named as ``protocol.arrays`` says.
+one window long; a chunk is sent and stored at once. Within a chunk, a run of tokens that one policy
+version sampled is a *segment*.
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ from protocol.ids import ChunkId, TrajectoryId
 
 
 class FinishReason(StrEnum):
-    """Why a chunk ends where it ends."""
+    """Why a chunk ends."""
 
     STOP = "stop"
     """A stop token was sampled; the trajectory is finished."""
     LENGTH = "length"
     """The response reached its limit; the trajectory is finished."""
     WINDOW = "window"
-    """The window is full or the generator is draining; the trajectory goes on in the next chunk."""
+    """The window is full or the generator drains; the trajectory continues in the next chunk."""
     ABORT = "abort"
-    """The engine gave the trajectory up; it is handed to another generator, never scored."""
+    """The engine gave the trajectory up; another generator continues it. Never scored."""
 
     @property
     def is_final(self) -> bool:
@@ -37,7 +35,7 @@ class FinishReason(StrEnum):
 
 
 class Field(StrEnum):
-    """What a scorer adds to a chunk. Each is written once; a repeat changes nothing."""
+    """A scorer's addition to a chunk. Each is written once; a repeat changes nothing."""
 
     REWARD = "reward"
     REFERENCE = "reference"
@@ -58,11 +56,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     answer: str
     verifier: str
-    """Name in the verifier registry, or ``package.module:function`` as the
-    configuration names it.
-    """
+    """Name in the verifier registry, or a configured ``package.module:function``."""
     extra: dict[str, Any] = {}
-    """Every further column of the data file, handed to the verifier unchanged."""
+    """Every further column of the data file, passed to the verifier unchanged."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -73,30 +69,24 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
-    """At most one window of a trajectory, with all the context that a scorer needs: scorers keep no
-    state.
-    """
+    """At most one window of a trajectory, with its whole context, since scorers keep no state."""
 
     id: ChunkId
     prompt: Prompt
     """``prompt.tokens`` starts the context."""
     context_tokens: Int32Vector = msgspec.field(name="context_tokens:<i4")
-    """int32 [earlier response tokens]: what was sampled in the chunks before this one, without the
-    prompt.
-    """
+    """int32 [earlier response tokens]: those of the chunks before this one, without the prompt."""
     tokens: Int32Vector = msgspec.field(name="tokens:<i4")
     """int32 [tokens of this chunk], the stop token included when one was sampled."""
     behavior_logprobs: Float32Vector = msgspec.field(name="behavior_logprobs:<f4")
-    """float32 [tokens of this chunk]: log-probability under the distribution really
-    sampled from.
-    """
+    """float32 [tokens of this chunk]: log-probability under the distribution sampled from."""
     segments: tuple[Segment, ...]
     """In order; their lengths sum to ``tokens.size``."""
     finish_reason: FinishReason
     response_text: str | None = None
     """The whole response decoded without special tokens; present on final chunks only."""
     worker: str = ""
-    """Who sampled it, for people: ``generator-0#3``."""
+    """Incarnation that sampled it, for people: ``generator-0#3``."""
     created_s: float = 0.0
     """Wall-clock time at which the chunk was cut, in seconds since 1970."""
 
@@ -112,7 +102,7 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
 
     @property
     def response_length(self) -> int:
-        """Response tokens so far, over all chunks up to and including this one."""
+        """Response tokens up to and including this chunk."""
         return int(self.context_tokens.size + self.tokens.size)
 
     @property
@@ -132,29 +122,27 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
 
 
 class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
-    """What the reward worker adds to the final chunk of a trajectory."""
+    """The reward worker's addition to the final chunk of a trajectory."""
 
     reward: float
-    """What the learner maximises: correctness plus shaping."""
+    """The learner maximises it: correctness plus shaping."""
     accuracy: float
     """Raw correctness in [0, 1], before any shaping; dynamic sampling filters by this."""
     parts: dict[str, float] = {}
     """Named summands of the reward, for metrics: ``{"correct": 1.0, "overlong": -0.25}``."""
     masked: bool = False
-    """Over-long filtering: the response counts in the group's mean and std but its tokens carry no
-    loss.
-    """
+    """Over-long filtering: the response counts in its group's mean and std, but has no loss."""
 
 
 class ReferenceScore(msgspec.Struct, frozen=True, kw_only=True, tag="reference"):
-    """What the reference worker adds to a chunk."""
+    """The reference worker's addition to a chunk."""
 
     logprobs: Float32Vector = msgspec.field(name="logprobs:<f4")
     """float32 [tokens of the chunk] under the frozen reference policy."""
 
 
 class ValueScore(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
-    """What the value worker adds to a chunk."""
+    """The value worker's addition to a chunk."""
 
     values: Float32Vector = msgspec.field(name="values:<f4")
     """float32 [tokens of the chunk]: value of the state before each token."""

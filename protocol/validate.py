@@ -1,10 +1,6 @@
-"""What must hold between the fields of a message, beyond their types.
+"""Rules between the fields of a message, beyond their types.
 
-*Consumes* a decoded message, or one about to be sent. *Produces* nothing, or the MalformedMessage
-that names the field. *Waits for* nothing.
-
-The checks look at sizes and dtypes only, never at every element: they cost a third of a
-microsecond.
+The checks read sizes and dtypes only, never every element: they cost a third of a microsecond.
 """
 
 from __future__ import annotations
@@ -22,8 +18,9 @@ from protocol.trajectory import ReferenceScore, Score, TrajectoryChunk, ValueSco
 
 
 def check_vectors(obj: Message | Score) -> None:
-    """Raise MalformedMessage when an array of ``obj`` is no vector of its field's dtype. The
-    decoder makes no others.
+    """Raise MalformedMessage when an array of ``obj`` has another dtype or is no vector.
+
+    For messages to send: the decoder makes only such vectors.
     """
     if isinstance(obj, TrajectoryChunk):
         prompt, context, tokens, logprobs = obj.prompt.tokens, obj.context_tokens, obj.tokens, obj.behavior_logprobs
@@ -46,9 +43,7 @@ def check_vectors(obj: Message | Score) -> None:
 
 
 def check_consistency(obj: Message | Score) -> None:
-    """Raise MalformedMessage when the fields of ``obj`` contradict one another. Its arrays are
-    vectors.
-    """
+    """Raise MalformedMessage when the fields of ``obj`` contradict each other."""
     if isinstance(obj, TrajectoryChunk):
         _check_chunk(obj)
     elif isinstance(obj, WeightsRequest):
@@ -87,7 +82,7 @@ def _check_chunk(chunk: TrajectoryChunk) -> None:
         raise MalformedMessage(f"segments sum to {total} tokens, but the chunk has {num_tokens}")
     if not chunk.id.is_well_formed:
         raise MalformedMessage(
-            f"chunk id {str(chunk.id)[:60]!r} is none that a ledger gives; expected one like t.12.3.0"
+            f"chunk id {str(chunk.id)[:60]!r} is not one that a ledger makes; expected one like t.12.3.0"
         )
     extra = chunk.prompt.extra
     if extra:
@@ -95,12 +90,10 @@ def _check_chunk(chunk: TrajectoryChunk) -> None:
 
 
 def _check_plain(name: str, value: dict[str, Any]) -> None:
-    """Refuse what nests deeper than MAX_DEPTH or holds an array; only here does a message not say
-    what it may hold.
-    """
+    """Refuse nesting over MAX_DEPTH, and arrays, in the only field without a declared type."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        # by identity: one that holds itself twice must not double at each level
+        # by identity: a container held twice must not double at each level
         inner: dict[int, Any] = {}
         for container in level:
             items = cast("dict[Any, Any]", container).values() if isinstance(container, dict) else container

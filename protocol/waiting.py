@@ -1,11 +1,7 @@
-"""Waiting with a deadline that loses nothing when it is cancelled.
+"""Waiting with a deadline, where cancelling loses nothing.
 
-*Consumes* wake-ups. *Produces* nothing: a waiter that wakes looks for itself. *Waits for* ``wake``
-or its deadline.
-
-Nothing is ever handed over inside a future. A waiter is only told to look again, and takes what it
-finds in the same step in which it returns, so that there is no moment at which a cancelled waiter
-owns a message.
+A future carries no item. A woken waiter checks its condition and takes items in the step in which
+it returns. So no cancelled waiter ever owns a message.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import asyncio
 
 
 class Waiters:
-    """Tasks that want to be told when to look again."""
+    """Tasks that wait for a condition, which each checks for itself."""
 
     def __init__(self) -> None:
         self._futures: set[asyncio.Future[None]] = set()
@@ -23,7 +19,7 @@ class Waiters:
         return bool(self._futures)
 
     def wake(self) -> None:
-        """Tell every waiter to look again."""
+        """Wake every waiter, to check its condition."""
         for future in self._futures:
             if not future.done():
                 future.set_result(None)

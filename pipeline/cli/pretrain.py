@@ -76,9 +76,7 @@ def pretraining_config(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: The algorithm has no critic, or ``value.pretrain_steps`` is 0.
     """
-    from pipeline.config.schema import declaration
-
-    if not declaration(config).has_critic:
+    if not config.declaration.has_critic:
         raise ConfigError(
             f"algorithm.name is {config.algorithm.name!r}, which has no critic; expected ppo, vapo or tppo"
         )

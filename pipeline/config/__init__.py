@@ -1,6 +1,4 @@
-"""Settings: ``schema`` says what they are, ``load`` reads, merges and refuses them. The only door
-to pydantic.
-"""
+"""Settings: ``schema`` declares them, ``load`` reads, merges and checks them."""
 
 from __future__ import annotations
 

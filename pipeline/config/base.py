@@ -1,7 +1,4 @@
-"""What all sections of a configuration are made of.
-
-*Consumes* and *waits for* nothing. Unknown keys are refused and nothing changes after it was read.
-"""
+"""The base class of a configuration's sections, and types of numbers."""
 
 from __future__ import annotations
 
@@ -14,6 +11,6 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, nothing unknown."""
+    """Base of all sections: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,9 +1,7 @@
-"""What each algorithm is made of, for everything that must know without loading torch: the ledger,
-``config check``, the fleet.
+"""Each algorithm's unit, critic and default settings, readable without torch.
 
-*Consumes* an algorithm's name, and the one setting that changes its unit. *Produces* a Declaration,
-and the settings that the name stands for: ``name = "gspo"`` alone is GSPO, and every single setting
-can still be given. *Waits for* nothing.
+The ledger, ``config check`` and the fleet read them. ``name = "gspo"`` alone is GSPO; every single
+setting can still be given.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What an algorithm claims, and where its baseline comes from."""
+    """An algorithm's claim unit and the source of its baseline."""
 
     name: str
     """As in the configuration."""
     unit: Unit
-    """What the learner claims at once."""
+    """The learner claims one of these at once."""
     has_critic: bool
-    """Every training chunk needs values, and a value process is started."""
+    """Every training chunk needs values; a value process is started."""
     has_group_baseline: bool
     """Advantages compare the members of a group, so a group has at least two."""
 
@@ -39,15 +37,12 @@ DECLARATIONS: Final[Mapping[str, Declaration]] = {
     "vapo": Declaration("vapo", Unit.TRAJECTORY, has_critic=True, has_group_baseline=False),
     "tppo": Declaration("tppo", Unit.CHUNK, has_critic=True, has_group_baseline=False),
 }
-"""By name. VAPO's unit is a group instead when dynamic sampling is on: the filter needs every
-member's accuracy.
-"""
+"""By name. With dynamic sampling VAPO's unit is a group: the filter reads every accuracy in it."""
 
 
 _SYMMETRIC: Final = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "dynamic_sampling": False}
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
-    # the defaults of the algorithm section
     "dapo": {},
     "grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean"},
     "dr-grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False},
@@ -67,17 +62,14 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "positive_nll_coefficient": 0.1,
     },
 }
-"""What a name puts under the settings given in ``[algorithm]``: from the papers or, where they are
-silent, from public code. CISPO's upper bound, which its paper leaves open, is ours. KL terms are
-left to the run file: they need another role."""
+"""Defaults that a name sets in ``[algorithm]``; DAPO's are the section's own. Source: the papers,
+else public code. CISPO's paper leaves its upper bound open; ours is 4. KL terms are left to the run
+file, since they need another role.
+"""
 
 
 def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:
-    """Return what an algorithm is made of.
-
-    Raises:
-        ConfigError: No algorithm has this name.
-    """
+    """Return an algorithm's declaration. Raises ConfigError when no algorithm has this name."""
     found = DECLARATIONS.get(name)
     if found is None:
         raise ConfigError(

@@ -1,9 +1,4 @@
-"""What every setting is: its kind, unit, default and meaning, for ``headrace config show`` and
-``config explain``.
-
-*Consumes* the schema, and a configuration. *Produces* one description a setting, and TOML that
-explains itself. *Waits for* nothing.
-"""
+"""Every setting's kind, unit, default and meaning, for ``headrace config show`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ _LIMITS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most
 
 
 class Absent(Enum):
-    """Where there is no default value."""
+    """Why a setting has no default value."""
 
     REQUIRED = "none: it must be given"
     NOT_SET = "not set"
@@ -56,11 +51,11 @@ class Setting:
     limits: str
     """In words: above 0; empty when there are none."""
     unit: str | None
-    """None where it is no number."""
+    """None for a setting that is not a number."""
     default: Any
-    """As JSON has it, or why there is none."""
+    """As in JSON, or why there is none."""
     presets: dict[str, Any]
-    """Algorithms that bring another default, by name."""
+    """Other defaults, by algorithm."""
     description: str
 
     @property
@@ -78,7 +73,7 @@ class Setting:
         return self.presets.get(algorithm, self.default)
 
     def facts(self, algorithm: str | None = None) -> str:
-        """Return kind, limits, unit and default in one line; of one algorithm, or of all."""
+        """Return kind, limits, unit and default in one line, for one algorithm or for all."""
         shown = [f"{self.kind}, {self.limits}" if self.limits else self.kind]
         if self.unit is not None:
             shown.append(f"unit: {self.unit}")
@@ -89,9 +84,7 @@ class Setting:
 
 
 def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield every section and its model, in the order of the schema; a section comes before those
-    inside it.
-    """
+    """Yield every section's name and model, in the schema's order, outer sections first."""
     for name, info in model.model_fields.items():
         if (inner := section_model(info)) is not None:
             yield f"{prefix}{name}", inner
@@ -122,9 +115,7 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def explained(config: RunConfig) -> str:
-    """Return a configuration as TOML in which every setting is explained; it reads back as the same
-    configuration.
-    """
+    """Return a configuration as TOML with every setting explained. It reads back unchanged."""
     values = public_settings(config)
     by_section: dict[str, list[Setting]] = {}
     for setting in settings():
@@ -132,7 +123,7 @@ def explained(config: RunConfig) -> str:
     lines: list[str] = []
     for section, model in sections():
         held = _at(values, section)
-        # a section that is absent, such as reward.model
+        # an absent section, such as reward.model, is commented out
         off = "# " if held is None else ""
         lines += [f"{off}[{section}]", *_comment(_purpose(model))]
         for setting in by_section.get(section, []):
@@ -144,7 +135,7 @@ def explained(config: RunConfig) -> str:
 
 
 def in_toml(value: Any) -> str:
-    """Return a value as TOML writes it, on one line; what is absent in words."""
+    """Return a value as TOML on one line; an absent value in words."""
     if value is None:
         return Absent.NOT_SET.value
     if isinstance(value, Absent):
@@ -181,13 +172,13 @@ def _unit(key: str, info: FieldInfo) -> str | None:
 
 
 def is_number(info: FieldInfo) -> bool:
-    """Whether a field's value is a number, or a list of them."""
+    """Return whether a field's value is a number, or a list of numbers."""
     found = {part for option in _options(info.annotation) for part in (option, *typing.get_args(option))}
     return bool(found & {int, float}) and bool not in found
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
-    """Return what a field may hold besides nothing, bare of constraints."""
+    """Return the types that a field may hold, without None and constraints."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         kinds = [kind for option in typing.get_args(annotation) for kind in _options(option)]
         return tuple(kind for kind in kinds if kind is not type(None))

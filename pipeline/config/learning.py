@@ -1,7 +1,7 @@
-"""What is learned, from what, and how: the sections of a run file that a paper would tell.
+"""The sections of a run file that set what is learned, from which data, and how.
 
-Each setting says its unit and where its default comes from. What one demands of another is checked
-in ``pipeline.config.schema``.
+Each setting names its unit and the source of its default. Rules across settings:
+``pipeline.config.schema``.
 """
 
 from __future__ import annotations
@@ -18,105 +18,98 @@ from pipeline.config.catalogue import PRESETS
 class ModelSection(Section):
     """The policy to start from."""
 
-    path: Path = Field(description="Folder of a Hugging Face causal LM with its tokenizer.")
+    path: Path = Field(description="Folder of a Hugging Face causal LM and its tokenizer.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Learner's compute type; weights stay fp32."
+        default="float32", description="Compute type of the learner; its weights stay float32."
     )
-    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    device: str = Field(default="auto", description="auto: cuda if torch finds a GPU, else cpu.")
     reference_path: Path | None = Field(
-        default=None, description="Frozen reference policy; the start policy when absent."
+        default=None, description="Folder of the frozen reference policy. Absent: the start policy."
     )
     gradient_checkpointing: bool = Field(
-        default=False, description="Compute activations again in the backward pass: less memory, more time."
+        default=False, description="Recompute activations in the backward pass: less memory, more time."
     )
 
 
 class DataSection(Section):
-    """Prompts."""
+    """Prompts for training and evaluation."""
 
     train: tuple[Path, ...] = Field(
-        description="JSONL or Parquet files: prompt or messages, answer, verifier, more columns kept."
+        description="JSONL or Parquet files with the columns prompt or messages, answer, verifier. More columns are kept."
     )
-    evaluation: tuple[Path, ...] = Field(default=(), description="Held-out prompts; never trained on.")
+    evaluation: tuple[Path, ...] = Field(default=(), description="Files of held-out prompts; never trained on.")
     allow_overlap: bool = Field(
         default=False,
-        description="Accept evaluation prompts that are training prompts too; what is measured is then not held out.",
+        description="Accept evaluation prompts that are also training prompts. The evaluation is then not held out.",
     )
-    verifier: str = Field(default="arithmetic", description="For lines that name none.")
+    verifier: str = Field(default="arithmetic", description="Verifier of data lines that name none.")
     max_prompt_tokens: Positive = Field(default=2048, description="Longer prompts are reported and skipped.")
     max_answer_chars: Positive = Field(
-        default=10_000, description="Longer answers are reported and skipped: each chunk carries its prompt's."
+        default=10_000,
+        description="Prompts with a longer answer are reported and skipped, since every chunk carries the answer.",
     )
-    epochs: int | None = Field(default=None, ge=1, description="Passes over the training prompts; endless when absent.")
-    shuffle: bool = Field(default=True, description="Another order of the training prompts in each epoch, by run.seed.")
+    epochs: int | None = Field(default=None, ge=1, description="Passes over the training prompts. Absent: endless.")
+    shuffle: bool = Field(default=True, description="Shuffle the training prompts in each epoch, seeded by run.seed.")
     prompt_template: str = Field(
-        default="{prompt}", description="Applied to `prompt` columns; messages use the chat template."
+        default="{prompt}", description="Applied to the `prompt` column; `messages` use the chat template."
     )
 
 
 class AlgorithmSection(Section):
-    """The objective. Formulas: pipeline/algorithms/README.md. A name brings its source's settings
-    as defaults: pipeline/config/catalogue.py."""
+    """The objective. `name` sets its source's defaults (pipeline/config/catalogue.py). Formulas:
+    pipeline/algorithms/README.md."""
 
     name: Literal[
-        "dapo",
-        "grpo",
-        "dr-grpo",
-        "rloo",
-        "reinforce++",
-        "reinforce++-baseline",
-        "gspo",
-        "cispo",
-        "ppo",
-        "vapo",
-        "tppo",
-    ] = Field(default="dapo", description="The learning rule; it brings its source's settings as defaults.")
+        "dapo", "grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "gspo", "cispo", "ppo", "vapo", "tppo"
+    ] = Field(default="dapo", description="The learning rule. It sets its source's settings as defaults.")
     group_size: Positive = Field(default=16, description="G, responses a prompt. DAPO: 16.")
-    groups_per_update: Positive = Field(default=32, description="Prompts in one update's batch.")
-    num_minibatches: Positive = Field(default=1, description="Optimiser steps an update. DAPO: 16.")
+    groups_per_update: Positive = Field(default=32, description="Prompts of one update's batch.")
+    num_minibatches: Positive = Field(default=1, description="Optimiser steps of one update. DAPO: 16.")
     surrogate: Literal["clip", "gspo", "cispo"] = Field(
-        default="clip", description="Token ratio, sequence ratio (GSPO), or clipped weight (CISPO)."
+        default="clip", description="clip: token ratio. gspo: sequence ratio. cispo: clipped weight."
     )
     clip_low: float = Field(
-        default=0.2, gt=0.0, le=1.0, description="eps_low. DAPO eq. 8; 1 leaves the bound off (CISPO)."
+        default=0.2, gt=0.0, le=1.0, description="eps_low. DAPO eq. 8. 1 removes the lower bound (CISPO)."
     )
     clip_high: float = Field(default=0.28, gt=0.0, description="eps_high. DAPO eq. 8.")
     dual_clip: float = Field(
         default=10.0,
         ge=0.0,
-        description="c > 1 bounds the loss where the advantage is negative; 0 is off. DAPO recipe 10.",
+        description="c > 1 bounds the loss where the advantage is negative. 0: off. DAPO recipe 10.",
     )
     loss_aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
     ] = Field(
         default="token-mean",
-        description="How token losses become one: over all tokens alike (DAPO eq. 8), or by response.",
+        description="How token losses are summed up: over all tokens alike (DAPO eq. 8), or by response.",
     )
     normalize_std: bool = Field(default=True, description="Divide group advantages by the unbiased std + 1e-6.")
     kl_coefficient: float = Field(
-        default=0.0, ge=0.0, description="Weight of KL(policy || reference); 0 needs no reference."
+        default=0.0, ge=0.0, description="Weight of KL(policy || reference). 0 needs no reference."
     )
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field(
-        default="k3", description="Estimate of that KL; k1+ and k3+ have the gradient of k2. Algorithms README."
+        default="k3",
+        description="Estimator of that KL. k1+ and k3+ have the gradient of k2. Formulas: algorithms README.",
     )
-    entropy_coefficient: float = Field(default=0.0, description="Weight of an entropy bonus; the papers have none.")
+    entropy_coefficient: float = Field(default=0.0, description="Weight of an entropy bonus. The papers have none.")
     importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = Field(
-        default="tis", description="Correction of behaviour against proximal policy; algorithms README, off-policy."
+        default="tis",
+        description="Correction of the behaviour policy against the proximal policy: algorithms README, off-policy.",
     )
     proximal: Literal["recompute", "interpolate", "interpolate-linear"] = Field(
         default="recompute",
-        description="Proximal log-probs: one more forward pass, or guessed between behaviour and current policy, by log-probs "
-        "or by probabilities.",
+        description="Proximal log-probs. recompute: one more forward pass. Else estimated between behaviour and current "
+        "policy, by log-probs (interpolate) or by probabilities (interpolate-linear).",
     )
     importance_cap: float = Field(default=2.0, gt=0.0, description="C of TIS; upper bound of IcePop.")
     importance_floor: float = Field(default=0.5, ge=0.0, description="Lower bound of IcePop.")
     importance_level: Literal["token", "sequence", "geometric"] = Field(
         default="token",
-        description="Tokens have weights of their own, or a response has one: the product of its ratios, or their geometric "
-        "mean. A product saturates over several policy versions.",
+        description="token: each token has its own importance weight. Else a response's tokens share one: the product "
+        "(sequence) or geometric mean of their ratios. A product saturates over several policy versions.",
     )
     importance_normalize: bool = Field(
-        default=False, description="Divide importance weights by their mean over the mini-batch; one more forward pass."
+        default=False, description="Divide importance weights by their mean over the mini-batch. Costs a forward pass."
     )
     rejection: Literal["none", "ratio", "k1", "k2", "k3", "k3-reverse"] = Field(
         default="none",
@@ -130,52 +123,54 @@ class AlgorithmSection(Section):
         default=None, gt=0.0, description="Largest value kept. For k1 a ratio, of behaviour to proximal policy."
     )
     rejection_lower: float | None = Field(
-        default=None, gt=0.0, description="Smallest value kept, of ratio and k1; absent: none is too small."
+        default=None, gt=0.0, description="Smallest value kept, of ratio and k1. Absent: no lower bound."
     )
-    dynamic_sampling: bool = Field(default=True, description="Drop groups without signal by raw accuracy. DAPO eq. 11.")
+    dynamic_sampling: bool = Field(
+        default=True, description="Drop groups without signal, judged by raw accuracy. DAPO eq. 11."
+    )
     oversampling: float = Field(
         default=1.0,
         ge=1.0,
-        description="Work in flight over what one update needs. 1 fills updates too, as dropped groups return their credit; "
-        "above it, groups with signal grow too old and are dropped.",
+        description="Work in flight, as a multiple of one update's. 1 is enough: dropped groups return their credit. Above "
+        "1, more groups with signal become too old and are dropped.",
     )
     max_generation_batches: int = Field(
         default=10,
         ge=0,
-        description="Batches without signal in a row, since the last group with some, before the run ends as hopeless, if the "
-        "learner lacks groups; 0: never. DAPO recipe 10.",
+        description="The run ends when this many batches in a row had no group with signal and the learner lacks groups. "
+        "0: never. DAPO recipe 10.",
     )
     # With a critic (ppo, vapo, tppo):
     gamma: Fraction = Field(default=1.0, description="Discount. VAPO, T-PPO: 1.")
-    gae_lambda: Fraction = Field(default=0.95, description="Policy's lambda, where it does not adapt to the length.")
+    gae_lambda: Fraction = Field(
+        default=0.95, description="Lambda of the policy, where it does not adapt to the length."
+    )
     adaptive_lambda_alpha: float = Field(
-        default=0.0, ge=0.0, description="lambda = 1 - 1 / (alpha l), clamped; VAPO section 4.2: 0.05. 0 is off."
+        default=0.0, ge=0.0, description="lambda = 1 - 1 / (alpha l), clamped. 0: off. VAPO section 4.2: 0.05."
     )
     adaptive_lambda_floor: Fraction = Field(
-        default=0.0, description="Least adaptive lambda. T-PPO's port: 0.95; 0, for VAPO, is ours."
+        default=0.0, description="Least adaptive lambda. T-PPO's port: 0.95. VAPO: 0, our choice."
     )
     whiten: bool = Field(default=True, description="Whiten critic advantages over the valid tokens of the whole batch.")
-    whiten_min_std: float = Field(default=1e-3, ge=0.0, description="Below this std only the mean is taken away.")
+    whiten_min_std: float = Field(default=1e-3, ge=0.0, description="Below this std only the mean is subtracted.")
     advantage_clamp: float = Field(
-        default=0.0, ge=0.0, description="Bound of |A| after whitening; 0 is off. T-PPO's port: 10; VAPO and PPO: none."
+        default=0.0, ge=0.0, description="Bound of |A| after whitening. 0: off. T-PPO's port: 10. VAPO, PPO: none."
     )
     tail_drop_tokens: int = Field(
-        default=8, ge=0, description="Last tokens of an unfinished window without advantage. T-PPO: 8."
+        default=8, ge=0, description="The last tokens of an unfinished window get no advantage. T-PPO: 8."
     )
     positive_nll_coefficient: float = Field(
-        default=0.0, ge=0.0, description="Weight of the imitation loss on right responses. VAPO, T-PPO: 0.1."
+        default=0.0, ge=0.0, description="Weight of the imitation loss on correct responses. VAPO, T-PPO: 0.1."
     )
 
     @model_validator(mode="wrap")
     @classmethod
     def _preset(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Put the named algorithm's own settings under those that are given, which alone count as
-        set.
-        """
+        """Add the named algorithm's defaults. Only given settings count as set."""
         if not isinstance(given, dict):
             return handler(given)
         settings = dict(cast("dict[str, Any]", given))
-        # as configurations were resolved that did not use it
+        # resolved files of earlier versions hold it
         if settings.get("prompt_filter") == "none":
             del settings["prompt_filter"]
         brought = PRESETS.get(str(settings.get("name", "dapo")), {})
@@ -187,50 +182,50 @@ class AlgorithmSection(Section):
 class StalenessSection(Section):
     """How far sampling may run ahead of learning."""
 
-    eta: int = Field(default=2, ge=0, description="Largest version lag; 0 is the synchronous baseline.")
+    eta: int = Field(default=2, ge=0, description="Largest version lag. 0 is the synchronous baseline.")
     late: Literal["wait", "drop"] = Field(
-        default="wait", description="When running work would become too stale: wait or drop it."
+        default="wait", description="Work that would become too stale makes the learner wait, or is dropped."
     )
 
 
 class RewardModelSection(Section):
-    """A model that reads finished responses and gives each a score, a summand of the reward:
-    pipeline/rewards/README.md.
-    """
+    """A model that scores finished responses, a part of the reward: pipeline/rewards/README.md."""
 
     path: Path = Field(description="Folder of a Hugging Face sequence classifier with one label, and its tokenizer.")
     weight: float = Field(default=1.0, description="The part `model` of the reward is weight * (score - center).")
-    center: float = Field(default=0.0, description="The score of a response that is neither good nor bad.")
+    center: float = Field(default=0.0, description="Score of a response that is neither good nor bad.")
     max_tokens: Positive | None = Field(
         default=None,
-        description="Longest conversation that it reads, in its own tokens; absent: its positions, or its tokenizer's limit.",
+        description="Longest conversation, in this model's tokens. Absent: its number of positions or its tokenizer's limit.",
     )
-    micro_batch_tokens: Positive = Field(default=16384, description="Tokens, padding included, of one forward pass.")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Type that it is loaded and computed in."
-    )
-    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    micro_batch_tokens: Positive = Field(default=16384, description="Tokens of one forward pass, padding included.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of its weights and computation.")
+    device: str = Field(default="auto", description="auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
 
 
 class RewardSection(Section):
-    """Scoring of finished trajectories."""
+    """Scores of finished responses."""
 
     model: RewardModelSection | None = Field(default=None, description="Read every response with a reward model too.")
 
-    overlong: Literal["none", "soft", "filter", "soft+filter"] = Field(default="none", description="DAPO section 3.4.")
-    overlong_cache_tokens: int = Field(default=0, ge=0, description="L_cache of eq. 13.")
-    overlong_factor: float = Field(default=1.0, ge=0.0, description="Largest penalty of an over-long response.")
-    correct: float = Field(default=1.0, description="Reward of a right answer.")
-    wrong: float = Field(default=-1.0, description="Reward of a wrong one.")
-    timeout_s: float = Field(
-        default=5.0, gt=0.0, description="For one verifier call; what is late is wrong, and counted."
+    overlong: Literal["none", "soft", "filter", "soft+filter"] = Field(
+        default="none", description="Over-long responses: a soft penalty, or no loss. DAPO section 3.4."
     )
-    processes: Positive = Field(default=1, description="Verifier processes a reward worker.")
+    overlong_cache_tokens: int = Field(default=0, ge=0, description="L_cache of DAPO eq. 13.")
+    overlong_factor: float = Field(default=1.0, ge=0.0, description="Largest penalty of an over-long response.")
+    correct: float = Field(default=1.0, description="Reward of a correct answer.")
+    wrong: float = Field(default=-1.0, description="Reward of a wrong answer.")
+    timeout_s: float = Field(
+        default=5.0,
+        gt=0.0,
+        description="Limit of one verifier call. A late call counts as wrong, and is counted as late.",
+    )
+    processes: Positive = Field(default=1, description="Verifier processes of one reward worker.")
     max_batch: Positive = Field(default=64, description="Responses scored at once.")
     verifiers: tuple[str, ...] = Field(
         default=(),
-        description="Import paths that data lines may name, besides data.verifier; data alone never says what code is run.",
+        description="Import paths that data lines may name, besides data.verifier. Data alone never chooses code to run.",
     )
     path: tuple[Path, ...] = Field(
         default=(), description="Folders with your verifiers' modules; searched after PYTHONPATH and what is installed."
@@ -248,32 +243,34 @@ class ReferenceVllmSection(Section):
 
 
 class ReferenceSection(Section):
-    """Frozen-policy log-probs. The role is started only when the KL coefficient is positive or
-    `always` is set.
+    """Log-probs of the frozen reference policy. The role starts only if algorithm.kl_coefficient is
+    above 0 or `always` is on.
     """
 
     backend: Literal["torch", "vllm", "emulated"] = Field(
-        default="torch", description="vllm: the prompt log-probs of vLLM, in its environment."
+        default="torch", description="vllm: prompt log-probs of vLLM, in its own environment."
     )
     vllm: ReferenceVllmSection = ReferenceVllmSection()
-    always: bool = Field(default=False, description="Compute them for the KL metric even when no loss needs them.")
+    always: bool = Field(default=False, description="Compute them for the KL metric even if no loss needs them.")
     micro_batch_tokens: Positive = Field(default=8192, description="Tokens of one forward pass.")
-    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    device: str = Field(default="auto", description="auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
 
 
 class DeepSpeedSection(Section):
-    """DeepSpeed, where a backend is deepspeed. Clipping, optimiser and batch sizes are set from the
+    """DeepSpeed, for a deepspeed backend. Clipping, optimiser and batch sizes follow from the
     section around it.
     """
 
     stage: Literal[1, 2, 3] = Field(
-        default=2, description="ZeRO: ranks share optimiser state (1), gradients as well (2), weights as well (3)."
+        default=2, description="ZeRO stage. Ranks share optimiser state (1), also gradients (2), also weights (3)."
     )
     offload_optimizer: dict[str, Any] = Field(
-        default_factory=dict, description="As DeepSpeed's own, for example {device = 'cpu'}."
+        default_factory=dict, description="DeepSpeed's setting of that name, for example {device = 'cpu'}."
     )
-    offload_param: dict[str, Any] = Field(default_factory=dict, description="Likewise, for the weights of stage 3.")
+    offload_param: dict[str, Any] = Field(
+        default_factory=dict, description="DeepSpeed's setting of that name, for the weights of stage 3."
+    )
     zero_optimization: dict[str, Any] = Field(
         default_factory=dict, description="More settings of DeepSpeed's section of that name, for example overlap_comm."
     )
@@ -283,7 +280,7 @@ class DeepSpeedSection(Section):
 
 
 class ValueSection(Section):
-    """The value process: started only when the algorithm has a critic (ppo, vapo, tppo)."""
+    """The value process. It starts only if the algorithm has a critic (ppo, vapo, tppo)."""
 
     backend: Literal["torch", "fsdp2", "deepspeed", "emulated"] = Field(
         default="torch", description="As learner.backend."
@@ -292,49 +289,55 @@ class ValueSection(Section):
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     path: Path | None = Field(
         default=None,
-        description="Backbone, or a pretrained value model. Absent: the start policy's layers under a head of zeros, which is "
-        "ours; the PPO that VAPO compares with starts from a reward model.",
+        description="Folder of a backbone or a pretrained value model. Absent: the start policy's layers under a head of "
+        "zeros. That is our choice; the PPO that VAPO compares with starts from a reward model.",
     )
     learning_rate: float = Field(default=2e-6, gt=0.0, description="AdamW. VAPO, T-PPO: 2e-6.")
     warmup_steps: int = Field(default=10, ge=0, description="Linear warm-up, in value steps.")
-    weight_decay: float = Field(default=0.1, ge=0.0, description="AdamW's, of matrices only.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's.")
-    adam_eps: float = Field(default=1e-8, gt=0.0, description="AdamW's.")
+    weight_decay: float = Field(default=0.1, ge=0.0, description="Of AdamW, for matrices only.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Of AdamW.")
+    adam_eps: float = Field(default=1e-8, gt=0.0, description="Of AdamW.")
     max_grad_norm: float = Field(default=1.0, gt=0.0, description="Gradients are scaled down to this norm.")
-    clip_low: float = Field(default=0.5, gt=0.0, description="Value may fall by this from the stored one. T-PPO: 0.5.")
-    clip_high: float = Field(default=0.6, gt=0.0, description="Value may rise by this from the stored one. T-PPO: 0.6.")
+    clip_low: float = Field(default=0.5, gt=0.0, description="Largest fall below the stored value. T-PPO: 0.5.")
+    clip_high: float = Field(default=0.6, gt=0.0, description="Largest rise above the stored value. T-PPO: 0.6.")
     gae_lambda: Fraction = Field(
         default=1.0,
-        description="Of the critic's targets. 1: Monte-Carlo (VAPO, T-PPO); 0.95: coupled, as in plain PPO.",
+        description="Lambda of the critic's targets. 1: Monte-Carlo (VAPO, T-PPO). 0.95: coupled, as in plain PPO.",
     )
     batch_trajectories: Positive = Field(default=512, description="Finished trajectories of one value step.")
     micro_batch_tokens: Positive | None = Field(default=None, description="As learner.micro_batch_tokens.")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Compute type; weights stay fp32.")
-    device: str = Field(default="auto", description="auto takes cuda when torch sees one, else cpu.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Compute type; weights stay float32.")
+    device: str = Field(default="auto", description="auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
     pretrain_steps: int = Field(
-        default=50, ge=0, description="The policy starts after this many value steps. VAPO: 50; T-PPO's port: 10."
+        default=50,
+        ge=0,
+        description="The policy starts to train after this many value steps. VAPO: 50. T-PPO's port: 10.",
     )
     min_explained_variance: float | None = Field(
         default=None,
         lt=1.0,
-        description="Ours: or earlier, once the critic beats a constant, which explains 0, by this much. Absent: never "
-        "earlier, as in the papers.",
+        description="The policy starts earlier, once the critic explains this share of the returns' variance. A constant "
+        "explains 0. Absent: never earlier, as in the papers.",
     )
-    explained_variance_steps: Positive = Field(default=5, description="Value steps over which that is measured.")
+    explained_variance_steps: Positive = Field(
+        default=5, description="Value steps over which explained variance is measured."
+    )
     checkpoint_every_steps: Positive = Field(default=20, description="Value steps from one checkpoint to the next.")
-    checkpoint_keep: Positive = Field(default=2, description="Older ones are removed after a newer one is complete.")
+    checkpoint_keep: Positive = Field(
+        default=2, description="Checkpoints kept. The rest go once a newer one is complete."
+    )
 
 
 class LoraSection(Section):
-    """A LoRA adapter (peft, an extra) that is trained and published in place of the policy's
-    weights, by the torch backend. It has no dropout: a ratio of probabilities must be 1 while the
-    weights are the same."""
+    """A LoRA adapter (peft, an extra), trained and published in place of the whole policy. Needs
+    the torch backend. It has no dropout, so that equal weights give a probability ratio of 1.
+    """
 
-    rank: int = Field(default=0, ge=0, description="0: no adapter, the whole policy is trained.")
-    alpha: float = Field(default=32.0, gt=0.0, description="The adapter's part is scaled by alpha / rank.")
+    rank: int = Field(default=0, ge=0, description="0: no adapter; the whole policy is trained.")
+    alpha: float = Field(default=32.0, gt=0.0, description="The adapter's output is scaled by alpha / rank.")
     target_modules: tuple[str, ...] = Field(
-        default=(), description="Last parts of layers' names, such as q_proj. Empty: all linear layers of the blocks."
+        default=(), description="Last parts of layer names, such as q_proj. Empty: all linear layers of the blocks."
     )
 
 
@@ -343,39 +346,39 @@ class LearnerSection(Section):
 
     backend: Literal["torch", "fsdp2", "deepspeed", "emulated"] = Field(
         default="torch",
-        description="torch: one process, the whole model. fsdp2 (torch's own) and deepspeed (an extra) share it among ranks.",
+        description="torch: one process holds the model. fsdp2 (of torch) and deepspeed (an extra) share it among ranks.",
     )
     ranks: Positive = Field(
-        default=1, description="Processes on this host that train together; on GPUs each takes one."
+        default=1, description="Processes on this host that train together. On GPUs, each uses one GPU."
     )
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     lora: LoraSection = LoraSection()
     learning_rate: float = Field(default=1e-6, gt=0.0, description="AdamW. DAPO: 1e-6.")
     warmup_updates: int = Field(default=10, ge=0, description="Linear warm-up. DAPO: 20 rollout steps.")
-    weight_decay: float = Field(default=0.1, ge=0.0, description="AdamW's, of matrices only.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's.")
-    adam_eps: float = Field(default=1e-8, gt=0.0, description="AdamW's.")
+    weight_decay: float = Field(default=0.1, ge=0.0, description="Of AdamW, for matrices only.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Of AdamW.")
+    adam_eps: float = Field(default=1e-8, gt=0.0, description="Of AdamW.")
     max_grad_norm: float = Field(default=1.0, gt=0.0, description="Gradients are scaled down to this norm.")
     micro_batch_tokens: Positive | None = Field(
         default=None,
-        description="Tokens (prompt and response) of one forward and backward pass; a longer response is one of its own. Their "
-        "activations are most of what a step needs: 3.4 MB a token for a model of 0.5 B weights. Absent: 1024 on a CPU, 16384 "
+        description="Tokens (prompt and response) of one forward and backward pass. A longer response gets a pass of its own. "
+        "Activations are most of a step's memory: 3.4 MB a token for a model of 0.5 B weights. Absent: 1024 on a CPU, 16384 "
         "on CUDA.",
     )
     threads: Positive = Field(default=1, description="Torch threads on a CPU.")
     max_bad_steps: Positive = Field(
-        default=3, description="Non-finite steps in a row, each refused, before the learner gives up."
+        default=3, description="The learner gives up after this many non-finite steps in a row. Each is refused."
     )
 
 
 class EvaluationSection(Section):
-    """Periodic evaluation, done by the generators in a lane of its own."""
+    """Periodic evaluation, by the generators, in a lane of its own."""
 
     every_updates: int = Field(default=0, ge=0, description="0: only before the first and after the last update.")
-    num_prompts: Positive = Field(default=256, description="Of the held-out prompts, from the first.")
+    num_prompts: Positive = Field(default=256, description="Number of held-out prompts, counted from the first.")
     samples_per_prompt: Positive = Field(default=1, description="k of avg@k.")
     temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy. AIME practice: 1.0 with top_p 0.7.")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="May truncate, as nothing is learned from it.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="May be below 1: evaluation trains nothing.")
     timeout_s: float = Field(
-        default=600.0, gt=0.0, description="Then an evaluation counts with the responses that are there."
+        default=600.0, gt=0.0, description="After this time an evaluation counts the responses that are there."
     )

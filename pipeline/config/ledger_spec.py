@@ -1,21 +1,19 @@
-"""From a configuration to the specification of a run's ledger.
+"""The specification of a run's ledger, made from its configuration and its data.
 
-*Consumes* a RunConfig and the prompt stream's length and digest. *Produces* the LedgerSpec that
-every worker opens the ledger with; unit and critic are what the algorithm declares. Two workers
-that read different settings or data are told so by LedgerMismatch.
+Two workers with different settings or data get LedgerMismatch when they open the ledger.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from pipeline.config.schema import RunConfig, declaration
+from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
 from protocol.trajectory import Field
 
 
 class PromptStream(Protocol):
-    """What the ledger needs to know of the data."""
+    """The facts about the data that the ledger needs."""
 
     @property
     def digest(self) -> str:
@@ -31,7 +29,7 @@ class PromptStream(Protocol):
 def ledger_spec(config: RunConfig, stream: PromptStream) -> LedgerSpec:
     """Return the ledger specification of a run."""
     algorithm = config.algorithm
-    declared = declaration(config)
+    declared = config.declaration
     fields = {Field.REWARD}
     if config.needs_reference:
         fields.add(Field.REFERENCE)

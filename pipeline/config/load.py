@@ -1,11 +1,7 @@
-"""From TOML files and ``--set`` to one frozen RunConfig, and back to a file beside the run.
+"""Reads TOML files and ``--set`` into one frozen RunConfig, and writes it beside the run.
 
-*Consumes* files, later wins, then ``key=value`` overrides. *Produces* a RunConfig, or a ConfigError
-that names the key, where it was set, the nearest valid key, and what was expected. Nothing is
-started before this has passed.
-
-Relative paths are relative to the folder in which the command is started; the resolved file holds
-absolute ones.
+A ConfigError names the key, where it was set, the nearest valid key, and the expected value.
+Relative paths start at the folder in which the command runs; the resolved file holds absolute ones.
 """
 
 from __future__ import annotations
@@ -32,21 +28,21 @@ from protocol.errors import ConfigError
 _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}
 
 REMOVED = {
-    "algorithm.prompt_filter": "it judged a prompt by its first two scored responses, the shortest, and so trained on little "
-    "but short ones; leave it out, or take name vapo with dynamic_sampling, which judges whole groups",
+    "algorithm.prompt_filter": "it judged a prompt by its first two scored responses, the shortest, so training saw mostly "
+    "short ones. Leave it out, or use name vapo with dynamic_sampling, which judges whole groups",
 }
-"""Settings of earlier versions, with the reason why they are gone and what to do."""
+"""Settings of earlier versions, each with why it is gone and what to do."""
 
 Tree = dict[str, Any]
 Origins = dict[tuple[str, ...], str]
 
 
 def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConfig:
-    """Merge ``files`` (later wins) and ``overrides`` (``section.key=value``, last) into one checked
+    """Merge ``files`` (later wins), then ``overrides`` (``section.key=value``), into one checked
     configuration.
 
     Raises:
-        ConfigError: a file is missing or not TOML, a key is unknown, or a value does not fit.
+        ConfigError: A file is missing or not TOML, a key is unknown, or a value does not fit.
     """
     merged: Tree = {}
     origins: Origins = {}
@@ -58,8 +54,7 @@ def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConf
 
 
 def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Check a configuration that is at hand as TOML, named ``origin`` in errors, with ``overrides``
-    of ``--what-if``.
+    """Check TOML text, called ``origin`` in errors, with the overrides of ``--what-if``.
 
     Raises:
         ConfigError: It is not TOML, a key is unknown, or a value does not fit.
@@ -76,9 +71,7 @@ def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunCo
 
 
 def read_resolved(run_dir: Path) -> RunConfig:
-    """Read the configuration that a run was started with. Raises ConfigError when the folder holds
-    no run.
-    """
+    """Read a run's resolved configuration. Raises ConfigError when the folder holds no run."""
     path = run_dir / RESOLVED_NAME
     if not path.is_file():
         raise ConfigError(
@@ -96,9 +89,7 @@ def write_resolved(config: RunConfig, run_dir: Path) -> Path:
 
 
 def to_toml(config: RunConfig) -> str:
-    """Render every set value as TOML; settings that are absent (None) are left out, since TOML has
-    no null.
-    """
+    """Return every set value as TOML. Absent settings (None) are left out: TOML has no null."""
     return tomli_w.dumps(_without_none(public_settings(config)))
 
 
@@ -148,7 +139,7 @@ def _parse_override(text: str) -> Tree:
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        # a bare word is a string
+        # an unquoted word is a string
         parsed = value.strip()
     tree: Tree = {parts[-1]: parsed}
     for part in reversed(parts[:-1]):
@@ -180,9 +171,7 @@ def _validate(tree: Tree, origins: Origins) -> RunConfig:
 
 
 def _forget_defaults(config: RunConfig, origins: Origins) -> None:
-    """Take what a run's resolved file only repeats of the defaults as not set: the file holds every
-    setting.
-    """
+    """Count defaults that a run's resolved file repeats as not set."""
     for setting in settings():
         path = tuple(setting.key.split("."))
         if Path(origins.get(path, "")).name == RESOLVED_NAME:
@@ -247,9 +236,7 @@ def _expected(error: ErrorDetails) -> str:
 
 
 def suggest(key: str) -> str:
-    """Return what is said of an unknown key: what other systems call so, or the
-    nearest valid one.
-    """
+    """Return a hint for an unknown key: another system's name for a setting, or the nearest key."""
     last = key.rpartition(".")[2]
     if meant := meant_by(last):
         return f"; {meant}"

@@ -1,9 +1,7 @@
-"""The few settings that a command which looks must know of a run, read without the schema:
-importing that takes 0.2 s.
+"""A few settings of a run, read without the schema, whose import takes 0.2 s.
 
-*Consumes* the resolved configuration beside the run: it holds every setting, and was checked when
-it was written. *Produces* a ``Glance``. *Waits for* the file system. A file that lacks one of these
-settings, as that of an older version may, is read with the schema, which knows the defaults.
+The resolved configuration beside the run holds every setting and was checked when written. A file
+of an older version may lack a setting: it is read with the schema, which has the defaults.
 """
 
 from __future__ import annotations
@@ -61,12 +59,11 @@ class Glance(msgspec.Struct, frozen=True):
 
 
 def glance(run_dir: Path) -> Glance:
-    """Read a few settings of the run in a folder. Raises ConfigError when the folder holds no run,
-    or a file that is none.
-    """
+    """Read a few settings of a run. Raises ConfigError for a folder without a run."""
     try:
         return msgspec.convert(tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8")), Glance)
-    except (OSError, ValueError):  # a setting is not there, or the file is not TOML; the schema says which
+    except (OSError, ValueError):
+        # a setting is missing or the file is not TOML: the schema's error names it
         from pipeline.config.describe import public_settings
         from pipeline.config.load import read_resolved
 

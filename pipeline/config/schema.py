@@ -1,9 +1,7 @@
-"""A whole run's configuration, and what one setting demands of another, so that a run that would
-fail late fails early.
+"""A whole run's configuration, and the rules across its settings, checked before anything starts.
 
 A run file (``configs/*.toml``) fills the sections; a fleet file fills ``[fleet]``. Unknown keys are
-refused. What is learned stands in ``pipeline.config.learning``, what runs it in
-``pipeline.config.running``.
+refused. ``pipeline.config.learning`` and ``pipeline.config.running`` hold the sections.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from pipeline.config.running import (
 from pipeline.ledger.contract import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
-"""Backends that share a model out among ranks."""
+"""Backends that shard one model among ranks."""
 
 DEEPSPEED_OURS = frozenset(
     {
@@ -50,7 +48,7 @@ DEEPSPEED_OURS = frozenset(
         "fp16", "bf16", "torch_autocast",
     }
 )  # fmt: skip
-"""Settings of DeepSpeed that follow from others, or would change what a step is."""
+"""DeepSpeed settings that follow from Headrace's own, or would change what an optimiser step is."""
 
 
 class RunConfig(Section):
@@ -104,7 +102,7 @@ class RunConfig(Section):
 
     @property
     def declaration(self) -> Declaration:
-        """What the algorithm needs of the pipeline."""
+        """The algorithm's unit, critic and baseline. Raises ConfigError for an unknown name."""
         return declare(self.algorithm.name, dynamic_sampling=self.algorithm.dynamic_sampling)
 
     @property
@@ -126,15 +124,15 @@ class RunConfig(Section):
             )
         if self.weights.max_part_mb >= self.wire.max_message_mb:
             raise ValueError(
-                f"weights.max_part_mb is {self.weights.max_part_mb} and wire.max_message_mb is {self.wire.max_message_mb}, but "
-                "a part travels in a message, with a header: set max_part_mb below max_message_mb"
+                f"weights.max_part_mb is {self.weights.max_part_mb} and wire.max_message_mb is {self.wire.max_message_mb}; a "
+                "part travels in one message, with a header: set max_part_mb below max_message_mb"
             )
         if self.generation.top_p < 1.0 or self.generation.top_k > 0:
             name = "top_p" if self.generation.top_p < 1.0 else "top_k"
             raise ValueError(
-                f"generation.{name} is {getattr(self.generation, name)}, so training would sample from a truncated "
-                "distribution, whose log-probs the learner, which sees every token, cannot reproduce: its ratios would be "
-                "wrong; leave top_p at 1 and top_k at 0. evaluation.top_p may truncate"
+                f"generation.{name} is {getattr(self.generation, name)}, a truncated distribution. The learner computes "
+                "log-probs of the whole distribution, so its ratios would be wrong. Leave top_p at 1 and top_k at 0. "
+                "evaluation.top_p may truncate"
             )
         self._check_ranks()
         if self.learner.lora.rank and self.learner.backend != "torch":
@@ -145,13 +143,13 @@ class RunConfig(Section):
         algorithm, rule = self.algorithm, self.declaration
         if algorithm.group_size < 2 and rule.has_group_baseline:
             raise ValueError(
-                f"algorithm.group_size is {algorithm.group_size}, and {algorithm.name} takes its baseline from the group; a "
+                f"algorithm.group_size is {algorithm.group_size}, and {algorithm.name} takes its baseline from the group. A "
                 "group baseline needs at least 2 responses a prompt: raise it, or choose ppo, vapo, tppo or reinforce++"
             )
         if algorithm.dynamic_sampling and rule.unit is not Unit.GROUP:
             raise ValueError(
-                f"algorithm.dynamic_sampling is on, but {algorithm.name} claims each {rule.unit.value} by itself, and only "
-                "whole groups have or lack signal; switch it off, or choose vapo, which then claims groups"
+                f"algorithm.dynamic_sampling is on, but {algorithm.name} claims each {rule.unit.value} by itself. Only whole "
+                "groups have or lack signal: switch it off, or choose vapo, which then claims groups"
             )
         if algorithm.dynamic_sampling and algorithm.group_size < 2:
             raise ValueError(
@@ -160,12 +158,12 @@ class RunConfig(Section):
             )
         if rule.unit is Unit.CHUNK and algorithm.tail_drop_tokens >= self.generation.window_tokens:
             raise ValueError(
-                f"algorithm.tail_drop_tokens is {algorithm.tail_drop_tokens}, the whole of a window of "
-                f"{self.generation.window_tokens} tokens; unfinished windows would teach nothing: lower it"
+                f"algorithm.tail_drop_tokens is {algorithm.tail_drop_tokens}, and a window has "
+                f"{self.generation.window_tokens} tokens. No token of an unfinished window would be trained on: lower it"
             )
         if rule.has_critic and self.fleet.value < 1:
             raise ValueError(
-                f"{algorithm.name} has a critic, but fleet.value is 0, so nothing would fill in values; set fleet.value to 1, "
+                f"{algorithm.name} has a critic, but fleet.value is 0, so no process computes values; set fleet.value to 1, "
                 "or choose an algorithm without a critic"
             )
         self._check_importance()
@@ -205,8 +203,8 @@ class RunConfig(Section):
         if algorithm.importance_normalize and (algorithm.importance == "none" or algorithm.proximal != "recompute"):
             name = "importance" if algorithm.importance == "none" else "proximal"
             raise ValueError(
-                f"algorithm.importance_normalize is on, but {name} is {getattr(algorithm, name)}: it needs weights, and knows "
-                "those of a mini-batch before its step; switch it off, or set importance to tis, icepop or decoupled and "
+                f"algorithm.importance_normalize is on, but {name} is {getattr(algorithm, name)}. It needs weights before "
+                "a mini-batch's step. Switch it off, or set importance to tis, icepop or decoupled and "
                 "proximal to recompute"
             )
         upper, lower = algorithm.rejection_upper, algorithm.rejection_lower
@@ -214,8 +212,8 @@ class RunConfig(Section):
             return
         if upper is None:
             raise ValueError(
-                f"algorithm.rejection is {algorithm.rejection}, but rejection_upper is not set, so nothing would be rejected; "
-                "give it, for example 2 for a token's ratio, 1.001 for k1 over seq-mean or 0.01 for k3"
+                f"algorithm.rejection is {algorithm.rejection}, but rejection_upper is not set, so nothing would be rejected. "
+                "Give it, for example 2 for a token's ratio, 1.001 for k1 over seq-mean or 0.01 for k3"
             )
         if lower is not None and algorithm.rejection not in ("ratio", "k1"):
             raise ValueError(
@@ -226,7 +224,7 @@ class RunConfig(Section):
             raise ValueError(f"algorithm.rejection_lower is {lower}, not below rejection_upper {upper}; lower it")
 
     def _check_ranks(self) -> None:
-        """Refuse what cannot be shared out among ranks."""
+        """Refuse batches and devices that cannot be divided among ranks."""
         algorithm, learner, value = self.algorithm, self.learner, self.value
         in_a_step = algorithm.groups_per_update * algorithm.group_size // algorithm.num_minibatches
         sections = (
@@ -241,13 +239,13 @@ class RunConfig(Section):
                 )
             if section.ranks > num_sequences:
                 raise ValueError(
-                    f"{name}.ranks is {section.ranks}, but an optimiser step has {num_sequences} responses, which cannot "
-                    f"be cut: every rank needs one; lower {name}.ranks, or take more responses a step"
+                    f"{name}.ranks is {section.ranks}, but an optimiser step has {num_sequences} responses. Every rank needs "
+                    f"at least one whole response: lower {name}.ranks, or raise the responses of a step"
                 )
             if section.ranks > 1 and ":" in device:
                 raise ValueError(
                     f"{name}.ranks is {section.ranks}, but its device is {device}, one GPU; set it to auto or cuda: each "
-                    "rank takes the GPU of its own number"
+                    "rank uses the GPU of its own number"
                 )
             zero = section.deepspeed
             if zero.offload_param and zero.stage < 3:
@@ -257,13 +255,11 @@ class RunConfig(Section):
                 )
             if ours := sorted(DEEPSPEED_OURS & {*zero.zero_optimization, *zero.config}):
                 raise ValueError(
-                    f"{name}.deepspeed has {', '.join(ours)} among its further settings, which Headrace sets itself from "
-                    f"[{name}]; remove it"
+                    f"{name}.deepspeed has {', '.join(ours)} among its further settings. Headrace sets these itself from "
+                    f"[{name}]: remove them"
                 )
 
 
 def declaration(config: RunConfig) -> Declaration:
-    """Return what a run's algorithm is made of. Raises ConfigError when no algorithm
-    has its name.
-    """
-    return declare(config.algorithm.name, dynamic_sampling=config.algorithm.dynamic_sampling)
+    """Return ``config.declaration``."""
+    return config.declaration

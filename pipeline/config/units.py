@@ -1,7 +1,6 @@
 """The unit of every setting that is a number.
 
-*Consumes* a setting's key. *Produces* its unit in words. *Waits for* nothing. Names end in their
-unit where they can (``_s``, ``_tokens``); the others stand in a table, by their last part.
+Most names end in their unit (``_s``, ``_tokens``). Tables hold the others.
 """
 
 from __future__ import annotations
@@ -23,79 +22,53 @@ _BY_ENDING: Final[Mapping[str, str]] = {
     "_port": "port",
 }
 
-_BY_NAME: Final[Mapping[str, str]] = {
-    "adam_eps": "added to a root of squared gradients",
-    "adaptive_lambda_alpha": "1 / token",
-    "adaptive_lambda_floor": "factor",
-    "advantage_clamp": "standard deviations",
-    "alpha": "factor",
-    "betas": "factors",
-    "center": "reward model's score",
-    "clip_high": "ratio above 1",
-    "clip_low": "ratio below 1",
-    "correct": "reward",
-    "data_parallel_size": "copies",
-    "dual_clip": "ratio",
-    "entropy_coefficient": "loss per nat",
-    "epochs": "passes",
-    "eta": "policy versions",
-    "explained_variance_steps": "value steps",
-    "gae_lambda": "factor",
-    "gamma": "factor per token",
-    "generator": "processes",
-    "group_size": "responses",
-    "groups_per_update": "groups",
-    "high_water_mark": "messages",
-    "importance_cap": "ratio",
-    "importance_floor": "ratio",
-    "rejection_lower": "ratio",
-    "rejection_upper": "ratio, or nats of k2 and k3",
-    "keep": "newest ones",
-    "checkpoint_keep": "newest ones",
-    "kl_coefficient": "loss per nat",
-    "learning_rate": "of AdamW",
-    "max_attempts": "failures",
-    "max_batch": "responses",
-    "max_data_failures": "failures",
-    "max_generation_batches": "batches",
-    "max_generator_lag": "policy versions",
-    "max_grad_norm": "L2 norm",
-    "max_restarts": "failures",
-    "max_workers": "processes",
-    "min_explained_variance": "share of the variance",
-    "num_minibatches": "optimiser steps",
-    "num_slots": "sequences",
-    "oversampling": "factor",
-    "overlong_factor": "reward",
-    "parity_tolerance": "nats",
-    "per_update": "responses",
-    "positive_nll_coefficient": "loss per nat",
-    "processes": "processes",
-    "rank": "columns",
-    "ranks": "processes",
-    "reference": "processes",
-    "reward": "processes",
-    "samples_per_prompt": "responses",
-    "seed": "any integer",
-    "steps_per_turn": "decode steps",
-    "stop_token_ids": "token ids",
-    "tail": "see its description",
-    "temperature": "divisor of the logits",
-    "tensor_parallel_size": "GPUs",
-    "threads": "threads",
-    "top_k": "tokens",
-    "top_p": "share of the probability",
-    "value": "processes",
-    "value_cost": "factor",
-    "warmup_steps": "value steps",
-    "pretrain_steps": "value steps",
-    "checkpoint_every_steps": "value steps",
-    "watermark": "share of the limit",
-    "weight": "factor",
-    "weight_decay": "factor of the learning rate",
-    "whiten_min_std": "advantage",
-    "wrong": "reward",
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "added to a root of squared gradients": ("adam_eps",),
+    "1 / token": ("adaptive_lambda_alpha",),
+    "factor": ("adaptive_lambda_floor", "alpha", "gae_lambda", "oversampling", "value_cost", "weight"),
+    "standard deviations": ("advantage_clamp",),
+    "factors": ("betas",),
+    "reward model's score": ("center",),
+    "ratio above 1": ("clip_high",),
+    "ratio below 1": ("clip_low",),
+    "reward": ("correct", "overlong_factor", "wrong"),
+    "copies": ("data_parallel_size",),
+    "ratio": ("dual_clip", "importance_cap", "importance_floor", "rejection_lower"),
+    "ratio, or nats of k2 and k3": ("rejection_upper",),
+    "loss per nat": ("entropy_coefficient", "kl_coefficient", "positive_nll_coefficient"),
+    "passes": ("epochs",),
+    "policy versions": ("eta", "max_generator_lag"),
+    "value steps": ("explained_variance_steps", "warmup_steps", "pretrain_steps", "checkpoint_every_steps"),
+    "factor per token": ("gamma",),
+    "processes": ("generator", "max_workers", "processes", "ranks", "reference", "reward", "value"),
+    "responses": ("group_size", "max_batch", "per_update", "samples_per_prompt"),
+    "groups": ("groups_per_update",),
+    "messages": ("high_water_mark",),
+    "newest ones": ("keep", "checkpoint_keep"),
+    "of AdamW": ("learning_rate",),
+    "failures": ("max_attempts", "max_data_failures", "max_restarts"),
+    "batches": ("max_generation_batches",),
+    "L2 norm": ("max_grad_norm",),
+    "share of the variance": ("min_explained_variance",),
+    "optimiser steps": ("num_minibatches",),
+    "sequences": ("num_slots",),
+    "nats": ("parity_tolerance",),
+    "columns": ("rank",),
+    "any integer": ("seed",),
+    "decode steps": ("steps_per_turn",),
+    "token ids": ("stop_token_ids",),
+    "see its description": ("tail",),
+    "divisor of the logits": ("temperature",),
+    "GPUs": ("tensor_parallel_size",),
+    "threads": ("threads",),
+    "tokens": ("top_k",),
+    "share of the probability": ("top_p",),
+    "share of the limit": ("watermark",),
+    "factor of the learning rate": ("weight_decay",),
+    "advantage": ("whiten_min_std",),
 }
+"""By unit: the settings that have it, by the last part of their key."""
+_BY_NAME: Final = {name: unit for unit, names in _NAMES.items() for name in names}
 
 _BY_KEY: Final[Mapping[str, str]] = {
     "value.clip_high": "value",
@@ -104,16 +77,12 @@ _BY_KEY: Final[Mapping[str, str]] = {
 
 
 def unit_of(key: str) -> str | None:
-    """Return the unit of a setting that is a number, None for one that has none here: a text, a
-    switch, or an omission.
-    """
+    """Return a number's unit in words; None for a text, a switch, or a number without an entry."""
     name = key.rpartition(".")[2]
     by_ending = next((unit for ending, unit in _BY_ENDING.items() if name.endswith(ending)), None)
     return _BY_KEY.get(key) or _BY_NAME.get(name) or by_ending
 
 
 def table_names() -> frozenset[str]:
-    """Return the names and keys that the tables hold, so that a test can find those that no setting
-    has.
-    """
+    """Return the tables' names and keys, so that a test can find names that no setting has."""
     return frozenset({*_BY_NAME, *_BY_KEY})

@@ -1,11 +1,10 @@
 """The ledger: the durable replay buffer between sampling and learning.
 
-*Consumes* chunks from generators, scores from scorers, claims from the learner. *Produces* leases,
-overdue work, batches. *Waits for* nothing: every call answers at once, if need be with the reason
-why it gives nothing. Generators are unblocked by credit, which the learner returns; the learner by
-units that become ready; scorers by the wire, or by ``overdue``.
+Every call returns at once, with a refusal that names its reason when nothing can be given. The
+learner's drops and updates return credit, which unblocks generators. Units that become ready
+unblock the learner. Links and ``overdue`` bring chunks to scorers.
 
-A trajectory, and the unit that it is or belongs to::
+A trajectory's states, and its unit's::
 
        credit                  chunk, chunk, ...       final chunk        last score       claim        checkpoint
     admit ──> open ──────────> leased ───────────────> finished ────────> ready ────────> claimed ────────> trained
@@ -16,31 +15,29 @@ A trajectory, and the unit that it is or belongs to::
                └─────────────── parked                 dropped <──────── dropped <──────── dropped
                   credit                                                              non_finite
 
-``cancelled`` leads from every state to dropped. A drop returns the unit's credit; being trained
-does not, for the limit grows with the version instead (``pipeline/ledger/staleness.md``).
+``cancelled`` leads from every state to dropped. A drop returns the unit's credit. Training does
+not: the limit grows with the version (``pipeline/ledger/staleness.md``).
 
-With a critic, a finished trajectory also goes a way of its own, to the value worker, whatever
-becomes of its unit::
+With a critic, a finished trajectory also goes to the value worker, whatever becomes of its unit::
 
     first value ──> kept ──────────────────────────────────> finished ────────> claimed ────────> trained
                              final chunk, its reward,             ^                 │
                              every chunk's values                 └─────────────────┘ recover
 
-It is kept apart from the chunks, since windows are settled or dropped in any order and long before
-the last one is there. A dead letter, a value that is not finite, or cancelling takes it from there,
-too; every other drop does not.
+Its data is stored apart from the chunks, which are settled or dropped earlier, in any order. Three
+drops also end this copy: as a dead letter, for a value that is not finite, and cancelling.
 
 ==================  ==================================================================================================
-``types``           the nouns: what the ledger is made with, what it gives out, what it answers
-``contract``        what the ledger promises; ``memory`` and ``redis`` keep it
+``types``           the nouns: specification, leases, claims, results
+``contract``        the ledger's promises; ``memory`` and ``redis`` implement them
 ``staleness``       the bound on staleness; ``staleness.md`` beside it is the proof
-``version_history`` which updates a policy version stands for, after the learner went back to a checkpoint
-``validation``      what both ledgers refuse, and how they say it
+``version_history`` updates of a policy version, after the learner went back to a checkpoint
+``validation``      arguments that both ledgers refuse, and the errors
 ``queues``          the ledger's queues by name
-``admin``           an operator's side: what is waited for, putting work back
+``admin``           an operator's side: what the next update waits for, putting work back
 ``address``, ``url``  where a run's ledger is; the password in its URL
-``server/``         the embedded server, and what a server of others promises
-``memory/``         the ledger in this process: the oracle that the other is compared with
+``server/``         the embedded server, and the promises of external ones
+``memory/``         the ledger in this process: the oracle of the other's tests
 ``redis/``          the ledger on a server: keys, connection, and one Lua script a transition
 ==================  ==================================================================================================
 """

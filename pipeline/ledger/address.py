@@ -1,7 +1,6 @@
 """``<run_dir>/ledger.json``: where a run's ledger is, for every later command and worker.
 
-*Consumes* the address that the supervisor settled on. *Produces* a file of mode 0600, since the
-address holds a password. *Waits for* nothing.
+The file has mode 0600, since the address holds a password.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ LEDGER_FILE = "ledger.json"
 
 
 class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ledger is and, when it is embedded, which process serves it."""
+    """Where the ledger is and, if it is embedded, its server process."""
 
     url: str
     """``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, with the password."""
@@ -27,30 +26,27 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """Path of the embedded server's socket."""
     pid: int = 0
-    """Of the embedded server when it was started; 0 in the moment before. ``process`` says whether
-    that is still the server.
-    """
+    """Of the embedded server at its start; 0 before. ``process`` identifies it."""
     process: ProcessIdentity | None = None
-    """The same process, for ever; None as well in what an earlier release wrote."""
+    """The same process, safe against reuse of its pid; None in files of earlier releases."""
     server: str = ""
     """Path of the embedded server's program."""
     server_version: str = ""
 
     def __repr__(self) -> str:
-        """Return what may be logged: no password."""
+        """Return the address without its password."""
         return f"LedgerAddress({hide_password(self.url)!r}, is_embedded={self.is_embedded}, pid={self.pid})"
 
 
 def write_address(run_dir: Path, address: LedgerAddress) -> None:
-    """Say where the ledger of this run is."""
+    """Write a run's ledger address."""
     write_private(run_dir / LEDGER_FILE, msgspec.json.format(msgspec.json.encode(address)) + b"\n")
 
 
 def read_address(run_dir: Path) -> LedgerAddress | None:
-    """Return where the ledger of this run is; None when none was ever started.
+    """Return a run's ledger address; None when no ledger was ever started.
 
-    Raises:
-        ConfigError: the file is not what was written.
+    Raises ConfigError when the file is not a ledger address.
     """
     path = run_dir / LEDGER_FILE
     try:
@@ -62,13 +58,10 @@ def read_address(run_dir: Path) -> LedgerAddress | None:
 
 
 def known_url(run_dir: Path, configured: str | None) -> str | None:
-    """Return the URL that a run which is resumed means by what its resolved configuration says.
+    """Return the URL of a resumed run's ledger, with its password; None when it is embedded or new.
 
-    That configuration has no password; the address has. None: neither says anything, the ledger was
-    embedded or never started.
-
-    Raises:
-        ConfigError: the configuration speaks of another server than the address.
+    The resolved configuration has no password; the address has. Raises ConfigError when the
+    configuration and the address name different servers.
     """
     if configured is not None and not is_hidden(configured):
         return configured
@@ -76,18 +69,14 @@ def known_url(run_dir: Path, configured: str | None) -> str | None:
     known = None if address is None or address.is_embedded else address.url
     if configured is not None and (known is None or hide_password(known) != configured):
         raise ConfigError(
-            f"ledger.url is {configured!r}, whose password is not kept there, and {run_dir / LEDGER_FILE} does not know it "
-            "either: give the whole URL again, in a run file or with --set ledger.url=URL"
+            f"ledger.url is {configured!r}, without its password, and {run_dir / LEDGER_FILE} does not have "
+            "it either. Give the whole URL again, in a run file or with --set ledger.url=URL"
         )
     return known
 
 
 def read_ledger_url(run_dir: Path) -> str:
-    """Return the URL of this run's ledger.
-
-    Raises:
-        ConfigError: no ledger was ever started for this run.
-    """
+    """Return a run's ledger URL. Raises ConfigError when its ledger was never started."""
     address = read_address(run_dir)
     if address is None:
         raise ConfigError(f"{run_dir} has no {LEDGER_FILE}: its ledger was never started; run `headrace up` first")

@@ -1,17 +1,14 @@
-"""The ledger as a person sees it: what the next update waits for, and putting work back.
+"""An operator's side of the ledger: what the next update waits for, and putting work back.
 
-*Consumes* questions and wishes (``headrace why``, ``requeue``, ``dead-letters``). *Produces* views
-of one moment, and work that is open, due or admitted again. *Waits for* nothing. Two
-implementations, ``pipeline.ledger.memory.admin`` and ``pipeline.ledger.redis.admin``; one contract
-suite. No worker uses it, so no call carries an incarnation.
+``headrace why``, ``requeue`` and ``dead-letters`` use it; ``memory.admin`` and ``redis.admin``
+implement it under one contract suite. No worker uses it, so no call carries an incarnation.
 
-What putting back keeps. A trajectory that is opened goes on from its last chunk; whoever held it is
-told so by its next write (``WriteStatus.FENCED``) and nothing of it counts twice. A chunk that is
-made due is scored again by whoever asks next, and a field is written once. A dead letter's unit was
-dropped, and stays dropped in the books: its tokens are gone, and would be too old. What is admitted
-again is its *prompt*, as a new group with a new number, ahead of fresh prompts, once there is
-credit; so no late write that belonged to the old group can touch the new one, and the conservation
-law holds at every step.
+Putting work back keeps the books true. An opened trajectory continues from its last chunk. Its
+former holder's next write is refused (``WriteStatus.FENCED``), so nothing counts twice. A chunk
+made due is scored again by the next scorer, and a field is written once. A dead letter's unit stays
+dropped: its tokens are gone, and would be too old. Its *prompt* is admitted again, ahead of fresh
+prompts, once there is credit. It becomes a new group with a new number, which no late write to the
+old group can touch.
 """
 
 from __future__ import annotations
@@ -26,13 +23,13 @@ from protocol.trajectory import Field
 
 
 class Place(StrEnum):
-    """Where a trajectory that is not complete is."""
+    """The state of a trajectory that is not complete."""
 
     OPEN = "open"
-    """Nobody holds it: it waits for a generator to lease it."""
+    """Without a holder: it waits for a generator to lease it."""
     LEASED = "leased"
     FINISHED = "finished"
-    """Sampled (for a chunk: written); it waits for its scorers."""
+    """Sampled (unit chunk: written); it waits for its scorers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +39,13 @@ class Lack:
     field: Field
     num_chunks: int
     chunk: str
-    """The first of them."""
+    """The first of these chunks."""
     age_s: float
     """Since it was written."""
     overdue_s: float
     """Since its deadline; negative before."""
     num_failures: int
-    """How often a scorer has failed on it."""
+    """A scorer's failures on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +55,11 @@ class WaitedTrajectory:
     name: str
     place: Place
     holder: str
-    """The incarnation that holds it, as ``generator-2#1``; empty when nobody does."""
+    """The incarnation that holds it, as ``generator-2#1``; empty without one."""
     num_chunks: int
     num_tokens: int
     since_s: float
-    """Since it was opened, leased or last written to."""
+    """Since it was opened, leased or last written."""
     lacks: tuple[Lack, ...]
 
 
@@ -72,11 +69,11 @@ class WaitedUnit:
 
     name: str
     oldest_version: int | None
-    """The oldest version that it may hold; None before it has begun."""
+    """The oldest version of its tokens; None before it has begun."""
     num_complete: int
-    """Of its trajectories, those that lack nothing. A chunk has one."""
+    """Trajectories that lack nothing. A chunk has one."""
     trajectories: tuple[WaitedTrajectory, ...]
-    """The others."""
+    """The incomplete ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +85,12 @@ class Holder:
     num_evaluation: int
     """Of them, in the evaluation lane."""
     lease_left_s: float
-    """Until others may take them; negative when the next lease call of anybody will."""
+    """Until others may take them; negative when the next lease call will."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What the next update waits for, at one moment."""
+    """The work that the next update waits for, at one moment."""
 
     unit: Unit
     group_size: int
@@ -108,10 +105,11 @@ class Waits:
     num_parked: int
     """Trajectories whose next window waits for credit."""
     num_claimed: int
-    """Units that are claimed and not settled."""
+    """Claimed units that are not settled."""
     units: tuple[WaitedUnit, ...]
-    """Of the running ones those that matter first: in order of admission; with enough ready ones,
-    by age, since then the late ones are waited for."""
+    """The most urgent running ones: in order of admission; with enough ready ones, by age, since
+    the update then waits for the late ones.
+    """
     holders: tuple[Holder, ...]
     num_evaluation_open: int
     num_evaluation_unscored: int
@@ -120,11 +118,11 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """The newest chunk of a trajectory that is in the ledger."""
+    """A trajectory's newest chunk in the ledger."""
 
     chunk: str
     num_tokens: int
-    """Of the response so far."""
+    """Response tokens so far."""
     age_s: float
     """Since it was written."""
     is_final: bool
@@ -135,45 +133,46 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """What was put back."""
+    """Counts of the work put back."""
 
     num_opened: int = 0
     """Trajectories that others may lease at once."""
     num_due: int = 0
-    """Chunks that will be handed out again at the next look of a scorer, seconds later at most."""
+    """Chunks that scorers receive at their next look, seconds later at most."""
     unknown: tuple[str, ...] = ()
-    """Names that the ledger does not know. If there is one, nothing was changed."""
+    """Names that the ledger does not know. If there are any, nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What became of a wish to retry dead letters."""
+    """The result of retrying dead letters."""
 
     prompts: tuple[int, ...] = ()
-    """Places in the stream of prompts that will be admitted again."""
+    """Places in the prompt stream that will be admitted again."""
     num_letters: int = 0
-    """Letters that this answers: all of the groups in question."""
+    """Letters taken off the list: all of the groups in question."""
     unknown: tuple[str, ...] = ()
-    """Names that no dead letter has, or evaluation responses, whose prompts the next evaluation
-    samples anyway. If there is one, nothing was changed."""
+    """Names without a dead letter, or evaluation responses: the next evaluation samples their
+    prompts anyway. If there are any, nothing was changed.
+    """
     is_closed: bool = False
-    """Admission is closed: the run has all the updates that it wants. Nothing was changed."""
+    """Admission is closed: the run has all its updates. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to put back. One of the three."""
+    """The work to put back. One of the three is set."""
 
     worker: str = ""
-    """All that its incarnations hold."""
+    """All that this worker's incarnations hold."""
     trajectories: tuple[TrajectoryId, ...] = field(default=())
-    """Open these where they are leased, and make due what they lack."""
+    """Open these where they are leased, and make their unscored chunks due."""
     field: Field | None = None
-    """Make due every chunk that lacks it."""
+    """Make every chunk that lacks it due."""
 
 
 class LedgerAdmin(Protocol):
-    """A person's side of the ledger. Every method is one atomic transition and raises
+    """An operator's side of the ledger. Every method is one atomic transition. Each raises
     LedgerUnavailable.
     """
 
@@ -182,19 +181,13 @@ class LedgerAdmin(Protocol):
         ...
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
-        """Return the newest chunks of up to ``max_trajectories`` training responses, of the newest
-        groups first.
-        """
+        """Return the newest chunks of ``max_trajectories`` training responses, newest first."""
         ...
 
     async def requeue(self, wish: Wish) -> Requeued:
-        """Put work back: leases to open, unscored chunks to due. Claims are the learner's and are
-        left alone.
-        """
+        """Put work back: leases to open, unscored chunks to due. The learner's claims stay."""
         ...
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
-        """Admit the prompts of these dead letters (of all when None) again, each once, and take the
-        letters off the list.
-        """
+        """Admit the prompts of dead letters (None: all) again, and take the letters off."""
         ...

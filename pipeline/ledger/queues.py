@@ -1,7 +1,4 @@
-"""The ledger's queues by name, and who empties each.
-
-*Consumes* measurements. *Produces* QueueStats. *Waits for* nothing.
-"""
+"""The ledger's queues by name, with the role that empties each."""
 
 from __future__ import annotations
 
@@ -26,9 +23,10 @@ EMPTIED_BY: Final[dict[str, str]] = {
     "dead": "you",
     "bytes": "learner",
 }
-"""``parked`` windows wait for credit, which the learner returns; ``claimed`` units for its next
-checkpoint, as ``finished_claimed`` trajectories for the value worker's. ``again`` are the prompts
-of retried dead letters. ``finished`` ones are listed when a run has a critic."""
+"""``parked`` windows wait for credit, which the learner returns. ``claimed`` units wait for the
+learner's next checkpoint, ``finished_claimed`` trajectories for the value worker's. ``again`` holds
+the prompts of retried dead letters. ``finished`` is listed for a run with a critic.
+"""
 
 
 def queue_stat(name: str, depth: int, limit: int | None, oldest_age_s: float | None) -> QueueStat:

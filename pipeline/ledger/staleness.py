@@ -1,13 +1,11 @@
-"""The arithmetic that bounds staleness: how much may be admitted, what is too old, and which units
-an update must take.
+"""The arithmetic that bounds staleness: admission, age limits, and the choice of an update's units.
 
-*Consumes* counts and versions. *Produces* numbers and choices. *Waits for* nothing: pure functions,
-used by the in-memory ledger, mirrored line by line in ``pipeline/ledger/redis/scripts``, and proved
-in ``pipeline/ledger/staleness.md``.
+Pure functions for the in-memory ledger. ``pipeline/ledger/redis/scripts`` mirrors them line by
+line, and ``pipeline/ledger/staleness.md`` has the proof.
 
-With ``eta`` the largest allowed version lag, ``B`` the credit of one update and ``v`` a policy
-version, a unit whose oldest token is of version ``a`` has staleness ``v - a`` and must be trained
-by the update that claims at version ``a + eta``.
+``eta`` is the largest allowed version lag, ``B`` the credit of one update, ``v`` a policy version.
+A unit whose oldest token is of version ``a`` has staleness ``v - a``. The update that claims at
+version ``a + eta`` must train it.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ from protocol.trajectory import Field
 
 def surplus(oversampling: float, units_per_update: int) -> int:
     """Return the extra credit of over-sampling, ``floor((oversampling - 1) * B)``."""
-    # a factor such as 1.1 is not exact in binary: 0.1 * 10 must not become 0
+    # 1.1 is not exact in binary: 0.1 * 10 must not become 0
     return math.floor((oversampling - 1.0) * units_per_update + 1e-9)
 
 
 def credit_limit(spec: LedgerSpec, policy_version: int) -> int:
-    """Return how much may have been admitted, less what was dropped, while ``policy_version`` is
-    published (design, 7).
-    """
+    """Return the limit of admitted credit, less dropped, while ``policy_version`` is published."""
     return (spec.eta + policy_version + 1) * spec.units_per_update + surplus(spec.oversampling, spec.units_per_update)
 
 
@@ -41,20 +37,18 @@ def unit_weight(spec: LedgerSpec) -> int:
 
 
 def staleness(policy_version: int, oldest_version: int) -> int:
-    """Return the lag, in versions, of the oldest token behind the learner. Negative after a restart
-    from an older state.
-    """
+    """Return the oldest token's lag in versions. Negative after a restart from an older state."""
     return policy_version - oldest_version
 
 
 def is_stale(policy_version: int, oldest_version: int, eta: int) -> bool:
-    """Return whether a unit is too old to be trained on at ``policy_version``."""
+    """Return whether a unit is too old to train on at ``policy_version``."""
     return staleness(policy_version, oldest_version) > eta
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyUnit:
-    """What the choice needs to know of a ready unit."""
+    """A ready unit, as the choice sees it."""
 
     name: str
     oldest_version: int
@@ -70,17 +64,15 @@ def choose(
     surplus_units: int,
     late: LatePolicy,
 ) -> list[str] | None:
-    """Return the ``needed`` units to train at ``policy_version``, in order of admission; None to
-    wait for late work.
+    """Return the ``needed`` units to train at ``policy_version``, in order of admission.
 
     ``ready`` holds at least ``needed`` units in order of admission, none of them stale.
-    ``running_ages`` are, in ascending order, the oldest versions of the units that have begun and
-    are not ready. Order of admission decides, except that units whose turn would otherwise come too
-    late go first. Under ``LatePolicy.WAIT`` the answer is None while
+    ``running_ages`` are the oldest versions of the units that have begun and are not ready,
+    ascending. Order of admission decides, except that units whose turn would come too late go
+    first. Under ``LatePolicy.WAIT`` the result is None, to wait for late work, while
 
-    - a running unit could be trained by this update at the latest, or
-    - more units than the updates up to some later version can train would be left for them, and
-      waiting can help.
+    - a running unit must be trained by this update at the latest, or
+    - the updates up to some later version could not train all units due by then, and waiting helps.
     """
     edge = policy_version - eta
     if late is LatePolicy.WAIT and _count(running_ages, edge, edge):
@@ -111,7 +103,7 @@ def _count(ages: Sequence[int], low: int, high: int) -> int:
 
 
 def check_spec(spec: LedgerSpec) -> None:
-    """Raise ConfigError for a specification under which a run could never finish an update."""
+    """Raise ConfigError for a specification that could never fill an update."""
     for name, value, least in (
         ("group_size", spec.group_size, 1),
         ("units_per_update", spec.units_per_update, 1),
@@ -135,7 +127,7 @@ def check_spec(spec: LedgerSpec) -> None:
     elif extra < spec.group_size - 1:
         raise ConfigError(
             f"credit of eta * units_per_update + surplus = {extra} cannot admit a whole group of {spec.group_size} while an "
-            f"update is one {spec.unit.value} short: raise eta or oversampling until it is at least {spec.group_size - 1}"
+            f"update is one {spec.unit.value} short. Raise eta or oversampling until it is at least {spec.group_size - 1}"
         )
     if spec.signal_filter and (spec.unit is not Unit.GROUP or spec.group_size < 2):
         raise ConfigError(
@@ -144,6 +136,6 @@ def check_spec(spec: LedgerSpec) -> None:
         )
     if spec.value_training and not {Field.REWARD, Field.VALUE} <= spec.fields:
         raise ConfigError(
-            f"value_training with fields {sorted(spec.fields)}; a critic is trained on rewards, clipped at the values that it "
-            "gave: add reward and value to the fields"
+            f"value_training with fields {sorted(spec.fields)}; a critic trains on rewards, clipped at its own stored values: "
+            "add reward and value to the fields"
         )

@@ -1,8 +1,6 @@
-"""The nouns of the ledger's contract: what the ledger is made with, what it gives out, and what it
-answers.
+"""The nouns of the ledger's contract: its specification, leases, claims and results.
 
-Values only: the promises about them are in ``pipeline.ledger.contract``, which offers every name of
-this module as its own.
+``pipeline.ledger.contract`` has the promises about them, and re-exports every name.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, Valu
 
 
 class Unit(StrEnum):
-    """What the learner claims at once."""
+    """The learner claims these at once."""
 
     GROUP = "group"
     TRAJECTORY = "trajectory"
@@ -29,40 +27,34 @@ class DropReason(StrEnum):
     STALE = "stale"
     """Its oldest token is more than eta versions behind the learner."""
     NO_SIGNAL = "no_signal"
-    """Every member of the group has the same raw accuracy, so no advantage would
-    differ from zero.
-    """
+    """Every member of the group has the same raw accuracy, so every advantage would be zero."""
     DEAD_LETTER = "dead_letter"
-    """A scorer failed on it as often as allowed; kept with its traceback for a person to read."""
+    """A scorer failed on it ``max_attempts`` times; stored with its traceback for a person."""
     NON_FINITE = "non_finite"
     """The learner found NaN or infinity in its arrays."""
     CANCELLED = "cancelled"
     """The run was ended with this work unfinished, on request."""
     VALUE_WARMUP = "value_warmup"
-    """Claimed while the critic was not good enough for the policy to start."""
+    """Claimed before the critic was good enough for the policy to start."""
     ROLLED_BACK = "rolled_back"
-    """Trained and settled, and its effect given up: the learner went on from a checkpoint before
-    it.
-    """
+    """Trained and settled, then given up: the learner restarted from an earlier checkpoint."""
 
 
 SPOILING: Final = frozenset({DropReason.DEAD_LETTER, DropReason.NON_FINITE, DropReason.CANCELLED})
-"""Drops after which no critic may learn from a unit's trajectories, either. All others leave them
-to the value worker.
-"""
+"""Reasons that also keep a unit's trajectories from the critic. All others leave them to it."""
 
 
 class LatePolicy(StrEnum):
-    """What the learner does when running work would become too stale by the next update."""
+    """The learner's rule for running work that would be too stale at the next update."""
 
     WAIT = "wait"
-    """Wait for it: staleness is bounded by construction and nothing is favoured for being short."""
+    """Wait for it: staleness is bounded by construction, and short responses gain nothing."""
     DROP = "drop"
-    """Go on and drop it when it arrives: faster with heavy tails, biased against long responses."""
+    """Continue, and drop it once ready: faster with heavy tails, biased against long responses."""
 
 
 class Refusal(StrEnum):
-    """Why a lease call gave less than was asked for."""
+    """Why a lease call returned less than requested."""
 
     NO_CREDIT = "no_credit"
     """Staleness bound reached: the learner must settle or drop something first."""
@@ -72,73 +64,64 @@ class Refusal(StrEnum):
     """The server is over its watermark; scorers and the learner must catch up first."""
     BEHIND = "behind"
     """The caller samples with an older version than the published one; take the weights first. So
-    every unit begins under the version that its credit was counted from."""
+    every unit begins under the version that its credit was counted from.
+    """
     CLOSED = "closed"
-    """Admission was closed: the run has all the updates it wants, or is stopping."""
+    """Admission was closed: the run has all its updates, or is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSpec:
-    """What a run's ledger was made with. Reopening with another spec raises LedgerMismatch."""
+    """The ledger's fixed settings. Reopening with other ones raises LedgerMismatch."""
 
     run: str
     unit: Unit
     group_size: int
     units_per_update: int
-    """B, in credit units: trajectories, or chunks when the unit is the chunk. A multiple of
-    group_size for groups.
-    """
+    """B, in credit: trajectories, or chunks (unit chunk). For groups, a multiple of group_size."""
     eta: int
     """Largest allowed version lag."""
     num_prompts: int | None = None
     """Length of the prompt stream (prompts x epochs); None when it is endless."""
     oversampling: float = 1.0
-    """At least 1. Work admitted at once over what one update needs, for filters that drop some of
-    it.
-    """
+    """At least 1: work in flight over one update's, for filters that drop some of it."""
     fields: frozenset[Field] = frozenset({Field.REWARD})
-    """Needed before a unit is ready: REWARD on final chunks only, REFERENCE and VALUE on every
-    chunk.
-    """
+    """Fields of a ready unit: REWARD on final chunks only, REFERENCE and VALUE on every chunk."""
     signal_filter: bool = False
-    """Groups only: drop a group whose members all have the same raw accuracy, at the moment that is
-    known; with ``value_training`` when it is complete, since the critic learns from such groups as
-    from others."""
+    """Groups only: drop a group with one raw accuracy as soon as that is known. With
+    ``value_training``, once it is complete, since the critic learns from it too.
+    """
     late: LatePolicy = LatePolicy.WAIT
     data_digest: str = ""
-    """Digest of the prompt stream (files, tokeniser, limits, seed), so that every generator reads
-    the same prompts.
-    """
+    """Of the prompt stream: files, tokeniser, limits, seed. All generators read the same one."""
     lease_s: float = 30.0
     """A generator that has not renewed for this long loses its trajectories."""
     scoring_deadline_s: float = 30.0
     """A chunk not scored by then is handed out again by ``overdue``."""
     max_attempts: int = 3
-    """Failures of one role on one chunk before the unit is dead-lettered."""
+    """Failures of one role on one chunk before its unit is a dead letter."""
     max_bytes: int | None = None
     """Watermark: admission stops while the store holds more than this."""
     value_training: bool = False
-    """Keep every finished, scored training trajectory, with the values it was given, until the
-    value worker has trained on it; independent of what becomes of its unit, unless that is dropped
-    for a reason in ``SPOILING``. Needs fields REWARD and VALUE. What is kept counts in the bytes
-    that ``max_bytes`` bounds."""
+    """Keep every finished, scored training trajectory with its values until the value worker has
+    trained on it. Its unit's end does not matter, except drops in ``SPOILING``. Needs the fields
+    REWARD and VALUE. These bytes count towards ``max_bytes``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Weights that a learner published when it began, restored or new
-    (``pipeline.ledger.version_history``).
-    """
+    """Weights that a learner published at its start (``pipeline.ledger.version_history``)."""
 
     policy_version: int
-    """Their new number, above all that were published before."""
+    """Their new number, above all earlier ones."""
     num_updates: int
-    """In them."""
+    """Updates in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """Ask the generators for an evaluation, in a lane of its own that takes no credit."""
+    """An evaluation for the generators, in a lane of its own that takes no credit."""
 
     number: int
     """Grows by one an evaluation; its trajectories are ``e<number>.<prompt>.<sample>``."""
@@ -166,16 +149,16 @@ class EvaluationSample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationState:
-    """How far an evaluation is."""
+    """An evaluation's progress."""
 
     request: EvaluationRequest
     samples: tuple[EvaluationSample, ...]
     num_failed: int = 0
-    """Dead-lettered responses: reported, never counted as wrong."""
+    """Dead letters: reported, never counted as wrong."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every response is scored or has failed for good."""
+        """Whether every response is scored or a dead letter."""
         return len(self.samples) + self.num_failed >= self.request.num_prompts * self.request.samples_per_prompt
 
 
@@ -187,52 +170,50 @@ class Lease:
     next_index: int
     """Index of the chunk to write next."""
     prompt: int
-    """Its prompt's place in the stream (in the evaluation lane, in the evaluation set). Not always
-    the group's number: a dead letter's prompt may be admitted again."""
-    last_chunk: TrajectoryChunk | None
-    """The newest chunk in the ledger, from which to go on; None when the trajectory
-    has not begun.
+    """The prompt's place in its stream, or in the evaluation set. It may differ from the group's
+    number: a dead letter's prompt may be admitted again.
     """
+    last_chunk: TrajectoryChunk | None
+    """The newest chunk, to continue from; None when the trajectory has not begun."""
     evaluation: EvaluationRequest | None = None
     """Set in the evaluation lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """Answer to ``lease``: what was given, and why no more."""
+    """The result of ``lease``: the leases, and why there are no more."""
 
     leases: tuple[Lease, ...]
     refusal: Refusal | None = None
 
 
 class WriteStatus(StrEnum):
-    """What became of a write."""
+    """The result of a write."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
-    """It is there already; nothing changed."""
+    """It was written before; nothing changed."""
     FENCED = "fenced"
     """The writer no longer holds this trajectory; nothing changed."""
     UNKNOWN = "unknown"
-    """The chunk is not (or no longer) in the ledger: settled, dropped, or never written; nothing
-    changed.
-    """
+    """The chunk was settled, dropped, or never written; nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkWrite:
-    """Answer to ``write_chunk``."""
+    """The result of ``write_chunk``."""
 
     status: WriteStatus
     keeps_lease: bool
-    """Whether the writer may extend the trajectory at once. False after a final chunk, after
-    fencing, or (unit chunk) when the next window found no credit or its writer has yet to take the
-    published version: the trajectory is then parked and leased again, before new prompts."""
+    """Whether the writer may extend the trajectory at once. False after a final chunk and after
+    fencing. Also False (unit chunk) without credit for the next window, or if the writer is behind
+    the published version. The trajectory is then parked, and leased again before new prompts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredChunk:
-    """A chunk with everything that was added to it."""
+    """A chunk with all its scores."""
 
     chunk: TrajectoryChunk
     scores: dict[Field, Score]
@@ -240,9 +221,7 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedUnit:
-    """One unit of a claim, complete: for a group every member, for a trajectory every chunk, in
-    order.
-    """
+    """One complete unit of a claim: every member of a group, every chunk of a trajectory."""
 
     name: str
     """Group number, trajectory id or chunk id, as text."""
@@ -252,12 +231,10 @@ class ClaimedUnit:
 
 @dataclass(frozen=True, slots=True)
 class FinishedTrajectory:
-    """What the value worker trains on: a whole response, its score, and the values it was given
-    window by window.
-    """
+    """A value worker's training item: a whole response, its score, and its values by window."""
 
     chunk: TrajectoryChunk
-    """The final one: its context and tokens are the whole response."""
+    """The final chunk: its context and tokens are the whole response."""
     reward: RewardScore
     values: tuple[ValueScore, ...]
     """By chunk; together one value for each response token."""
@@ -265,7 +242,7 @@ class FinishedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class FinishedClaim:
-    """A value batch leased to the value worker's incarnation until settled or returned."""
+    """A value batch, leased to the value worker's incarnation until settled or returned."""
 
     claim_id: str
     trajectories: tuple[FinishedTrajectory, ...]
@@ -273,38 +250,34 @@ class FinishedClaim:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A batch leased to the learner's incarnation until settled or returned."""
+    """A batch, leased to the learner's incarnation until settled or returned."""
 
     claim_id: str
     policy_version: int
-    """The learner's version when it claimed."""
+    """The learner's version at the claim."""
     units: tuple[str, ...]
 
 
 class ClaimWait(StrEnum):
-    """Why ``claim`` gave nothing."""
+    """Why ``claim`` returned no claim."""
 
     NOT_ENOUGH = "not_enough"
-    """Fewer fresh ready units than an update needs, more are on the way."""
+    """Too few fresh ready units for an update; more are on the way."""
     LATE_WORK = "late_work"
-    """There are enough, but running work would become stale by this update and the policy is to
-    wait for it.
-    """
+    """Enough are ready, but running work would become stale, and the policy waits."""
     STARVED = "starved"
-    """The prompt stream is exhausted and all that is in flight is ready: an update can never fill
-    again.
-    """
+    """The prompt stream is exhausted and all work in flight is ready: no update can fill again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """What the learner waits for."""
+    """The learner's wait, and its progress."""
 
     wait: ClaimWait
     num_ready: int
     num_needed: int
     oldest_running: str | None = None
-    """The unit that everything waits for: oldest by admission among those not ready."""
+    """The first unit by admission among those not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,11 +288,11 @@ class Balance:
     trained: int
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
-    """Counted by walking the store: open, leased, finished, ready, claimed."""
+    """Counted by walking the stored data: open, leased, finished, ready, claimed."""
 
     @property
     def difference(self) -> int:
-        """Admitted minus all the rest; anything but 0 is a bug."""
+        """Admitted minus all the rest; 0 unless there is a bug."""
         return self.admitted - self.trained - sum(self.dropped.values()) - sum(self.in_flight.values())
 
 
@@ -331,14 +304,13 @@ class Audit:
     trajectories: Balance
     tokens: Balance
     finished: Balance = field(default_factory=lambda: Balance(0, 0))
-    """What the value worker may claim: admitted once finished, scored and valued; trained once
-    settled by it; in flight while waiting or claimed."""
+    """Of the value worker's trajectories. Admitted: finished, scored and valued. Trained: settled.
+    In flight: waiting or claimed.
+    """
     tokens_stored: dict[str, int] = field(default_factory=dict[str, int])
     """Tokens of all chunks ever stored, evaluation included, by the incarnation that wrote them."""
     num_unflushed: int = 0
-    """Checkpoints in a row, up to the last, for which the server could not say that its file is on
-    its disk.
-    """
+    """Last checkpoints in a row for which the server did not confirm its file on disk."""
 
     @property
     def balances(self) -> bool:
@@ -355,12 +327,12 @@ class QueueStat:
     limit: int | None
     oldest_age_s: float | None
     waiting_for: str
-    """Who empties it: ``generator``, ``reward``, ``learner`` ..."""
+    """The role that empties it: ``generator``, ``reward``, ``learner`` ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Work that a role could not do as often as it was allowed to try."""
+    """Work that a role failed on as often as allowed."""
 
     chunk: str
     role: str
@@ -370,14 +342,12 @@ class DeadLetter:
     num_attempts: int
     at_s: float
     prompt: int
-    """Its prompt's place in the stream, by which it can be admitted again."""
+    """Its prompt's place in the stream, to admit it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The counters that bound staleness and describe progress, in credit units unless named
-    otherwise.
-    """
+    """Counters of staleness and progress, in credit unless named otherwise."""
 
     policy_version: int
     credit_used: int
@@ -392,8 +362,6 @@ class Totals:
     num_tokens_trained: int
     is_closed: bool
     is_exhausted: bool
-    """Every prompt is admitted, and none waits to be admitted again."""
+    """Every prompt is admitted, and none waits for a retry."""
     num_unflushed: int = 0
-    """Checkpoints in a row, up to the last, for which the server could not say that its file is on
-    its disk.
-    """
+    """Last checkpoints in a row for which the server did not confirm its file on disk."""

@@ -1,8 +1,6 @@
-"""Passwords in settings: shown to nobody, written to no record.
+"""Passwords in settings: never shown, written to no record.
 
-*Consumes* text or an environment that may hold a URL with a password. *Produces* the same without
-it. *Waits for* nothing. The only file of a run that holds the ledger's password is ``ledger.json``,
-which its owner alone may read.
+Of a run's files only ``ledger.json`` holds the ledger's password; its owner alone may read it.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ def hide_password(text: str) -> str:
 
 
 def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for processes that read ``ledger.json``, or that have no business with
-    the ledger.
+    """Return an environment without ``REDIS_URL``, ``REDISCLI_AUTH`` and copies of their passwords.
 
-    ``REDIS_URL`` and ``REDISCLI_AUTH`` go, and every variable that repeats a password of theirs.
+    For processes that read ``ledger.json``, or have no use for the ledger.
     """
     secrets = {environment.get("REDISCLI_AUTH", ""), *_passwords(environment.get("REDIS_URL", ""))} - {""}
     return {
@@ -37,7 +34,7 @@ def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords(url: str) -> set[str]:
-    """Return the passwords of a URL, as written and as meant."""
+    """Return the passwords of a URL, as written and decoded."""
     try:
         parts = urlsplit(url)
         written = {parts.password or "", *parse_qs(parts.query).get("password", ())}
@@ -47,5 +44,5 @@ def _passwords(url: str) -> set[str]:
 
 
 def is_hidden(url: str) -> bool:
-    """Whether ``url`` is one that ``hide_password`` has shortened."""
+    """Return whether ``hide_password`` has shortened ``url``."""
     return f"//{MASK}@" in url or f"password={MASK}" in url

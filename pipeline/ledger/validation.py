@@ -1,8 +1,4 @@
-"""What both ledgers refuse before they change anything, and how they say it.
-
-*Consumes* arguments of ledger calls. *Produces* nothing, or the error that names what is wrong.
-*Waits for* nothing.
-"""
+"""Arguments that both ledgers refuse before any change, and their errors."""
 
 from __future__ import annotations
 
@@ -25,13 +21,11 @@ SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
     Field.REFERENCE: ReferenceScore,
     Field.VALUE: ValueScore,
 }
-"""Which score fills which field."""
+"""The score type of each field."""
 
 
 def check_chunk(chunk: TrajectoryChunk) -> None:
-    """Raise ValueError for a chunk that may not be stored: empty, aborted, or beyond the longest
-    trajectory.
-    """
+    """Raise ValueError for a chunk that is empty, aborted, or beyond the longest trajectory."""
     if chunk.finish_reason is FinishReason.ABORT:
         raise ValueError(f"chunk {chunk.id} was aborted; give its trajectory back, aborted chunks are not stored")
     if chunk.num_tokens == 0:
@@ -56,13 +50,13 @@ def check_evaluation(request: EvaluationRequest) -> None:
 
 
 def check_value_batch(num_trajectories: int) -> None:
-    """Raise ValueError for a value batch of none."""
+    """Raise ValueError for an empty value batch."""
     if num_trajectories < 1:
         raise ValueError(f"a value batch of {num_trajectories} trajectories; expected at least 1")
 
 
 def parse_chunk(text: str) -> ChunkId | None:
-    """Return the chunk id that ``text`` is, or None when it is none."""
+    """Return a chunk id from ``text``; None when it is not one."""
     try:
         return ChunkId.parse(text)
     except ValueError:
@@ -70,7 +64,7 @@ def parse_chunk(text: str) -> ChunkId | None:
 
 
 def claim_gone(claim: Claim) -> LedgerError:
-    """Return the error for reading a claim that is not in the ledger."""
+    """Return the error of a claim that is not in the ledger."""
     return LedgerError(
         f"claim {claim.claim_id} of {len(claim.units)} units is not in the ledger: it was settled, returned by a newer "
         "learner, or cancelled; claim again"
@@ -78,26 +72,22 @@ def claim_gone(claim: Claim) -> LedgerError:
 
 
 def nothing_kept(doing: str) -> LedgerError:
-    """Return the error for claiming finished trajectories of a run that keeps none."""
+    """Return the error of a claim of finished trajectories in a run without them."""
     return LedgerError(
         f"{doing}: the run's ledger keeps no finished trajectories; open it with value_training to train a value model"
     )
 
 
 def unmarked(num_updates: int) -> LedgerError:
-    """Return the error for going back to weights of which the ledger does not know what later ones
-    had learned.
-    """
+    """Return the error of going back to updates whose counts the ledger does not have."""
     return LedgerError(
-        f"the ledger knows of no checkpoint of {num_updates} updates, and later ones are settled: what going back would "
-        "give up cannot be counted; take a newer checkpoint, or start another run from the model in this one"
+        f"the ledger has no checkpoint of {num_updates} updates, and later ones are settled. Going back would lose count of "
+        "those: take a newer checkpoint, or start another run from the model in this one"
     )
 
 
 def spec_texts(spec: LedgerSpec) -> dict[str, str]:
-    """Return every setting as text, for comparing and for keeping in Redis. None is
-    the empty text.
-    """
+    """Return every setting as text, for comparison and for Redis. None is the empty text."""
     texts: dict[str, str] = {}
     for item in fields(spec):
         value: object = getattr(spec, item.name)
@@ -110,9 +100,7 @@ def spec_texts(spec: LedgerSpec) -> dict[str, str]:
 
 
 def mismatch(there: LedgerSpec | Mapping[str, str], wanted: LedgerSpec) -> LedgerMismatch:
-    """Return the error that names every setting in which the ledger that is there differs from
-    ``wanted``.
-    """
+    """Return the error that names every setting in which an existing ledger differs."""
     have = spec_texts(there) if isinstance(there, LedgerSpec) else there
     differing = "; ".join(
         f"{name} is {have.get(name, 'absent')!r} there, {value!r} here"

@@ -1,18 +1,14 @@
-"""Which updates a policy version stands for, when the learner has gone back to a checkpoint and on
-from there.
+"""The number of updates in a policy version, after the learner went back to a checkpoint.
 
-*Consumes* restarts. *Produces* numbers of updates. *Waits for* nothing: pure, used by the in-memory
-ledger and the learner, mirrored in ``pipeline/ledger/redis/scripts/parts/versions.lua``.
-
-A version number names one set of weights for ever, so a learner that goes back publishes the
-restored weights under a new number, above all before. Versions therefore grow by more than the
-updates that the weights have had:
+A version number names one set of weights for ever. So a learner that goes back publishes the
+restored weights under a new number, above all before. Versions then grow by more than the updates:
 
     version   0  1  2  3  4  5 | 6  7  8           restored from version 3, published again as 6
     updates   0  1  2  3  4  5 | 3  4  5
 
-Credit and staleness are counted in updates. A token of the abandoned versions 4 and 5 keeps its
-number: it is as far from the start as a token of 7 or 8, and no older.
+Credit and staleness count updates. A token of the abandoned versions 4 and 5 keeps its number. It
+is as far from the start as a token of 7 or 8, and no older. ``redis/scripts/parts/versions.lua``
+mirrors these pure functions.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ class VersionHistory:
     restarts: tuple[Restart, ...] = ()
 
     def updates(self, version: int) -> int:
-        """Return how many updates are in the weights that ``version`` names."""
+        """Return the number of updates in a version's weights."""
         index = bisect_right(self.restarts, version, key=lambda restart: restart.policy_version)
         if index == 0:
             return version
@@ -41,19 +37,17 @@ class VersionHistory:
         return restart.num_updates + version - restart.policy_version
 
     def fewest_updates(self, versions: Iterable[int]) -> int:
-        """Return the fewest updates that are in any of these versions' weights. After a learner
-        went back that need not be the smallest version: above, 6 stands for fewer updates than 5.
+        """Return the fewest updates in any of these versions' weights. The smallest version need
+        not have the fewest: above, 6 has fewer updates than 5.
         """
         return min(map(self.updates, versions))
 
     def updates_of(self, versions: np.ndarray) -> np.ndarray:
-        """Return the same for an array of versions, of any shape."""
+        """Return ``updates`` of an array of versions, of any shape."""
         known, places = np.unique(versions, return_inverse=True)
         return np.array([self.updates(int(version)) for version in known], np.int64)[places].reshape(versions.shape)
 
     def after(self, restart: Restart) -> VersionHistory:
-        """Return the history with one more restart. Versions that it names again were never
-        published: those go.
-        """
+        """Return the history with one more restart, without restarts from its version on."""
         kept = (known for known in self.restarts if known.policy_version < restart.policy_version)
         return VersionHistory((*kept, restart))

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config.learning import RewardModelSection
 from pipeline.config.ledger_spec import ledger_spec
-from pipeline.config.schema import RunConfig, declaration
+from pipeline.config.schema import RunConfig
 from pipeline.config.unread import in_words
 from pipeline.data.conversation import conversation_tokens
 from pipeline.data.source import PromptSource
@@ -68,7 +68,7 @@ def preflight(config: RunConfig) -> Preflight:
     model = read_model_config(config.model.path)
     if config.model.reference_path is not None:
         read_model_config(config.model.reference_path)
-    if config.value.path is not None and declaration(config).has_critic:
+    if config.value.path is not None and config.declaration.has_critic:
         value_source(config.value.path)
     _check_reward_model(config)
     source = PromptSource.load(config, load_text_tokenizer(config.model.path))

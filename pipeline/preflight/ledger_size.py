@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipeline.config.schema import RunConfig, declaration
+from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
 
@@ -68,14 +68,14 @@ def chunk_bytes(*, length: int, window: int, prompt: int, num_fields: int) -> in
 def ledger_load(config: RunConfig) -> LedgerLoad:
     """Return the most that the settings allow in the ledger at once."""
     algorithm, generation = config.algorithm, config.generation
-    has_critic = declaration(config).has_critic
+    has_critic = config.declaration.has_critic
     size = {
         "length": generation.max_response_tokens,
         "window": generation.window_tokens,
         "prompt": config.data.max_prompt_tokens,
         "num_fields": int(config.needs_reference) + int(has_critic),
     }
-    unit = chunk_bytes(**size) if declaration(config).unit is Unit.CHUNK else response_bytes(**size)
+    unit = chunk_bytes(**size) if config.declaration.unit is Unit.CHUNK else response_bytes(**size)
     batch = algorithm.groups_per_update * algorithm.group_size * unit
     in_flight = math.ceil((config.staleness.eta + 2) * algorithm.oversampling * batch)
     if has_critic:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.config.schema import RunConfig, declaration
+from pipeline.config.schema import RunConfig
 from pipeline.runtime.machine import Machine
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -25,7 +25,7 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
     counts = {Role.LEARNER: 1, Role.GENERATOR: config.fleet.generator, Role.REWARD: config.fleet.reward}
     if config.needs_reference:
         counts[Role.REFERENCE] = config.fleet.reference
-    if declaration(config).has_critic:
+    if config.declaration.has_critic:
         counts[Role.VALUE] = 1
     return counts
 

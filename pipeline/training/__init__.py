@@ -1,1 +1,1 @@
-"""What learner and value worker share: checkpoints, and the gate that the critic opens."""
+"""Shared by learner and value worker: checkpoints, and the gate that the critic opens."""

@@ -1,13 +1,9 @@
-"""Checkpoints: whole or not there, checked before they are believed, and written by one incarnation
-at a time.
-
-*Consumes* a function that fills a folder (a backend's snapshot) and the worker's state. *Produces*
-folders of which the newest intact one is the truth after a crash. *Waits for* the disk.
+"""Checkpoints: complete or absent, verified before use, and written by one incarnation at a time.
 
     checkpoints/
       000007.version-60/          the seventh written; names order by time of writing, since a resumed run may go back
-        model/  optimizer...      what the snapshot wrote; model/ is an ordinary Hugging Face model
-        state.json                what the worker must know besides: policy version, updates, claims whose effect is inside
+        model/  optimizer...      the snapshot; model/ is an ordinary Hugging Face model
+        state.json                the worker's state: policy version, updates, claims whose effect is inside
         manifest.json             size and digest of every file above
       .writing-learner#3/000008/  being written by that incarnation, or cut off
       damaged-000006.version-50/  refused at a restart, kept for a person to look at; never read again
@@ -15,13 +11,12 @@ folders of which the newest intact one is the truth after a crash. *Waits for* t
       .lock                       held, shared, by every process that may write here
 
 A folder is filled under a hidden name, flushed file by file, sealed by its manifest and only then
-renamed, which is atomic; the older ones go after that. So whatever instant the power fails at, the
+renamed, which is atomic. Older checkpoints are removed after that. So at any power failure the
 newest folder with a true manifest is complete.
 
-An incarnation that takes over first moves every other writer's hidden folder away. What a writer
-before it, frozen or cut off from the ledger, had renamed by then is a checkpoint like any other;
-what it had not has no path any more, and its rename fails. So a checkpoint never appears behind the
-back of a learner that has gone on from an older one.
+An incarnation that takes over first moves every other writer's hidden folder away. A checkpoint
+that an earlier writer had renamed by then counts. Other folders lost their path, so a later
+rename fails. So no checkpoint appears after a newer learner has resumed from an older one.
 """
 
 from __future__ import annotations
@@ -59,13 +54,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint whose files are what was written."""
+    """A complete, verified checkpoint."""
 
     path: Path
     version: int
     """Version of the model inside."""
     state: dict[str, Any]
-    """What was handed to :meth:`CheckpointFolder.write`."""
+    """The state given to :meth:`CheckpointFolder.write`."""
 
 
 CHECKPOINTS = "checkpoints"
@@ -75,14 +70,14 @@ VALUE_CHECKPOINTS = "value-checkpoints"
 
 
 class _FileSeal(msgspec.Struct, frozen=True):
-    """What a file must be."""
+    """A file's size and digest."""
 
     bytes: int
     digest: str
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint holds."""
+    """A checkpoint's files."""
 
     format: int
     version: int
@@ -90,8 +85,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class CheckpointFolder:
-    """A run's checkpoints, in the hands of one incarnation. Blocking; any thread, one call at a
-    time.
+    """A run's checkpoints, owned by one incarnation. Blocking; any thread, one call at a time.
 
     Args:
         root: The folder; made when absent.
@@ -109,8 +103,7 @@ class CheckpointFolder:
         self._lock: int | None = None
 
     def take_over(self) -> Checkpoint | None:
-        """Become the only writer, and return the newest intact checkpoint; None when none was ever
-        written.
+        """Become the only writer; return the newest intact checkpoint, None when none was written.
 
         Raises:
             DataError: There are checkpoints and every one is damaged; nothing was moved.
@@ -122,7 +115,7 @@ class CheckpointFolder:
             fcntl.flock(self._lock, fcntl.LOCK_SH)
             for path in self._root.iterdir():
                 if path.name.startswith(_WRITING):
-                    # first out of its writer's reach, in one step; then away
+                    # one rename takes it out of its writer's reach; then it is removed
                     path.rename(path.with_name(f"{_REMOVING}{path.name}.{self._owner}"))
             _flush(self._root)
             self._writing.mkdir()
@@ -132,12 +125,12 @@ class CheckpointFolder:
                 folder.rename(folder.with_name(f"{_DAMAGED}{folder.name}"))
         except OSError as error:
             raise StorageFailed(
-                f"{self._root} cannot be taken over by {self._owner}: {error}; free some space or mend the disk"
+                f"{self._root} cannot be taken over by {self._owner}: {error}; free some space or repair the disk"
             ) from error
         return found
 
     def close(self) -> None:
-        """Say that this process writes no more."""
+        """Release the lock: this process writes no more."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -146,8 +139,8 @@ class CheckpointFolder:
         """Write a checkpoint durably, then remove all but the newest.
 
         Args:
-            version: Version of what ``save`` writes.
-            save: Fills the empty folder that it is given.
+            version: Version of the model.
+            save: Fills an empty folder.
             state: JSON values to find again in :attr:`Checkpoint.state`.
 
         Returns:
@@ -155,8 +148,7 @@ class CheckpointFolder:
 
         Raises:
             Fenced: A newer incarnation has taken over; nothing was written.
-            StorageFailed: The disk refused (full, read-only, failing); the earlier checkpoints are
-                as they were.
+            StorageFailed: The disk refused (full, failing); earlier checkpoints are intact.
         """
         try:
             sequence = max((number for number, _ in _named(self._root)), default=0) + 1
@@ -180,7 +172,7 @@ class CheckpointFolder:
                 ) from error
             raise StorageFailed(
                 f"checkpoint of version {version} under {self._root} could not be written: {error}; the earlier checkpoints "
-                "are untouched: free some space or mend the disk, and the next one will be written"
+                "are untouched: free some space or repair the disk, and the next one will be written"
             ) from error
         for _, folder in _complete(self._root)[: -self._keep]:
             _remove(folder)
@@ -188,26 +180,21 @@ class CheckpointFolder:
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is intact, or None when none was written. Changes nothing.
+    """Return the newest intact checkpoint, or None when none was written. Changes nothing.
 
-    A damaged one is refused and named in a warning, and the one before it is tried. Raises
-    DataError when all are damaged.
+    A damaged one is logged, and the one before it is tried. Raises DataError when all are damaged.
     """
     return _newest(root)[0]
 
 
 def newest_name(root: Path) -> str:
-    """Return the name of the newest checkpoint, which no later one has; "" when there is none. Its
-    files are not read.
-    """
+    """Return the newest checkpoint's name, "" without any. A name is never used twice."""
     complete = _complete(root)
     return complete[-1][1].name if complete else ""
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Return what the checkpoints that may be resumed from say of themselves, oldest first; their
-    files are not checked.
-    """
+    """Return the checkpoints to resume from, oldest first. Only their state files are read."""
     found: list[Checkpoint] = []
     for _, folder in _complete(root):
         try:
@@ -218,11 +205,10 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
 
 
 def choose_checkpoint(root: Path, version: int) -> Path:
-    """Make the checkpoint of ``version`` the newest: those after it are set aside, by another name.
+    """Make the checkpoint of ``version`` the newest, by renaming those after it (set aside).
 
     Raises:
-        ConfigError: There is none of that version (those that are there are named), or a process
-            still writes here.
+        ConfigError: No checkpoint has that version, or a process still writes here.
         DataError: It is damaged.
     """
     if not root.is_dir():
@@ -233,7 +219,7 @@ def choose_checkpoint(root: Path, version: int) -> Path:
         return _choose(root, version)
     except BlockingIOError as error:
         raise ConfigError(
-            f"a process of this run still writes to {root}, and would go on with its own weights: end it with "
+            f"a process of this run still writes to {root}, and would continue with its own weights: end it with "
             f"`headrace down {root.parent}`, then choose a version"
         ) from error
     finally:
@@ -246,7 +232,7 @@ def _choose(root: Path, version: int) -> Path:
     if version not in versions:
         raise ConfigError(
             f"{root} holds no checkpoint of version {version}, only of {', '.join(map(str, sorted(versions))) or 'none'}: "
-            "give one of these (checkpoint.keep says how many are kept)"
+            "give one of these (checkpoint.keep sets how many are kept)"
         )
     chosen = next(folder for number, folder in complete if number == versions[version])
     read_checkpoint(chosen)
@@ -258,7 +244,7 @@ def _choose(root: Path, version: int) -> Path:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify one checkpoint and return it. Raises DataError naming what is missing or damaged."""
+    """Verify one checkpoint and return it. Raises DataError that names a bad file."""
     manifest = _read(folder / MANIFEST_FILE, _Manifest)
     if manifest.format != _FORMAT:
         raise DataError(
@@ -277,7 +263,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _seal(folder: Path, version: int) -> None:
-    """Flush everything in ``folder`` to disk and write the manifest of it."""
+    """Flush all of ``folder`` to disk and write its manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     seals = {path.relative_to(folder).as_posix(): _FileSeal(path.stat().st_size, digest_file(path)) for path in files}
     manifest = _Manifest(format=_FORMAT, version=version, files=seals)
@@ -300,8 +286,9 @@ def _flush(path: Path) -> None:
 
 
 def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """Return the newest intact checkpoint, and the damaged ones after it. Raises DataError when
-    there are only damaged ones.
+    """Return the newest intact checkpoint, and the damaged ones after it.
+
+    Raises DataError when all are damaged.
     """
     damaged: list[Path] = []
     for _, folder in reversed(_complete(root)):
@@ -312,23 +299,19 @@ def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
             damaged.append(folder)
     if damaged:
         raise DataError(
-            f"none of the {len(damaged)} checkpoints under {root} is intact (the log names each reason): put one back from a "
+            f"none of the {len(damaged)} checkpoints under {root} is intact; the log names each reason. Put one back from a "
             "copy, or move the folder away to begin again from the start model"
         )
     return None, []
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints that may be resumed from with their sequence numbers, in the order of
-    writing.
-    """
+    """Return the checkpoints to resume from, by sequence number, in the order of writing."""
     return [(number, path) for number, path in _named(root) if path.name[0].isdigit()]
 
 
 def _named(root: Path) -> list[tuple[int, Path]]:
-    """Return all that were ever renamed, damaged and set aside ones included: a sequence number is
-    never used twice.
-    """
+    """Return all renamed checkpoints, also damaged and set aside: no sequence number is reused."""
     if not root.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
@@ -346,16 +329,14 @@ def _version(folder: Path) -> int:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what earlier processes left half written or half removed."""
+    """Remove half-removed folders of earlier processes."""
     for path in root.iterdir():
         if path.name.startswith(_REMOVING):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint so that no instant shows half of it. A disk that refuses keeps it until
-    the next sweep.
-    """
+    """Remove a checkpoint in one visible step. If the disk refuses, the next sweep removes it."""
     hidden = folder.with_name(f"{_REMOVING}{folder.name}")
     try:
         folder.rename(hidden)

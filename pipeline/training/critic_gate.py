@@ -1,16 +1,11 @@
-"""When the policy may start to learn from its critic: a pure function, and what the learner reads
-off the heartbeats.
-
-*Consumes* explained variances of value steps, and heartbeats. *Produces* a verdict and a sentence.
-*Waits for* nothing.
+"""When the policy may start to learn from its critic.
 
 An untrained critic gives truncated windows advantages that are noise around zero, and pulls whole
-responses towards its own bias (VC-PPO; T-PPO's port starts its policy after 10 critic steps, VAPO
-after 50). So until the gate opens the learner trains on nothing. It opens after
-``value.pretrain_steps``, as in the papers. Where ``value.min_explained_variance`` is set, which is
-ours, it opens earlier: once the critic explains so much of the returns, averaged over
-``value.explained_variance_steps`` steps, each measured on responses that it had not been trained
-on. It never closes again.
+responses towards its own bias (VC-PPO). So the learner trains on nothing until the gate opens. That
+is after ``value.pretrain_steps`` (T-PPO's port: 10, VAPO: 50). With
+``value.min_explained_variance``, our addition, it may open earlier: once the critic's explained
+variance, averaged over ``value.explained_variance_steps`` steps, reaches that. Each step is
+measured on responses that the critic was not yet trained on. The gate never closes again.
 """
 
 from __future__ import annotations
@@ -29,18 +24,15 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import Heartbeat
 
 GATE_OPEN = "gate_open"
-"""Counters of the value worker's heartbeat: 1 or 0, steps done, and the moving mean."""
+"""Counters of the value worker's heartbeat: 1 or 0, then value steps, then the moving mean."""
 VALUE_STEPS = "value_steps"
 EXPLAINED_VARIANCE = "explained_variance"
 
 
 def opens(explained_variances: Sequence[float], *, num_steps: int, settings: ValueSection) -> bool:
-    """Return whether the critic is good enough, or has had its time.
+    """Return whether the gate opens after ``num_steps`` value steps.
 
-    Args:
-        explained_variances: Of the last value steps, oldest first.
-        num_steps: Value steps applied since the start of the run.
-        settings: The bounds.
+    ``explained_variances`` are those of the last steps, oldest first.
     """
     if num_steps >= settings.pretrain_steps:
         return True
@@ -51,7 +43,7 @@ def opens(explained_variances: Sequence[float], *, num_steps: int, settings: Val
 
 
 def told(counters: Mapping[str, float], min_explained_variance: float | None, pretrain_steps: int) -> str:
-    """Return in words how far the critic is, and what the gate asks of it."""
+    """Return the critic's progress, and the gate's bounds, in words."""
     wanted = "" if min_explained_variance is None else f" of {min_explained_variance:g}"
     return (
         f"explained variance {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}{wanted}, "
@@ -60,7 +52,7 @@ def told(counters: Mapping[str, float], min_explained_variance: float | None, pr
 
 
 class CriticGate:
-    """The value worker's side: takes every step, and stays open once it is."""
+    """The value worker's gate. Once open it stays open."""
 
     def __init__(
         self,
@@ -70,7 +62,7 @@ class CriticGate:
         explained_variances: Iterable[float] = (),
         num_steps: int = 0,
     ) -> None:
-        """Begin, or go on from what a checkpoint holds."""
+        """Begin, or continue from a checkpoint's values."""
         self._settings = settings
         self._last = deque(explained_variances, maxlen=settings.explained_variance_steps)
         self._is_open = is_open or opens(tuple(self._last), num_steps=num_steps, settings=settings)
@@ -87,13 +79,11 @@ class CriticGate:
 
     @property
     def mean(self) -> float:
-        """The moving mean over what there is; 0 before the first step."""
+        """The moving mean; 0 before the first step."""
         return sum(self._last) / len(self._last) if self._last else 0.0
 
     def take(self, explained_variance: float, *, num_steps: int) -> bool:
-        """Take the explained variance of step ``num_steps``; return whether this
-        opened the gate.
-        """
+        """Add a step's explained variance; return whether this step opened the gate."""
         self._last.append(explained_variance)
         was_open = self._is_open
         self._is_open = was_open or opens(tuple(self._last), num_steps=num_steps, settings=self._settings)
@@ -102,18 +92,16 @@ class CriticGate:
 
 @dataclass(frozen=True, slots=True)
 class CriticView:
-    """What the learner knows of its critic."""
+    """The learner's view of its critic."""
 
     is_open: bool
     is_live: bool
     detail: str
-    """What is waited for, in words."""
+    """The awaited event, in words."""
 
 
 def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig, *, now_s: float) -> CriticView:
-    """Read the value worker's heartbeat. One that is silent or not there has an open gate only if
-    it said so last.
-    """
+    """Read the value worker's heartbeat. The gate of a silent worker is as last reported."""
     beat = next((beat for beat in heartbeats if beat.who.role is Role.VALUE), None)
     if beat is None:
         return CriticView(False, False, "the value worker: it has no heartbeat")

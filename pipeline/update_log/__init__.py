@@ -1,6 +1,5 @@
-"""Every update that a learner made, so that it can be made again: what went in, in which order, and
-what came out.
+"""Every update of a learner, with its inputs, their order and its results, to be made again.
 
-``records`` are the words, ``frames`` the bytes, ``folder`` the files, ``plan`` what must be run to
-make a version again.
+``records`` holds the types, ``frames`` the bytes, ``folder`` the files. ``plan`` computes the runs
+that make a version again.
 """

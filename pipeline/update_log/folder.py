@@ -1,14 +1,10 @@
-"""The update log of a run: a folder of segments, one for each stretch between two checkpoints of
-one learner.
-
-*Consumes* records from the learner, its only writer. *Produces* segments; a whole one is on disk
-before the checkpoint that follows it. *Waits for* the disk.
+"""The update log of a run: a folder of segments, one for the updates between two checkpoints.
 
     <run_dir>/updates/000012.epoch-3.log     the twelfth segment, written by learner#3; its first record is a Start
 
-A segment is appended to without waiting for the disk, and sealed (End, fsync) when a checkpoint is
-taken: so every update that a checkpoint holds is in a whole segment. The last segment of a learner
-that died has no End and may end in the middle of a record.
+The learner is the only writer. It appends without waiting for the disk, and seals a segment (End,
+fsync) with each checkpoint. So every update in a checkpoint is in a whole segment. The last
+segment of a learner that died has no End and may end in the middle of a record.
 """
 
 from __future__ import annotations
@@ -30,23 +26,21 @@ _NAME = re.compile(r"(?P<sequence>\d{6,})\.epoch-(?P<epoch>\d+)\.log")
 
 
 class LogWriter:
-    """Appends records. Every method may raise OSError; what was written before is
-    then as it was.
-    """
+    """Appends records. Every method may raise OSError; earlier records are then intact."""
 
     def __init__(self, folder: Path, *, epoch: int) -> None:
-        """Write as the learner's incarnation ``epoch``, after all segments that there are."""
+        """Write as the learner's incarnation ``epoch``, after all existing segments."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._epoch = epoch
         self._file: BinaryIO | None = None
         self._num_records = 0
         self.next_segment = max((sequence for (sequence, _), _ in _segments(folder)), default=0) + 1
-        """Number of the segment that is begun next."""
+        """Number of the next segment."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a segment has been begun and not sealed."""
+        """Whether a segment was begun and not sealed."""
         return self._file is not None
 
     def begin(self, start: Start) -> None:
@@ -58,7 +52,7 @@ class LogWriter:
         self.append(start)
 
     def append(self, record: Record) -> None:
-        """Write a record to the operating system: it outlives this process, not yet the host."""
+        """Write a record to the operating system: it outlives this process, but not the host."""
         if self._file is None:
             raise ValueError("no segment is open; begin one")
         view = memoryview(encode_frame(record))
@@ -67,9 +61,7 @@ class LogWriter:
         self._num_records += 1
 
     def seal(self) -> None:
-        """Say that the segment is whole, and wait until it is on disk. Nothing when
-        none is open.
-        """
+        """End the open segment, if any, and wait until it is on disk."""
         if self._file is None:
             return
         self.append(End(num_records=self._num_records))
@@ -82,7 +74,7 @@ class LogWriter:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Leave the segment as it is."""
+        """Close the segment without an End."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -93,7 +85,7 @@ class LogWriter:
         return sum(path.stat().st_size for _, path in _segments(self._folder))
 
     def trim(self, first_needed: int) -> int:
-        """Remove the segments before number ``first_needed``; return how many there were."""
+        """Remove the segments before number ``first_needed``; return their number."""
         old = [path for (sequence, _), path in _segments(self._folder) if sequence < first_needed]
         for path in old:
             path.unlink()
@@ -102,7 +94,7 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class LoggedUpdate:
-    """An update of the log; its units are read when they are needed."""
+    """A logged update. Its units are read on request."""
 
     batch: Batch
     outcome: UpdateOutcome | None
@@ -124,7 +116,7 @@ class LoggedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """A segment as it was read."""
+    """A segment, as read."""
 
     path: Path
     epoch: int
@@ -137,15 +129,13 @@ class LogSegment:
 def read_log(folder: Path) -> list[LogSegment]:
     """Check every byte of a run's update log and return its segments, oldest first.
 
-    A segment without its first record, of a learner that died at once, is left out.
-
-    Raises:
-        DataError: There is no log, or a segment is damaged: the message names the place.
+    A segment without its first record is left out: its learner died at once. Raises DataError when
+    there is no log, or a segment is damaged; the message names the place.
     """
     found = _segments(folder)
     if not found:
         raise DataError(
-            f"{folder} holds no update log; it is written when replay.record is on, from the first update on, and a run made "
+            f"{folder} holds no update log; it is written from the first update on if replay.record is on. A run made "
             "without it cannot be replayed"
         )
     try:

@@ -1,15 +1,11 @@
-"""Records as bytes in a file that is only appended to: what was cut off at its end is known from
-what was damaged.
-
-*Consumes* records, or a file. *Produces* frames: a header and the compressed record. *Waits for*
-the disk.
+"""Records as bytes in an append-only file, where a cut end differs from damage.
 
     header   marker (4), kind (1), 3 x 0, stored bytes (4), bytes before compression (4), xxh3-64 of the stored bytes (8),
              xxh32 of the header so far (4); little-endian
     body     the record in MessagePack, compressed with zlib
 
-A crash leaves at most an unfinished end, without anything readable after it: that is tolerated. A
-bad frame with a good one after it is damage, and refused.
+A crash leaves at most an unfinished end without a readable frame after it: that is tolerated. A bad
+frame with a good one after it is damage, and refused.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ _DECODERS = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a record is."""
+    """The place of a record in a file."""
 
     kind: type[Record]
     offset: int
@@ -52,22 +48,22 @@ class Frame:
 
     @property
     def end(self) -> int:
-        """Offset of what follows."""
+        """Offset of the next frame."""
         return self.offset + _HEADER_BYTES + self.stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a file holds."""
+    """The frames of a file."""
 
     frames: tuple[Frame, ...]
-    """All that are whole, in order."""
+    """All whole frames, in order."""
     num_torn_bytes: int
-    """At the end, of a record that was not written to its end."""
+    """Bytes of an unfinished record at the end."""
 
 
 def encode_frame(record: Record) -> bytes:
-    """Return a record as it stands in a file. Raises ValueError when it is too large."""
+    """Return a record's bytes. Raises ValueError when it is too large."""
     body = _encode(record)
     if len(body) > MAX_RECORD_BYTES:
         raise ValueError(f"a {type(record).__name__} of {len(body)} bytes; a record holds at most {MAX_RECORD_BYTES}")
@@ -78,12 +74,10 @@ def encode_frame(record: Record) -> bytes:
 
 
 def scan(path: Path) -> Scan:
-    """Check every frame of a file. Raises DataError naming the place where it is damaged, OSError
-    when it cannot be read.
-    """
+    """Check every frame of a file. Raises DataError that names damage, OSError for read errors."""
     frames: list[Frame] = []
     with path.open("rb") as file:
-        # what a live learner appends meanwhile is not looked at
+        # a live learner's later records are ignored
         num_bytes = file.seek(0, 2)
         offset = 0
         while offset < num_bytes:
@@ -97,9 +91,7 @@ def scan(path: Path) -> Scan:
 
 
 def read_record(path: Path, frame: Frame) -> Record:
-    """Read the record of a frame that ``scan`` returned. Raises DataError when it is not there any
-    more.
-    """
+    """Return the record of a frame from ``scan``. Raises DataError when it has changed since."""
     with path.open("rb") as file:
         file.seek(frame.offset + _HEADER_BYTES)
         stored = file.read(frame.stored_bytes)
@@ -110,7 +102,7 @@ def read_record(path: Path, frame: Frame) -> Record:
         body = unpacker.decompress(stored, frame.record_bytes)
         if len(body) != frame.record_bytes or not unpacker.eof:
             raise DataError(
-                f"{path}: the record at byte {frame.offset} is not the {frame.record_bytes} bytes that its header tells; "
+                f"{path}: the record at byte {frame.offset} is not the {frame.record_bytes} bytes of its header; "
                 "the file was not written by Headrace: take another run"
             )
         return _DECODERS[KINDS.index(frame.kind)].decode(body)
@@ -122,9 +114,7 @@ def read_record(path: Path, frame: Frame) -> Record:
 
 
 def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> Frame | None:
-    """Return the frame at ``offset`` of a file of ``num_bytes`` when it is whole and as it was
-    written.
-    """
+    """Return the frame at ``offset`` of a file of ``num_bytes``; None if it is not whole."""
     file.seek(offset)
     header = file.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
@@ -139,9 +129,7 @@ def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> Frame | None:
 
 
 def _refuse_damage(file: BinaryIO, path: Path, bad: int, num_bytes: int) -> None:
-    """Raise DataError when a whole frame follows the bad one: then nothing was cut off, something
-    was changed.
-    """
+    """Raise DataError when a whole frame follows the bad one: the file was changed, not cut off."""
     for offset in _markers_after(file, bad + 1):
         if _frame_at(file, offset, num_bytes) is not None:
             raise DataError(
@@ -151,7 +139,7 @@ def _refuse_damage(file: BinaryIO, path: Path, bad: int, num_bytes: int) -> None
 
 
 def _markers_after(file: BinaryIO, offset: int) -> Iterator[int]:
-    """Yield every place from ``offset`` on where a frame might begin."""
+    """Yield every place from ``offset`` on where a frame may begin."""
     while True:
         file.seek(offset)
         block = file.read(_SEARCH_BYTES)

@@ -1,13 +1,10 @@
-"""What to run, and from where, to make logged updates again.
+"""Plans the runs that make logged updates again: pure functions.
 
-*Consumes* the segments of an update log, the checkpoints at hand, and the versions that are asked
-for. *Produces* legs: each loads a state and makes updates one after the other. *Waits for* nothing:
-pure functions.
-
-A run's updates are a tree. Each learner began at the start model or at a checkpoint, which an
-earlier learner had written somewhere on its way; what it did after that checkpoint died with it,
-and is another branch. A state is known by its number of updates and the digests of its weights, so
-that a leg may begin at a checkpoint, or at a state that an earlier leg has passed.
+A plan has legs; each loads a state and makes updates one after the other. A run's updates are a
+tree. Each learner began at the start model or at an earlier learner's checkpoint. The earlier
+learner's updates after that checkpoint are another branch. A state is identified by its number of
+updates and the digests of its weights. So a leg may begin at a checkpoint, or at a state that an
+earlier leg has passed.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ class StateId:
 
     @classmethod
     def of(cls, num_updates: int, digests: Digests) -> StateId:
-        """Identify weights by the digests of their tensors."""
+        """Return the state of weights with these tensor digests."""
         return cls(num_updates, xxh3_128_digest(b"".join(name.encode() + digests[name] for name in sorted(digests))))
 
 
@@ -70,49 +67,49 @@ class UpdateSpan:
 
 
 class Source(Enum):
-    """Where a leg's first state comes from."""
+    """The source of a leg's first state."""
 
     START_MODEL = "start model"
     CHECKPOINT = "checkpoint"
     REPLAYED = "replayed"
-    """An earlier leg passes it, and keeps it."""
+    """An earlier leg passes the state, and keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Updates ``begin`` to ``end`` (not included) of a stretch, from a state that can be had."""
+    """Updates ``begin`` to ``end`` (not included) of one learner, from an available state."""
 
     stretch: UpdateSpan
     begin: int
     end: int
     source: Source
     checkpoint: str | None
-    """To load, where the source is one."""
+    """Its name, where the source is a checkpoint."""
     kept: frozenset[int]
     """Positions from which later legs begin."""
 
     @property
     def state(self) -> StateId:
-        """What the leg begins with."""
+        """The leg's first state."""
         return self.stretch.states[self.begin]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Legs, in order, and what cannot be had."""
+    """Legs, in order, and the updates that cannot be made again."""
 
     legs: tuple[Leg, ...]
     unreachable: tuple[LoggedUpdate, ...]
-    """Asked for, but no state before them is at hand."""
+    """Requested updates without an available state before them."""
 
 
 def version_of(update: LoggedUpdate) -> int:
-    """Return the version that an update made, or was to make."""
+    """Return the version that an update made, or would have made."""
     return update.outcome.policy_version if update.outcome else update.batch.policy_version + 1
 
 
 def stretches(segments: Sequence[LogSegment]) -> list[UpdateSpan]:
-    """Join the segments that go on where the one before ended."""
+    """Join the segments that continue the one before."""
     joined: list[UpdateSpan] = []
     epoch = -1
     for segment in segments:
@@ -132,8 +129,7 @@ def make_plan(
 ) -> Plan:
     """Plan the updates that made versions above ``after``, up to ``until``.
 
-    Without ``after`` everything is made again from as far back as can be; with it, from the newest
-    checkpoint before it.
+    Legs begin at the newest checkpoint before ``after``; without it, as far back as possible.
     """
     return _Planner(found, at_hand, after, until).plan()
 
@@ -180,8 +176,8 @@ class _Planner:
                 yield stretch.updates[place]
 
     def _begin(self, number: int, first: int, end: int) -> tuple[int, Source, tuple[int, int] | None] | None:
-        """Return where to begin so that ``first`` is reached if possible, and the earlier position
-        that it rests on.
+        """Return where to begin, so that ``first`` is reached if possible, and the earlier position
+        to build on.
         """
         positions = sorted(self._checkpoints[number])
         before = [position for position in positions if position <= first]
@@ -196,9 +192,7 @@ class _Planner:
         return (usable[0], Source.CHECKPOINT, None) if usable else None
 
     def _earlier(self, number: int) -> tuple[int, int] | None:
-        """Return the stretch and position before ``number`` whose state it begins with, if that can
-        be made again.
-        """
+        """Return a reachable earlier stretch and position with the first state of ``number``."""
         for other in reversed(range(number)):
             for position, state in enumerate(self._states[other]):
                 if state == self._states[number][0] and self._can_pass(other, position):

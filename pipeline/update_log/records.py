@@ -1,18 +1,15 @@
-"""The records of the update log, and units in a compact form.
-
-*Consumes* claimed units as the ledger handed them out, and what the learner says of itself.
-*Produces* records that hold all that training reads of them. *Waits for* nothing.
+"""The records of the update log: all that training reads of the claimed units, in compact form.
 
     Start      a learner, or a segment, begins: from which state, under which settings, versions, threads and random streams
-    Batch      an update begins: the claim, and the version that the learner is at
+    Batch      an update begins: the claim, and the learner's version
     Units      some of its units, in order; as many records as needed
-    Outcome    the update is made: the version that it is published as, and the digest of every weight tensor
+    Outcome    the update is made: its published version, and the digest of every weight tensor
     End        the segment is whole
 
-Chunks and scores are the ledger's own blobs. What training does not read is left out: a prompt's
-text, answer and further columns (``prompt_id`` finds them in the data), and the response's text.
-What is there twice is stored once: a prompt that several chunks share, and the context of a chunk
-that follows the others of its trajectory.
+Chunks and scores are the ledger's own blobs. Data that training does not read is left out: a
+prompt's text, answer and further columns, and the response's text. ``prompt_id`` finds them.
+Repeated data is stored once: a prompt of several chunks, and the context of a chunk that follows
+its trajectory's other chunks.
 """
 
 from __future__ import annotations
@@ -32,25 +29,25 @@ from protocol.trajectory import Field, Prompt, TrajectoryChunk
 
 FORMAT: Final = 1
 FRAME_BYTES: Final = 1 << 20
-"""A Units record is closed when it holds this much before compression; a unit is never cut."""
+"""A Units record is closed at this size before compression; a unit is never cut."""
 
 Digests: TypeAlias = dict[str, bytes]
 """xxh3-128 of each weight tensor's bytes, by name."""
 
 
 class Origin(StrEnum):
-    """Where the state comes from with which a segment begins."""
+    """The source of a segment's first state."""
 
     START_MODEL = "start_model"
     CHECKPOINT = "checkpoint"
     CONTINUED = "continued"
-    """From the segment before, of the same learner."""
+    """The segment before, of the same learner."""
     AFTER_FAILURE = "after_failure"
-    """From updates that the disk would not hold."""
+    """Updates that the full disk could not hold."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """From here on, updates follow from one state."""
+    """A segment begins here, from one state."""
 
     format: int = FORMAT
     run: str
@@ -58,19 +55,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """The incarnation: ``learner#3``."""
     origin: Origin
     checkpoint: str | None = None
-    """Name of the folder, where the origin is one."""
+    """Name of its folder, where the origin is a checkpoint."""
     state_version: int
-    """Version of the state when it was made. ``policy_version`` is higher where a restored state
-    got a new number.
+    """Version of the state when it was made. ``policy_version`` is higher if a restored state was
+    renumbered.
     """
     policy_version: int
-    """The number that it is published as."""
+    """Its published version."""
     num_updates: int
     """Updates before it, since the start of the run."""
     config: str
     """Every setting, as TOML, without the ledger's address."""
     environment: dict[str, str]
-    """What else the numbers depend on: threads, device, processor, library versions."""
+    """All else that numbers depend on: threads, device, processor, library versions."""
     seed: int
     """The run's; every sampled token is drawn from (seed, trajectory, position)."""
     random_state: dict[str, bytes]
@@ -80,12 +77,12 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """What an update is made of; its units follow."""
+    """An update's inputs; its units follow."""
 
     update: int
     """1 for the first of the run."""
     policy_version: int
-    """That the learner was at."""
+    """The learner's, before the update."""
     claim: str
     units: tuple[str, ...]
     """Names, in order."""
@@ -93,11 +90,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What an update made."""
+    """An update's results."""
 
     update: int
     policy_version: int
-    """That it is published as."""
+    """Its published version."""
     refused: tuple[str, ...]
     """Units that held NaN or infinity and were left out."""
     losses: tuple[float, ...]
@@ -115,7 +112,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """What training reads of a prompt."""
+    """The part of a prompt that training reads."""
 
     prompt_id: str
     tokens: bytes
@@ -130,7 +127,7 @@ class LoggedChunk(msgspec.Struct, frozen=True, array_like=True):
     prompt: int
     """Place in ``Units.prompts``."""
     is_context_cut: bool
-    """The context is the tokens of the chunks before it."""
+    """The context is left out: it is the tokens of the chunks before it."""
     scores: dict[Field, bytes]
 
 
@@ -142,7 +139,7 @@ class LoggedUnit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Units(msgspec.Struct, frozen=True, kw_only=True):
-    """Some units of the batch before."""
+    """Some units of the last batch."""
 
     prompts: tuple[LoggedPrompt, ...]
     units: tuple[LoggedUnit, ...]
@@ -168,9 +165,7 @@ def pack_units(units: Sequence[ClaimedUnit]) -> Iterator[Units]:
 
 
 def unpack_units(record: Units) -> list[ClaimedUnit]:
-    """Return the units of a record: what ``pack_units`` was given, but for texts. Raises DataError,
-    WireError.
-    """
+    """Return the units given to ``pack_units``, without texts. Raises DataError, WireError."""
     prompts = [
         Prompt(prompt_id=p.prompt_id, tokens=_int32(p.tokens), text="", answer="", verifier="") for p in record.prompts
     ]

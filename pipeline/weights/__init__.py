@@ -1,19 +1,16 @@
-"""How policy versions get from the learner to the generators, and how it is known that they arrived
-whole.
+"""Carries policy versions from the learner to the generators, verified by digest.
 
-``tensorfile`` says what is in a version's bytes (safetensors), ``segments`` are files of them that
-two processes map, ``store`` is the learner's shelf of versions, ``delta`` what changed from one
-version to the next, ``wire`` the way to another host. The workers' ends are
-``workers.learner.weight_publisher`` and ``workers.generator.weight_receiver``.
+``tensorfile`` is a version's file format (safetensors). ``segments`` are files that two processes
+map. ``store`` holds the learner's versions. ``delta`` is the difference of two versions. ``wire``
+fetches from another host. The workers' ends are ``workers.learner.weight_publisher`` and
+``workers.generator.weight_receiver``.
 
-On one host a version is written once, into memory-backed storage where there is some, and every
-generator maps the same pages. Other hosts ask for ranges over ZeroMQ, of the whole version or of
-what changed since the one that they hold. Either way tokens are stamped with a version only after
-the digest of all its bytes has matched.
+On one host a version is written once, to memory-backed storage where the host has some, and every
+generator maps the same pages. Other hosts request ranges over ZeroMQ, of the whole version or of a
+delta. Tokens get a version only after the digest of all its bytes has matched.
 
-Versions that are adapters have a *base*, the frozen weights that they are added to: one file more
-on the shelf, under ``BASE_VERSION``, which every announcement names, with its digest. Each
-generator makes whole weights of the two.
+Adapters have a *base*, the frozen weights that they are added to: one more file, under
+``BASE_VERSION``. Every announcement has its digest. Each generator merges the two.
 """
 
 from __future__ import annotations
@@ -21,4 +18,4 @@ from __future__ import annotations
 from typing import Final
 
 TURNS: Final = "turns"
-"""Counter in a generator's heartbeat: turns of decoding that have ended."""
+"""Counter in a generator's heartbeat: finished turns of decoding."""

@@ -1,23 +1,20 @@
-"""What changed from one version to the next, in as few bytes as is quick to find.
+"""The difference of two versions, lossless, and short where few numbers changed.
 
-*Consumes* two versions, byte for byte, or one of them and what :func:`encode` returned. *Produces*
-the difference, or the other version. *Waits for* nothing.
-
-After a step of reinforcement learning most bf16 numbers are what they were: a step of 1e-6 seldom
-carries a weight over the edge of its rounding, and then nearly always by one unit, so that one of
-its two bytes changes. Hence the bodies of the two versions are looked at as *planes*, one for each
-byte of a number, in blocks; a plane of a block is written as nothing, as the places and values of
-its changed bytes, or whole, whichever is shortest. It is lossless for any bytes at all.
+After a step of reinforcement learning most bf16 numbers are unchanged. A step of 1e-6 seldom moves
+a weight to another rounded value. If it does, nearly always one of its two bytes changes by one. So
+the bodies of both versions are compared as *planes*, one for each byte of a number, in blocks. A
+plane of a block is written as nothing, as places and values of its changed bytes, or whole,
+whichever is shortest.
 
     delta = length of prelude u32 | prelude (MessagePack, see ``Prelude``) | planes of block 0 | planes of block 1 | ...
     plane = number of gap bytes u32 | number of values u32 | gaps | values
 
-A gap byte g below 255 passes over g bytes of the plane that stay and then one that changes; 255
-passes over 255 that stay. No gaps and as many values as the plane has bytes: the plane whole. All
+A gap byte g below 255 skips g unchanged bytes of the plane, then one changed byte follows; 255
+skips 255 unchanged bytes. No gaps, and as many values as the plane has bytes: the whole plane. All
 numbers are little-endian.
 
-The chain of digests (that of the base, that of the result) makes a delta useless for anything but
-the version it was made from, and proves the result.
+The digests of base and result bind a delta to the one version that it was made from, and prove the
+result.
 """
 
 from __future__ import annotations
@@ -32,14 +29,10 @@ from pipeline.weights.digest import Digest
 from protocol.errors import WeightsDamaged
 
 BLOCK_BYTES = 1 << 20
-"""Of the body that are compared at once: both versions and what is found fit into a processor's
-cache.
-"""
+"""Of the body, compared at once: both versions and the result fit into a processor's cache."""
 STRIDES = (1, 2, 4, 8)
 _SAMPLED_BLOCKS = 8
-"""That tell whether a delta will be short, before all of it is made: one that is not takes longer
-than it saves.
-"""
+"""Of the body, to estimate a delta's size first: making a long one takes longer than it saves."""
 
 _FORMAT = 1
 _U32 = struct.Struct("<I")
@@ -48,21 +41,21 @@ _PASS = 255
 
 
 class Prelude(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delta says of itself."""
+    """A delta's header."""
 
     format: int
     base_digest: str
     """Of the version that the delta starts from."""
     digest: str
-    """Of the version that it leads to."""
+    """Of the version that it results in."""
     num_bytes: int
     """Of either version's body."""
     stride: int
     """Planes: bytes of a number."""
     base_head_bytes: int
-    """The base's body begins here."""
+    """Offset of the base's body."""
     head: bytes
-    """Everything before the result's body, as it is."""
+    """All bytes before the result's body."""
     tail: bytes
     """The last bytes of the body, if it is no multiple of the stride."""
 
@@ -70,15 +63,15 @@ class Prelude(msgspec.Struct, frozen=True, kw_only=True):
 def encode(
     base: np.ndarray, new: np.ndarray, *, heads: tuple[int, int], stride: int, digests: tuple[str, str], max_bytes: int
 ) -> bytes | None:
-    """Return what leads from ``base`` to ``new``, or None when that is over ``max_bytes`` or the
-    bodies differ in size.
+    """Return the delta from ``base`` to ``new``; None when it is over ``max_bytes``, or the bodies
+    differ in size.
 
     Args:
         base: uint8 [bytes], the version that the receiver holds.
         new: uint8 [bytes].
-        heads: Where the body of each begins.
+        heads: Offset of each body.
         stride: Bytes of a number: 2 for bf16, 4 for fp32.
-        digests: Of each.
+        digests: Of both versions.
         max_bytes: Of the result.
     """
     base_body, new_body = base[heads[0] :], new[heads[1] :]
@@ -113,15 +106,15 @@ def encode(
 
 
 def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple[Prelude, int]:
-    """Return a delta's prelude and where its planes begin.
+    """Return a delta's prelude and the offset of its planes.
 
     Args:
         delta: The whole delta.
-        head_bytes: Where the body of the version that is held begins.
-        num_bytes: Size of the version that is wanted.
+        head_bytes: Offset of the held version's body.
+        num_bytes: Size of the wanted version.
 
     Raises:
-        WeightsDamaged: It cannot be read, or cannot lead from the one to the other.
+        WeightsDamaged: It cannot be read, or is not between these versions.
     """
     if len(delta) < _U32.size:
         raise WeightsDamaged(f"a delta of {len(delta)} bytes has no prelude; fetch the whole version")
@@ -143,24 +136,22 @@ def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple
     if not is_whole:
         raise WeightsDamaged(
             f"a delta of format {prelude.format} from bodies at {prelude.base_head_bytes} to {len(prelude.head)} + "
-            f"{prelude.num_bytes} bytes does not lead from {head_bytes} to {num_bytes} bytes; fetch the whole version"
+            f"{prelude.num_bytes} bytes is not one from {head_bytes} to {num_bytes} bytes; fetch the whole version"
         )
     return prelude, start
 
 
 def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: int) -> tuple[Prelude, str]:
-    """Fill ``out`` with the version that a delta leads to, and return its prelude and the digest of
-    what was filled in.
+    """Fill ``out`` with a delta's result; return the prelude and the digest of ``out``.
 
     Args:
-        delta: What :func:`encode` returned; it may hold anything.
-        base: uint8 [bytes], the version that is held; its digest is known to be the prelude's
-            ``base_digest``.
+        delta: From :func:`encode`; any bytes are handled.
+        base: uint8 [bytes], the held version. The caller checks its digest against ``base_digest``.
         out: uint8 [bytes of the wanted version], apart from ``base``.
-        head_bytes: Where the body of ``base`` begins.
+        head_bytes: Offset of the body of ``base``.
 
     Raises:
-        WeightsDamaged: It cannot be read. ``out`` holds nothing of use then.
+        WeightsDamaged: It cannot be read. ``out`` is then useless.
     """
     prelude, place = read_prelude(delta, head_bytes=head_bytes, num_bytes=out.size)
     base_body = base[head_bytes:]
@@ -187,9 +178,7 @@ def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: i
 
 
 def _estimate(base: np.ndarray, new: np.ndarray, stride: int) -> float:
-    """Return about how many bytes the planes take, by a few blocks from everywhere; 0 when there
-    are few.
-    """
+    """Return the estimated bytes of the planes, from some blocks; 0 when there are few blocks."""
     starts = range(0, new.size, BLOCK_BYTES)
     if len(starts) < 2 * _SAMPLED_BLOCKS:
         return 0.0
@@ -223,7 +212,7 @@ def _planes(base: np.ndarray, new: np.ndarray, stride: int) -> Iterator[bytes]:
 
 
 def _gaps(places: np.ndarray) -> np.ndarray:
-    """Return the gap bytes that lead to ``places``, which ascend: uint8."""
+    """Return the gap bytes of ascending ``places``: uint8."""
     passed = np.diff(places, prepend=-1) - 1
     ends = np.cumsum(passed // _PASS + 1)
     gaps = np.full(ends[-1] if ends.size else 0, _PASS, np.uint8)
@@ -232,7 +221,7 @@ def _gaps(places: np.ndarray) -> np.ndarray:
 
 
 def _put_plane(delta: memoryview, place: int, plane: np.ndarray) -> int:
-    """Put a plane of a delta into place; return where the next one begins."""
+    """Apply a plane of a delta; return the next one's offset."""
     if len(delta) - place < _PLANE.size:
         raise WeightsDamaged("a delta ends before its last plane; fetch the whole version")
     num_gaps, num_values = _PLANE.unpack_from(delta, place)

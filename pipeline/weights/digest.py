@@ -1,7 +1,4 @@
-"""Digests of weights and of files: ``xxh3-128:<hex>``.
-
-*Consumes* bytes. *Produces* their digest. *Waits for* the disk, when they are in a file.
-"""
+"""Digests of weights and of files: ``xxh3-128:<hex>``."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _READ_BYTES = 1 << 22
 
 
 class Digest:
-    """A digest that grows with the bytes, in whatever pieces they come."""
+    """A digest of bytes added in pieces of any size."""
 
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()

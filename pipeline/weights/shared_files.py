@@ -1,17 +1,12 @@
-"""Files of weights that a writer fills and readers map: one copy on the host, however many
-processes use it.
+"""Files of weights that a writer fills and readers map: one copy on the host for all processes.
 
-*Consumes* bytes, or a path. *Produces* arrays over the file's own pages. *Waits for* nothing: a
-lock that is not free at once is an answer.
+Fresh pages cost several times as much as filling them, so a file without readers is filled again.
+The kernel's file locks, which end with their process, decide. A writer holds an exclusive lock
+while it fills a file, and a shared one while the file is published. A reader holds a shared lock
+while it uses the pages. A retired file is filled again only under the exclusive lock, so without
+readers. Else a new file is made, and the old one's pages go with its last reader.
 
-Fresh pages cost several times what filling them costs, so a file that nobody needs any more is
-filled again. Who may do so is kept by the kernel's file locks, which go when their process does: a
-writer holds an exclusive lock while it fills a file and a shared one while the file is published; a
-reader holds a shared one as long as it uses the pages. A writer takes a retired file only if it
-gets the exclusive lock, that is if nobody reads it; else it makes a new file, and the old one's
-pages go with its last reader.
-
-Readers map privately (copy on write), so nothing that they do reaches the file.
+Readers map privately (copy on write), so they cannot change the file.
 """
 
 from __future__ import annotations
@@ -30,9 +25,7 @@ import numpy as np
 from protocol.private import ensure_private_folder
 
 _MAX_CACHED = 4
-"""Mappings that a reader keeps: of the version it serves, the next one, and those that will be
-filled again.
-"""
+"""Mappings that a reader keeps: of its version, the next one, and files to be filled again."""
 
 
 @dataclass(slots=True)
@@ -45,9 +38,7 @@ class SharedFile:
     """uint8 [bytes of the file], its pages."""
 
     def name(self, path: Path) -> None:
-        """Give the file its public name, complete as it now is: others may read it, and nobody
-        writes it.
-        """
+        """Rename the complete file to its public name. It is then read-only and may be mapped."""
         self.path.rename(path)
         self.path = path
         fcntl.flock(self.fd, fcntl.LOCK_SH)
@@ -57,26 +48,23 @@ class SharedFileWriter:
     """A folder of files that are filled, published, retired, and filled again."""
 
     def __init__(self, folder: Path) -> None:
-        """Take over ``folder``, ours alone; what is left in it is of an earlier incarnation, and
-        nobody is told of it any more.
+        """Take over ``folder`` and remove the files of earlier incarnations in it.
 
-        Raises ConfigError when the folder is somebody else's.
+        Raises ConfigError when another user owns the folder.
         """
         self._folder = folder
         self._spare: SharedFile | None = None
         self._num_made = 0
-        # what an earlier incarnation still makes has other names
+        # an earlier incarnation that still writes uses other names
         self._mark = secrets.token_hex(4)
-        # its name can be guessed: another user may have made it, or a link to ours
+        # the name can be guessed: another user may have made it, or a link to our folder
         ensure_private_folder(folder)
         for leftover in folder.iterdir():
-            # its last breath may have taken it away just now
+            # an earlier incarnation may be removing it right now
             leftover.unlink(missing_ok=True)
 
     def take(self, num_bytes: int) -> SharedFile:
-        """Return a file of this size to fill, under a name that nobody is told. Raises OSError when
-        there is no room.
-        """
+        """Return a file of this size to fill, under a private name. Raises OSError without room."""
         spare, self._spare = self._spare, None
         if spare is not None and spare.data.size == num_bytes and _lock(spare.fd, fcntl.LOCK_EX):
             return spare
@@ -87,9 +75,8 @@ class SharedFileWriter:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            os.posix_fallocate(
-                fd, 0, num_bytes
-            )  # here it fails when there is no room; a page that is missing later kills
+            # fails here without room; a write to a page without storage would kill the process
+            os.posix_fallocate(fd, 0, num_bytes)
             return SharedFile(path, fd, np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8))
         except BaseException:
             os.close(fd)
@@ -97,25 +84,22 @@ class SharedFileWriter:
             raise
 
     def retire(self, segment: SharedFile) -> None:
-        """Take a published file back: nobody new finds it, and it is filled again once nobody reads
-        it.
-        """
+        """Remove a published file's name, and fill it again once it has no readers."""
         if self._spare is not None:
             _remove(self._spare)
         self._num_made += 1
         path = self._folder / f"{self._mark}-{self._num_made}.retired"
         try:
             segment.path.rename(path)
-        except FileNotFoundError:  # somebody removed it by hand; its pages go with their last reader
+        except FileNotFoundError:
+            # removed by hand; its pages go with their last reader
             os.close(segment.fd)
             return
         segment.path = path
         self._spare = segment
 
     def forget(self, segment: SharedFile) -> None:
-        """Give up a published file whose name another one has taken: its pages go with their last
-        reader.
-        """
+        """Give up a published file whose name was reused. Its pages go with their last reader."""
         os.close(segment.fd)
 
     def discard(self, segment: SharedFile) -> None:
@@ -125,7 +109,7 @@ class SharedFileWriter:
 
 @dataclass(slots=True)
 class MappedFile:
-    """A file's pages as a reader sees them."""
+    """A reader's view of a file."""
 
     path: Path
     fd: int
@@ -135,20 +119,18 @@ class MappedFile:
 
     @property
     def lasting_path(self) -> Path:
-        """A path to the file for other processes of this user, good until it is released, whatever
-        its name is by then.
-        """
+        """A path for this user's other processes, valid until release under any later name."""
         return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
 
 
 class UnnamedFile:
-    """A file without a name, gone with its last map, however its process ends: for what is made
-    here and served here.
-    """
+    """A file without a name, gone with its last map, also after a crash: for this host only."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
-        """Take room where ``folder`` is, which is made if need be. Raises OSError when there is
-        none, and ConfigError when the folder is somebody else's."""
+        """Allocate ``num_bytes`` in ``folder``, which is made if absent.
+
+        Raises OSError without room, ConfigError when another user owns the folder.
+        """
         ensure_private_folder(folder)
         self._file = TemporaryFile(dir=folder)  # noqa: SIM115 -- held until close
         try:
@@ -161,24 +143,22 @@ class UnnamedFile:
 
     @property
     def lasting_path(self) -> Path:
-        """A path to the file for other processes of this user, good until it is closed."""
+        """A path for this user's other processes, valid until close."""
         return Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
 
     def close(self) -> None:
-        """Let nobody else map the file. Arrays that are still used stay what they are."""
+        """Close the file to new maps. Arrays over it stay valid."""
         self._file.close()
 
 
 class SharedFileReader:
-    """The files that a process reads. Their mappings are kept, for the same pages come again under
-    other names.
-    """
+    """The files that a process reads. Mappings are kept: the same pages return as new files."""
 
     def __init__(self) -> None:
         self._cached: dict[tuple[int, int], MappedFile] = {}
 
     def open(self, path: Path) -> MappedFile:
-        """Map a published file and keep its writer from filling it again, until ``release``.
+        """Map a published file, and hold it until ``release`` so that it is not filled again.
 
         Raises FileNotFoundError when it is gone, or is being filled again.
         """
@@ -201,8 +181,8 @@ class SharedFileReader:
         return mapped
 
     def release(self, mapped: MappedFile) -> None:
-        """Let the writer have a file back: its array must not be used any more. Mappings of removed
-        files are forgotten.
+        """Give a file back to its writer; its array is invalid from now on. Mappings of removed
+        files are dropped.
         """
         fcntl.flock(mapped.fd, fcntl.LOCK_UN)
         mapped.is_used = False
@@ -211,20 +191,18 @@ class SharedFileReader:
                 self._forget(key)
 
     def forget(self, mapped: MappedFile) -> None:
-        """Release a file and its mapping, so that the next ``open`` sees the file's
-        pages afresh.
-        """
+        """Release a file and its mapping; the next ``open`` maps it anew."""
         for key, other in list(self._cached.items()):
             if other is mapped:
                 self._forget(key)
 
     def close(self) -> None:
-        """Release everything. Arrays that are still used stay what they are."""
+        """Release everything. Arrays in use stay valid."""
         for key in list(self._cached):
             self._forget(key)
 
     def _forget(self, key: tuple[int, int]) -> None:
-        # with its lock; the mapping goes with the last array over it
+        # closes the lock; the mapping goes with its last array
         os.close(self._cached.pop(key).fd)
 
 

@@ -1,11 +1,7 @@
-"""The learner's shelf: the newest versions, each with its digest, what changed between them, and
-what is below them.
+"""The learner's published versions: the newest ones, their digests, deltas, and base weights.
 
-*Consumes* publications. *Produces* named files, announcements, and answers to other hosts. *Waits
-for* the memory or the disk that the files are in.
-
-Publishing and answering run on two threads. A version that is retired while an answer is made of it
-gives an answer whose digest does not hold, and whoever asked then asks for the newest version.
+Publishing and answering run on two threads. A version may be retired while an answer is made of it.
+The answer's digest then does not match, and the requester fetches the newest version.
 """
 
 from __future__ import annotations
@@ -28,37 +24,31 @@ from protocol.errors import UnknownMessage
 from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 
 MAX_DELTA_SHARE = 4
-"""A delta of more than one in so many of the version's own bytes is not worth its making."""
+"""A delta is dropped above one part in so many of the version's bytes."""
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
 
 
 def weights_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder for published weights: memory-backed when asked for and present, else in
-    the run's folder.
-    """
+    """Return the folder for published weights: memory-backed if wanted and present."""
     if shared_memory and _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
         return _SHARED_MEMORY / run_tag(run_dir)
     return run_dir / "weights"
 
 
 def fetched_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder in which a host's workers keep what they fetched from another one, each in
-    a folder of its own.
-    """
+    """Return the folder for weights fetched from another host; each worker has a folder in it."""
     folder = weights_folder(run_dir, shared_memory=shared_memory)
     return folder.with_name(f"{folder.name}-fetched")
 
 
 def file_name(policy_version: int) -> str:
-    """Return the name of a published file."""
+    """Return a published file's name."""
     return "base.safetensors" if policy_version == BASE_VERSION else f"v{policy_version:08d}.safetensors"
 
 
 def weight_folders(run_dir: Path) -> list[Path]:
-    """Return every folder in which this host may hold weights of a run: of no worth once it has
-    ended.
-    """
+    """Return every folder of this host that may hold a run's weights; useless once it has ended."""
     return [
         folder(run_dir, shared_memory=is_shared)
         for is_shared in (True, False)
@@ -76,7 +66,7 @@ class StoredWeights:
 
     @property
     def path(self) -> Path:
-        """Where others map it."""
+        """Path to map."""
         return self.segment.path
 
     @property
@@ -85,18 +75,20 @@ class StoredWeights:
         return self.segment.data.size
 
     def is_intact(self) -> bool:
-        """Whether the bytes are still those that were published."""
+        """Return whether the bytes still match their digest."""
         return digest_buffer(self.segment.data) == self.digest
 
 
 class WeightsStore:
-    """The learner's published versions: the newest ``keep`` of them, immutable as long as they are
-    held. If they are adapters, what is below them is published first, as BASE_VERSION, and stays.
+    """The learner's newest ``keep`` versions, immutable while held. Adapters' base weights are
+    published first, as BASE_VERSION, and stay.
     """
 
     def __init__(self, folder: Path, *, keep: int, max_part_bytes: int) -> None:
-        """Publish into ``folder``, which is emptied. An answer has ``max_part_bytes`` at most,
-        whatever a request asks for. Raises ConfigError when the folder is somebody else's."""
+        """Publish into ``folder``, which is emptied. An answer has at most ``max_part_bytes``.
+
+        Raises ConfigError when another user owns the folder.
+        """
         self._folder = folder
         self._keep = keep
         self._max_part_bytes = max_part_bytes
@@ -105,10 +97,10 @@ class WeightsStore:
         self._deltas: dict[tuple[int, int], bytes | None] = {}
 
     def publish(self, policy_version: int, publication: Publication) -> StoredWeights:
-        """Write and digest a version in one pass, name it, and retire the oldest. Raises OSError
-        when there is no room.
+        """Write and digest a version in one pass, name it, and retire the oldest.
 
-        A version that is held already is replaced, which is meant for one that was damaged.
+        A version that is already held is replaced: for one that was damaged. Raises OSError without
+        room.
         """
         segment = self._writer.take(publication.num_bytes)
         try:
@@ -127,7 +119,7 @@ class WeightsStore:
         return stored
 
     def announcement(self, stored: StoredWeights, *, endpoint: str) -> WeightsAnnouncement:
-        """Say where a stored version is, and what is below it."""
+        """Return the announcement of a stored version, and of its base."""
         base = None if stored.policy_version == BASE_VERSION else self._held.get(BASE_VERSION)
         return WeightsAnnouncement(
             policy_version=stored.policy_version,
@@ -140,16 +132,14 @@ class WeightsStore:
         )
 
     def held(self, policy_version: int) -> StoredWeights | None:
-        """Return a version, None when it is not held (any more)."""
+        """Return a version; None when it is not, or no longer, held."""
         return self._held.get(policy_version)
 
     def answer(self, request: Message) -> WeightsPart:
-        """Answer a request from another host: with a range of the delta from the version that it
-        holds, when there is one and it is short; else with a range of the version itself; with an
-        empty part when that is gone. Making a delta takes time: about that of reading both versions
-        twice.
+        """Return a range of the delta from the held version if it is short, else of the version.
 
-        Raises UnknownMessage for anything but a WeightsRequest.
+        The part is empty when the version is gone. Making a delta takes about the time of reading
+        both versions twice. Raises UnknownMessage for anything but a WeightsRequest.
         """
         if not isinstance(request, WeightsRequest):
             raise UnknownMessage(f"the weights endpoint got a {type(request).__name__}; it answers WeightsRequest only")
@@ -173,7 +163,7 @@ class WeightsStore:
         )
 
     def _delta(self, base_version: int, stored: StoredWeights) -> bytes | None:
-        """Return the delta between two held versions; it is made once."""
+        """Return the delta between two held versions, made once."""
         base = self._held.get(base_version)
         if base is None or base_version >= stored.policy_version:
             return None
@@ -186,7 +176,7 @@ class WeightsStore:
 
 
 def make_delta(base: StoredWeights, new: StoredWeights) -> bytes | None:
-    """Return what leads from one version to another, None when it would not be worth it."""
+    """Return the delta between two versions; None when it is too long."""
     before, after = read_contents(base.segment.data), read_contents(new.segment.data)
     return encode(
         base.segment.data,
@@ -205,7 +195,7 @@ def write_publication(data: np.ndarray, publication: Publication) -> str:
     data[:end] = np.frombuffer(publication.head, np.uint8)
     digest.update(publication.head)
     for block in publication.blocks:
-        # first: the copy then finds it in the processor's cache
+        # first, so that the copy finds the block in the processor's cache
         digest.update(block)
         data[end : end + block.size] = block
         end += block.size
@@ -216,5 +206,5 @@ def write_publication(data: np.ndarray, publication: Publication) -> str:
 
 
 def _nothing(request: WeightsRequest) -> WeightsPart:
-    """Answer that a range is not to be had: of an empty file no other offset is true."""
+    """Return an answer without data: only an empty file has a valid offset then."""
     return WeightsPart(version=request.version, offset=0, total_bytes=0, data=np.empty(0, np.uint8))

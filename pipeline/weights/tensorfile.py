@@ -1,13 +1,10 @@
-"""What is in the bytes of a published version: a safetensors file, laid out so that its tensors can
-be used where they lie.
-
-*Consumes* names, types and shapes; or a file's bytes. *Produces* the file's head and where every
-tensor goes, or is. *Waits for* nothing. No torch: engines make their own arrays of the places.
+"""The file format of a published version: safetensors, laid out for use in place.
 
     file = length of header u64 | header (JSON: name -> dtype, shape, data_offsets; __metadata__) padded | tensors
 
-The header is padded to whole pages, so that tensors begin on one and the file's size seldom changes
-with its metadata. Source of the format: github.com/huggingface/safetensors, README, "Format".
+The header is padded to whole pages. So tensors begin on a page, and metadata seldom changes the
+file's size. No torch: engines make their own arrays. Source of the format:
+github.com/huggingface/safetensors, README, "Format".
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Bytes of one number, by the format's names for types."""
 BLOCK_BYTES = 1 << 19
-"""Of a tensor that are handed on at once: hashed, then copied, they are read from memory once."""
+"""Of a tensor, passed on at once: hashed and then copied, they are read from memory once."""
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -68,16 +65,16 @@ class PlacedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file holds."""
+    """The tensors of a file."""
 
     tensors: tuple[PlacedTensor, ...]
     metadata: Mapping[str, str]
     head_bytes: int
-    """The first tensor begins here."""
+    """Offset of the first tensor."""
 
     @property
     def stride(self) -> int:
-        """Bytes of a number of most of the body."""
+        """Bytes of a number, for most of the body."""
         sizes: dict[int, int] = {}
         for placed in self.tensors:
             size = ITEM_BYTES[placed.spec.dtype]
@@ -87,15 +84,13 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A version on its way into a file: its size is known before its bytes are."""
+    """A version to be written to a file: its size is known before its bytes."""
 
     head: bytes
     num_bytes: int
     """Of the whole file."""
     blocks: Iterator[np.ndarray]
-    """uint8 [bytes], in the file's order, after the head; each is used before the next one is asked
-    for.
-    """
+    """uint8 [bytes], in the file's order, after the head. Each is used before the next is taken."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,18 +106,14 @@ class _Layout:
 
 
 def in_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Return tensors as they lie in a file: the widest types first, which keeps every tensor
-    aligned to its type.
-    """
+    """Return tensors in file order: the widest types first, so that every tensor is aligned."""
     return sorted(specs, key=lambda spec: (-ITEM_BYTES[spec.dtype], spec.name))
 
 
 def publication(
     specs: Iterable[TensorSpec], blocks: Iterator[np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> Publication:
-    """Lay out a file of tensors, given in order (:func:`in_order`), whose bytes ``blocks`` will
-    yield one after the other.
-    """
+    """Lay out a file of tensors in file order (:func:`in_order`); ``blocks`` yields their bytes."""
     layout = _Layout({_METADATA: dict(metadata)} if metadata else {})
     for spec in specs:
         start, layout.end = layout.end, layout.end + spec.num_bytes
@@ -134,11 +125,9 @@ def publication(
 
 
 def read_contents(data: Buffer | np.ndarray) -> Contents:
-    """Return what a file's bytes hold.
+    """Return a file's tensors and metadata.
 
-    Raises:
-        WeightsDamaged: They are not a safetensors file, or tensors lie outside of it or over one
-            another.
+    Raises WeightsDamaged when it is no safetensors file, or its tensors overlap or lie outside.
     """
     view = memoryview(data)  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
     return _contents(lambda begin, end: view[begin:end], len(view))

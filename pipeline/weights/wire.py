@@ -1,12 +1,8 @@
-"""Weights from another host: ranges over ZeroMQ, of what changed if that will do, else of the whole
-version.
+"""Weights from another host, in ranges over ZeroMQ: of a delta if possible, else of the version.
 
-*Consumes* an announcement and the version that is held. *Produces* a file on this host whose digest
-has matched. *Waits for* the learner's answers, each with a deadline.
-
-No message is larger than ``max_part_bytes``, one is under way at a time, and nothing is allocated
-on a peer's word but what the announcement in the ledger says. A delta that does not come out at the
-announced digest costs a whole version (a *refresh*).
+Parts have at most ``max_part_bytes``, and one is requested at a time. All allocations are bounded
+by the announcement in the ledger, never by a peer's numbers. If a delta's result does not match the
+announced digest, the whole version is fetched (a *refresh*).
 """
 
 from __future__ import annotations
@@ -35,14 +31,14 @@ from protocol.messages import WeightsPart, WeightsRequest
 from protocol.private import ensure_private_folder
 
 _STILL_S = 60.0
-"""A folder in which nothing changed for so long, and that nobody holds, is a dead worker's."""
+"""An unlocked folder unchanged for this long is a dead worker's."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A version that is held, and may be built upon."""
+    """A held version, as the start of a delta."""
 
     policy_version: int
     digest: str
@@ -52,26 +48,26 @@ class Base:
 
 @dataclass(slots=True)
 class FetchCounts:
-    """What came over the wire for one version."""
+    """Counts of one version's transfer."""
 
     num_bytes: int = 0
     num_deltas: int = 0
     num_refreshes: int = 0
-    """Whole versions that were fetched although a delta had been tried."""
+    """Whole versions fetched after a failed delta."""
 
 
 class FetchFolder:
-    """Where one worker keeps what it fetched: memory-backed if there is such storage, and of no use
-    to others.
+    """One worker's folder of fetched versions: memory-backed where the host has such storage.
 
-    The folder is locked as long as the worker lives. Those of workers that died by force are
-    removed by a later one that starts on this host; not at once, for one that is just being made is
-    not locked yet.
+    The folder is locked while the worker lives. A worker that starts removes the folders of killed
+    ones, after a delay: a folder that is just being made is not locked yet.
     """
 
     def __init__(self, run_dir: Path, name: str, *, shared_memory: bool) -> None:
-        """Make the folder ``name``, which begins with the worker's name, and remove those of the
-        dead. Raises ConfigError when one is somebody else's."""
+        """Make the folder ``name``, which begins with the worker's name, and remove dead workers'.
+
+        Raises ConfigError when another user owns one.
+        """
         parent = fetched_folder(run_dir, shared_memory=shared_memory)
         ensure_private_folder(parent)
         self._folder = parent / name
@@ -80,7 +76,7 @@ class FetchFolder:
                 _remove_if_dead(folder)
         self._writer = SharedFileWriter(self._folder)
         self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # a frozen incarnation before this one has it: as good
+        # a frozen earlier incarnation may hold the lock: as good
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._held: SharedFile | None = None
@@ -90,9 +86,7 @@ class FetchFolder:
         return self._writer.take(num_bytes)
 
     def keep(self, segment: SharedFile, policy_version: int) -> Path:
-        """Name a file that is filled and verified, and retire the one before it; one of the same
-        version is replaced.
-        """
+        """Name a verified file, and retire the one before. The same version is replaced."""
         path = self._folder / file_name(policy_version)
         segment.name(path)
         before, self._held = self._held, segment
@@ -103,7 +97,7 @@ class FetchFolder:
         return segment.path
 
     def discard(self, segment: SharedFile) -> None:
-        """Give up a file whose bytes are wrong."""
+        """Give up a file with wrong bytes."""
         self._writer.discard(segment)
 
     def close(self) -> None:
@@ -128,14 +122,12 @@ def _remove_if_dead(folder: Path) -> None:
 
 
 class WireFetch:
-    """One version's way over the wire."""
+    """The transfer of one version."""
 
     def __init__(
         self, announcement: WeightsAnnouncement, requester: Requester, *, max_part_bytes: int, timeout_s: float
     ) -> None:
-        """Fetch what ``announcement`` says by asking ``requester``; ``timeout_s`` is
-        for each part.
-        """
+        """Fetch the announced version from ``requester``; ``timeout_s`` limits each part."""
         self._wanted = announcement
         self._requester = requester
         self._max_part_bytes = max_part_bytes
@@ -148,7 +140,7 @@ class WireFetch:
         Raises:
             FileNotFoundError: The learner no longer holds the version: a newer one is announced.
             WeightsDamaged: The digest of the whole version does not match.
-            WeightsRejected: The learner's answers make no sense.
+            WeightsRejected: The learner's answers contradict the announcement.
             DeadlineExceeded: One part took longer than ``timeout_s``.
             OSError: There is no room for it.
         """
@@ -170,7 +162,7 @@ class WireFetch:
         await self._copy(segment, first)
 
     async def _build(self, segment: SharedFile, base: Base, part: WeightsPart) -> bool:
-        """Build the version from a delta, of which ``part`` is the first; return whether the digest
+        """Build the version from a delta that begins with ``part``; return whether the digest
         matches.
         """
         total = part.total_bytes
@@ -187,7 +179,7 @@ class WireFetch:
                 break
             part = await self._ask(place, base.policy_version)
             if part.base != base.policy_version or part.total_bytes != total:
-                raise FileNotFoundError(f"the delta from version {base.policy_version} was given up while it travelled")
+                raise FileNotFoundError(f"the delta from version {base.policy_version} was dropped during the transfer")
         self.received.num_deltas += 1
         try:
             digest = await asyncio.to_thread(_apply, memoryview(delta), base, segment.data)
@@ -205,8 +197,8 @@ class WireFetch:
         return False
 
     async def _copy(self, segment: SharedFile, part: WeightsPart) -> None:
-        """Take the whole version, of which ``part`` is the first. Raises WeightsDamaged when the
-        digest does not match.
+        """Copy the whole version, beginning with ``part``. Raises WeightsDamaged when the digest
+        does not match.
         """
         digest = Digest()
         place = 0
@@ -234,12 +226,12 @@ class WireFetch:
             timeout_s=self._timeout_s,
         )
         if not isinstance(part, WeightsPart) or part.version != version:
-            raise WeightsRejected(f"asked for bytes {offset}.. of version {version}, got a {type(part).__name__}")
+            raise WeightsRejected(f"requested bytes {offset}.. of version {version}, got a {type(part).__name__}")
         if part.data.size == 0:
             raise FileNotFoundError(f"the learner no longer holds version {version}; take the newest announcement")
         if part.offset != offset or part.data.size > min(self._max_part_bytes, part.total_bytes - offset):
             raise WeightsRejected(
-                f"asked for bytes from {offset} of version {version}, got {part.data.size} from {part.offset} of "
+                f"requested bytes from {offset} of version {version}, got {part.data.size} from {part.offset} of "
                 f"{part.total_bytes}"
             )
         self.received.num_bytes += part.data.size
@@ -247,9 +239,7 @@ class WireFetch:
 
 
 def _apply(delta: memoryview, base: Base, out: np.ndarray) -> str:
-    """Build a version; return its digest. Raises WeightsDamaged when the delta is of another base
-    or cannot be read.
-    """
+    """Build a version; return its digest. Raises WeightsDamaged for a bad delta or another base."""
     prelude, digest = apply(delta, base.data, out, head_bytes=read_contents(base.data).head_bytes)
     if prelude.base_digest != base.digest:
         raise WeightsDamaged(f"a delta from {prelude.base_digest} was offered for {base.digest}")

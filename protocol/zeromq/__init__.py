@@ -1,17 +1,13 @@
-"""The only door to ZeroMQ: mailboxes and links between processes.
-
-*Consumes* messages. *Produces* deliveries. *Waits for* room (senders) and input (mailboxes), each
-with a deadline; unblocked by the peer.
+"""The only importer of pyzmq: mailboxes and links between processes.
 
     transport   ZmqTransport: one context, one authenticator, and everything made with them
     links       PUSH and PULL: one link per sender, one mailbox per worker
-    requests    DEALER and ROUTER: ask and answer
+    requests    DEALER and ROUTER: requests and answers
     sockets     options, binding, and waiting on a socket in asyncio
-    curve       keys, and who may connect
-    door        counting who was refused
+    curve       keys, and the permitted peers
+    door        counts of refused connections
 
-ZeroMQ loses data silently when a peer dies, so nothing here is the only copy of anything: the
-ledger is.
+ZeroMQ loses data silently when a peer dies. So nothing here is an only copy: the ledger's is.
 """
 
 from protocol.zeromq.curve import CurveKeys

@@ -1,12 +1,8 @@
-"""CURVE keys, and who may connect with them.
-
-*Consumes* a folder of keys. *Produces* this host's key pair, and a verdict on every client that
-connects over tcp. *Waits for* nothing; verdicts are given on a thread of their own.
+"""CURVE keys: this host's pair, and a verdict on every tcp client, given on a thread of its own.
 
 The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for
-everyone who may connect; copy a host's ``.pub`` there to let it in, remove the file to keep it out.
-The folder is read again for every new connection. A folder that all hosts share lets all of them in
-by itself.
+every permitted peer. To permit a host, copy its ``.pub`` there; to refuse it, remove the file. The
+folder is read again for every new connection. Hosts that share one folder permit each other.
 """
 
 from __future__ import annotations
@@ -37,19 +33,18 @@ _of_files = Complaints()
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """This host's key pair, and the folder of those that it lets in."""
+    """This host's key pair, and the folder of permitted peers."""
 
     folder: Path
     public: str
-    """40 characters, Z85; told to everyone."""
+    """40 characters, Z85; public."""
     secret: bytes = field(repr=False)
 
     @classmethod
     def load_or_create(cls, folder: Path) -> Self:
-        """Return this host's keys from ``folder``, made on first use; processes that come at once
-        agree on one pair.
+        """Return this host's keys from ``folder``, made once on first use by any process.
 
-        Raises ConfigError when a key file is damaged or others may read it.
+        Raises ConfigError when a key file is damaged or other users may read it.
         """
         ensure_private_folder(folder)
         name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "host"
@@ -69,9 +64,9 @@ class CurveKeys:
         return cls(folder, lines[0].decode("ascii"), lines[1])
 
     def allowed(self) -> dict[str, str]:
-        """Return public key -> name for everyone who may connect, as the folder is now."""
+        """Return public key -> name of every permitted peer, as the folder is now."""
         found: dict[str, str] = {}
-        # read at every connection, so its complaints are limited too
+        # called at every connection, so its warnings are limited too
         for path in sorted(self.folder.glob("*.pub")):
             try:
                 key = path.read_bytes().strip()
@@ -86,16 +81,17 @@ class CurveKeys:
         return found
 
     def serve(self, raw: zmq.Socket[bytes]) -> None:
-        """Make a socket that binds ask every client for a key that the folder holds."""
+        """Make a binding socket require a permitted key of every client."""
         raw.setsockopt(zmq.CURVE_SERVER, 1)
         raw.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
         raw.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-        # without this, a context whose authenticator is missing would let everyone in
+        # without this, a context without an authenticator would accept every client
         raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def present(self, raw: zmq.Socket[bytes], server_key: str) -> None:
-        """Make a socket that connects show our key and accept nobody but the owner of
-        ``server_key``. Raises ConfigError.
+        """Make a connecting socket present our key, and accept only the owner of ``server_key``.
+
+        Raises ConfigError.
         """
         if not _KEY.fullmatch(server_key.encode()):
             raise ConfigError(
@@ -107,9 +103,7 @@ class CurveKeys:
 
 
 class KeyAuthenticator(ThreadAuthenticator):
-    """Lets in whom the folder of keys names. Every message then carries that name as
-    its User-Id.
-    """
+    """Accepts clients whose key is in the folder. Their messages carry its name as User-Id."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
         super().__init__(context)  # pyright: ignore[reportUnknownMemberType]
@@ -119,7 +113,7 @@ class KeyAuthenticator(ThreadAuthenticator):
         self.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Give the verdict on one client's public key (Z85)."""
+        """Return whether a client's public key (Z85) is permitted."""
         name = key.decode("ascii")
         if name in self._keys.allowed():
             return True
@@ -135,13 +129,13 @@ class KeyAuthenticator(ThreadAuthenticator):
         return False
 
     def curve_user_id(self, client_public_key: bytes) -> str:
-        """Return the name of the file that lets this client in."""
+        """Return the name of the client's key file."""
         key = z85.encode(client_public_key).decode("ascii")
         return self._keys.allowed().get(key, key)
 
 
 def _create_once(path: Path, data: bytes) -> None:
-    """Write ``path`` whole, unless somebody else has already."""
+    """Write ``path`` whole, unless another process already has."""
     if path.exists():
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")

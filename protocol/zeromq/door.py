@@ -1,12 +1,9 @@
-"""Who was turned away at a tcp endpoint: peers without CURVE, with an unknown key, or that hold us
-for somebody else.
+"""Counts the connections refused at a tcp endpoint, and logs one a minute and reason.
 
-*Consumes* libzmq's own events of one listening socket. *Produces* a count by reason, and a warning,
-at most one a minute and reason. *Waits for* events, on a thread of its own that ends with the
-socket.
+They lack CURVE, have an unknown key, or expect another server's key. libzmq refuses
+them during the handshake. No mailbox receives a message of theirs.
 
-libzmq turns such peers away during the handshake: nothing that they send is ever a message, and no
-mailbox would know of them.
+*Waits for* libzmq's events of one listening socket, on a thread that ends with the socket.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from protocol.channel import LinkStats
 from protocol.complaints import Complaints
 
 STRANGERS = "(refused keys)"
-"""The peer under which refused connections are counted."""
+"""The peer name of refused connections."""
 
 _REASONS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not in the folder of keys",
@@ -54,13 +51,11 @@ class Door:
         self._thread.start()
 
     def stats(self) -> list[LinkStats]:
-        """Return the refused connections as counters of one more peer; nothing when
-        there are none.
-        """
+        """Return the refused connections as counters of one more peer; empty without any."""
         return [LinkStats(STRANGERS, 0, 0, self.num_refused)] if self.num_refused else []
 
     def join(self) -> None:
-        """Wait until the watch has ended. The socket must be closed before."""
+        """Wait until the thread has ended. Close the socket first."""
         self._thread.join(_JOIN_S)
 
     def _watch(self, events: zmq.Socket[bytes]) -> None:

@@ -1,11 +1,7 @@
 """Mailboxes (PULL) and the links to them (PUSH).
 
-*Consumes* messages at a sender, frames at a mailbox. *Produces* deliveries. *Waits for* room
-(sender; unblocked by the mailbox's owner reading) or input (mailbox; unblocked by senders), each
-with a deadline.
-
-Back-pressure: a link holds at most a high-water mark of messages at each end, besides what the
-system's socket buffers take. When all of that is full, ``send`` waits.
+A link holds at most a high-water mark of messages at each end, besides the system's socket buffers.
+When all of that is full, ``send`` waits: the back-pressure.
 """
 
 from __future__ import annotations
@@ -50,11 +46,7 @@ class ZmqSender:
         return self._endpoint
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
-        """Hand the message to the link; False when there was no room within ``timeout_s``.
-
-        Raises ChannelClosed after ``close``, MessageTooLarge or MalformedMessage for a message that
-        no mailbox would take.
-        """
+        """As ``Sender.send``. Raises MessageTooLarge or MalformedMessage for a bad message too."""
         deadline = time.monotonic() + timeout_s
         while await self._socket.ready(POLLOUT, timeout_s=deadline - time.monotonic()):
             frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
@@ -72,9 +64,7 @@ class ZmqSender:
         return LinkStats(self._endpoint, self._sequence, self._num_bytes, self._num_refused)
 
     def unreached_s(self) -> float:
-        """Return for how many seconds the mailbox has not been reached; 0 on a host, where the
-        socket's file says enough.
-        """
+        """As ``Sender.unreached_s``. Always 0 on one host, where the socket file is enough."""
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:
@@ -95,13 +85,11 @@ class ZmqMailbox:
 
     @property
     def endpoint(self) -> str:
-        """Where senders connect, with the port that was got."""
+        """Address for senders, with the bound port."""
         return self._endpoint
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
-        """Return the next readable message, or None after ``timeout_s``. Cancelling loses nothing.
-        Raises ChannelClosed.
-        """
+        """As ``Mailbox.receive``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
@@ -111,7 +99,7 @@ class ZmqMailbox:
         return None
 
     def stats(self) -> list[LinkStats]:
-        """Return counters by sender; connections that were refused are a sender of their own."""
+        """Return counters by sender. Refused connections count as one more sender."""
         return self._inbound.stats() + (self._door.stats() if self._door else [])
 
     def close(self) -> None:

@@ -1,10 +1,7 @@
-"""Ask and answer: DEALER and ROUTER, for weights between hosts.
+"""Requests and answers: DEALER and ROUTER, for weights between hosts.
 
-*Consumes* requests. *Produces* answers. *Waits for* the other side, with a deadline; unblocked by
-it.
-
-An answer carries the sequence number of its request, so that an answer that comes after its
-requester gave up is never taken for the answer to a later request.
+An answer carries its request's sequence number. So a late answer, to a request that was given up,
+is never taken for the answer to a later one.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _log = structlog.get_logger("headrace.wire")
 
 
 class ZmqRequester:
-    """Asks one responder. Made by ``ZmqTransport.requester``."""
+    """Sends requests to one responder. Made by ``ZmqTransport.requester``."""
 
     def __init__(
         self,
@@ -51,10 +48,7 @@ class ZmqRequester:
         self._turn = asyncio.Lock()
 
     async def request(self, message: Message, *, timeout_s: float) -> Message:
-        """Send ``message`` and return its answer; requests take turns.
-
-        Raises DeadlineExceeded, ChannelClosed, or the WireError of a bad answer.
-        """
+        """As ``Requester.request``. Requests take turns."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
@@ -86,9 +80,7 @@ class ZmqRequester:
         raise TimeoutError
 
     def unreached_s(self) -> float:
-        """Return for how many seconds the responder has not been reached; 0 on a host, where the
-        socket's file says enough.
-        """
+        """As ``Requester.unreached_s``. Always 0 on one host, where the socket file is enough."""
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:
@@ -114,13 +106,11 @@ class ZmqResponder:
 
     @property
     def endpoint(self) -> str:
-        """Where requesters connect."""
+        """Address for requesters."""
         return self._endpoint
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """Answer the next request with ``handler``; False when none came in time. Raises
-        ChannelClosed, and what ``handler`` raises: its requester then meets its own deadline.
-        """
+        """As ``Responder.serve_one``. Raises the handler's error; its requester gets no answer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
@@ -150,9 +140,7 @@ class ZmqResponder:
         return False
 
     def stats(self) -> list[LinkStats]:
-        """Return counters by requester; connections that were refused are a requester
-        of their own.
-        """
+        """Return counters by requester. Refused connections count as one more requester."""
         return self._inbound.stats() + (self._door.stats() if self._door else [])
 
     def close(self) -> None:

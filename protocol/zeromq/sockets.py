@@ -1,13 +1,9 @@
-"""A ZeroMQ socket in asyncio: its options, its binding, and waiting for it without losing a
-message.
+"""A ZeroMQ socket in asyncio: options, binding, and waiting without losing a message.
 
-*Consumes* a context and an endpoint. *Produces* frames in, frames out. *Waits for* readiness, with
-a deadline; unblocked by the peer, or by ``close``.
-
-A pending ``recv`` is never cancelled, because there is none: a task waits until the socket is
-ready, then reads without blocking and without another await. libzmq's descriptor is edge-triggered,
-it only says that *something* happened; so ``ready`` looks at EVENTS before each wait and after each
-wake, and every operation wakes the other waiters to look again.
+No ``recv`` is ever pending, so none is cancelled. A task waits until the socket is ready, then
+reads without blocking and without another await. libzmq's descriptor is edge-triggered. So
+``ready`` reads EVENTS before each wait and after each wake, and every operation wakes the other
+waiters.
 """
 
 from __future__ import annotations
@@ -31,14 +27,12 @@ from protocol.waiting import Waiters
 
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 3000
-"""Of requests: a frozen peer is cut off after this. ZeroMQ's own threads answer, so a busy
-interpreter does not look frozen.
+"""Of requests: a frozen peer is cut off after this. ZeroMQ's own threads answer heartbeats, so a
+busy interpreter does not look frozen.
 
-Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats with it, and
-so looks dead: both ends then cut off a peer that is only slow, and what was on its way is lost
-(measured: 16 of 24 messages in seven seconds of plain back-pressure). A frozen reader is found by
-its silence in the registry instead, and a lost host by what its kernel does not answer
-(``protocol.zeromq.watch``).
+Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats too, and would
+be cut off for being slow. Measured: 16 of 24 messages lost in seven seconds of back-pressure. A
+frozen reader is found by its silence in the registry, a lost host by ``protocol.zeromq.watch``.
 """
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 3, 1, 20
 """An idle link to a host that is gone is known after four seconds, and given up after 23."""
@@ -46,39 +40,33 @@ HANDSHAKE_TIMEOUT_MS = 5000
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 TCP_BUFFER_BYTES = 256 * 1024
-"""The system's own buffers would hide megabytes from the high-water mark: 20,000 small messages, as
-measured.
-"""
+"""The system's own buffers hid 20,000 small messages from the high-water mark, as measured."""
 ZERO_COPY_BYTES = 65536
-"""Received frames from this size up are looked at in place; smaller ones are cheaper to copy. pyzmq
-sends by the same rule.
-"""
+"""Received frames from this size up are read in place; copying is cheaper below. As in pyzmq."""
 TURNS_PER_YIELD = 32
-"""A socket that is always ready lets other tasks run this often."""
+"""After this many reads of a ready socket, other tasks run."""
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
-"""Plain numbers: a flag of pyzmq's costs a microsecond wherever it is looked at."""
+"""Plain numbers: each use of a pyzmq flag costs a microsecond."""
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    """What every socket of a transport is bounded by."""
+    """Limits of every socket of a transport."""
 
     high_water_mark: int
-    """Messages that a socket queues for a peer, at each end."""
+    """Messages queued for a peer, at each end."""
     max_message_bytes: int
-    """Of one message; set on the socket too, where a peer that sends a larger frame is
-    disconnected.
-    """
+    """Of one message. The socket also disconnects a peer that sends a larger frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """One message as it came."""
+    """One received message."""
 
     frames: list[Buffer]
     address: Callable[[], str]
-    """Tells where it came from, as far as known."""
+    """Returns the sender's name or address, as far as known."""
 
 
 class AsyncSocket:
@@ -127,7 +115,7 @@ class AsyncSocket:
         return self._socket.closed
 
     def bind(self, endpoint: Endpoint) -> Endpoint:
-        """Listen at ``endpoint``; return it with the port that was got. Raises ConfigError."""
+        """Listen on ``endpoint``; return it with the bound port. Raises ConfigError."""
         if endpoint.scheme == "ipc":
             _take_socket_file(Path(endpoint.path))
         try:
@@ -148,7 +136,7 @@ class AsyncSocket:
         return Endpoint("tcp", host=endpoint.host, port=bound.port)
 
     def _bind_first(self, candidates: Sequence[Endpoint]) -> None:
-        """Listen at the first address that is free. Raises ZMQError when none is."""
+        """Listen on the first free address. Raises ZMQError when none is free."""
         for endpoint in candidates[:-1]:
             try:
                 self._socket.bind(str(endpoint))
@@ -160,7 +148,7 @@ class AsyncSocket:
         self._socket.bind(str(candidates[-1]))
 
     def connect(self, endpoint: Endpoint) -> None:
-        """Connect, now or as soon as somebody listens. Raises ConfigError."""
+        """Connect, now or once the peer listens. Raises ConfigError."""
         try:
             self._socket.connect(str(endpoint))
         except zmq.ZMQError as error:
@@ -168,10 +156,9 @@ class AsyncSocket:
             raise ConfigError(f"cannot connect to {endpoint}: {error.strerror}; check the address") from error
 
     async def ready(self, event: int, *, timeout_s: float) -> bool:
-        """Wait until ``event`` (POLLIN or POLLOUT) holds; False after ``timeout_s``. Raises
-        ChannelClosed.
+        """Wait until ``event`` (POLLIN or POLLOUT) holds; False after ``timeout_s``.
 
-        Between its return and the caller's next await nobody else touches the socket.
+        No other task uses the socket before the caller's next await. Raises ChannelClosed.
         """
         deadline = time.monotonic() + timeout_s
         self._turns += 1
@@ -197,8 +184,7 @@ class AsyncSocket:
             try:
                 first = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                # POLLIN is a hint: seen on the first look at a connection with CURVE whose message
-                # is large
+                # POLLIN is a hint: seen on a new CURVE connection with a large message
                 await asyncio.sleep(0)
                 continue
             return self._read_rest(first)
@@ -209,7 +195,7 @@ class AsyncSocket:
         part = first
         while part.more:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
-            # one over the limit is enough to be refused
+            # one frame over the limit is enough for the refusal
             if len(frames) <= NUM_FRAMES + 1:
                 frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
         self._waiters.wake()
@@ -218,8 +204,8 @@ class AsyncSocket:
     def put(self, frames: Sequence[Buffer]) -> bool:
         """Send one message without blocking; False when there is no room for it.
 
-        A connection that dies between two frames of a message leaves libzmq dropping the rest of
-        it: the rest is then pushed out, so that the next message starts at its first frame.
+        If a connection dies between two frames of a message, libzmq drops the rest. That rest is
+        then flushed, so that the next message starts at its first frame.
         """
         last = len(frames) - 1
         for index, frame in enumerate(frames):
@@ -234,13 +220,13 @@ class AsyncSocket:
         return True
 
     def close(self) -> None:
-        """Close at once; whoever waits gets ChannelClosed. Repeated calls do nothing."""
+        """Close at once; waiting tasks get ChannelClosed. Repeated calls do nothing."""
         if not self._socket.closed:
             self._socket.close(linger=0)
         self._waiters.wake()
 
     async def _signal(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-        """Return when libzmq says that something happened, or somebody else used the socket."""
+        """Return when libzmq signals an event, or another task has used the socket."""
         descriptor = self._socket.getsockopt(zmq.FD)
         assert isinstance(descriptor, int)
         if not self._waiters:
@@ -253,9 +239,7 @@ class AsyncSocket:
 
 
 def _take_socket_file(path: Path) -> None:
-    """Remove a dead socket file; libzmq would take over a living one without a word. Raises
-    ConfigError.
-    """
+    """Remove a dead socket file. Raises ConfigError for a live one: libzmq would replace it."""
     ensure_private_folder(path.parent)
     if not path.exists():
         return
@@ -273,7 +257,8 @@ def _address(frame: zmq.Frame) -> str:
     for name in ("User-Id", "Peer-Address"):
         try:
             value = frame.get(name)
-        except zmq.ZMQError:  # this connection has no such property
+        except zmq.ZMQError:
+            # this connection lacks the property
             continue
         if value:
             return str(value)

@@ -1,10 +1,7 @@
-"""Everything that one worker opens on ZeroMQ, with one context, one set of limits and one set of
-keys.
+"""One worker's ZeroMQ context, limits and keys, and all that is opened with them.
 
-*Consumes* endpoints. *Produces* mailboxes, links, requesters and responders. *Waits for* nothing.
-
-On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, both
-ends named by their keys; without keys, tcp is for the loopback interface alone.
+On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, and
+keys name both ends. Without keys, tcp is for the loopback interface alone.
 """
 
 from __future__ import annotations
@@ -25,11 +22,7 @@ from protocol.zeromq.watch import HandshakeWatch
 
 
 class ZmqTransport:
-    """One worker's door to ZeroMQ.
-
-    Attributes:
-        sender_name: the name under which this worker sends.
-    """
+    """One worker's mailboxes, links, requesters and responders; ``sender_name`` is its name."""
 
     def __init__(
         self,
@@ -40,10 +33,9 @@ class ZmqTransport:
         keys: CurveKeys | None,
         advertise_host: str | None = None,
     ) -> None:
-        """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: larger
-        ones are refused. ``keys``: for tcp; None limits tcp to the loopback interface.
-        ``advertise_host``: what others are told to connect to instead of the address that was
-        bound.
+        """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: limit of a
+        message. ``keys``: for tcp; None limits tcp to loopback. ``advertise_host``: address for
+        other hosts, in place of the bound one.
         """
         self.sender_name = sender
         self._limits = SocketLimits(high_water_mark, max_message_bytes)
@@ -61,16 +53,12 @@ class ZmqTransport:
         return self._keys.public if self._keys else ""
 
     def mailbox(self, endpoint: str) -> ZmqMailbox:
-        """Bind a mailbox. Raises ConfigError when the endpoint is malformed, in use, or tcp beyond
-        loopback without keys.
-        """
+        """Bind a mailbox. Raises ConfigError for a bad or used endpoint, or tcp without keys."""
         socket, bound, door = self._bind(zmq.PULL, endpoint)
         return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes, door=door)
 
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
-        """Connect a link; ``server_key`` is the mailbox owner's public key, for tcp. Raises
-        ConfigError.
-        """
+        """Connect a link; ``server_key`` is the owner's public key, for tcp. Raises ConfigError."""
         socket, watch = self._connect(zmq.PUSH, endpoint, server_key)
         return ZmqSender(
             socket,
@@ -98,9 +86,7 @@ class ZmqTransport:
         )
 
     def close(self) -> None:
-        """Close everything that this transport opened; whoever waits gets ChannelClosed. Repeated
-        calls do nothing.
-        """
+        """Close all that was opened; waiting tasks get ChannelClosed. Repeated calls do nothing."""
         for socket in self._sockets:
             socket.close()
         self._sockets.clear()
@@ -165,7 +151,7 @@ class ZmqTransport:
         return socket, watch
 
     def _is_secure(self, endpoint: Endpoint) -> bool:
-        """Whether the endpoint is CURVE; plain tcp beyond this host is refused."""
+        """Return whether the endpoint uses CURVE. Raises ConfigError for plain remote tcp."""
         if endpoint.scheme == "ipc":
             return False
         if self._keys is None and not endpoint.is_local:

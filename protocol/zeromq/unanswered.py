@@ -1,11 +1,9 @@
-"""What the kernel knows of a TCP connection's other end: how often in a row it was asked in vain.
+"""How many transmissions in a row a TCP connection's peer has not acknowledged, from the kernel.
 
-*Consumes* the descriptor of a connection. *Produces* a number. *Waits for* nothing.
-
-Every segment of data is answered by the other end's kernel, every probe of a full mailbox's
-connection and every keep-alive of an idle one, too, however busy or frozen its process is. So what
-is not answered is a host or a cable, never back-pressure. (A limit on the time of unanswered data,
-``TCP_USER_TIMEOUT``, would cut full mailboxes off as well: https://www.rfc-editor.org/rfc/rfc5482.)
+The peer's kernel acknowledges all data, probes of a full mailbox, and keep-alives, even if its
+process is busy or frozen. So a missing acknowledgement means a lost host or cable, never
+back-pressure. ``TCP_USER_TIMEOUT``, a limit of unacknowledged time, would also cut off full
+mailboxes: https://www.rfc-editor.org/rfc/rfc5482.
 """
 
 from __future__ import annotations
@@ -15,19 +13,15 @@ import socket
 import struct
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
-"""Linux has it."""
+"""Only Linux has it."""
 _HEAD = struct.Struct("4B")
-"""State, state of congestion control, retransmissions, probes: the begin of ``struct tcp_info``
-(linux/tcp.h).
-"""
+"""State, congestion state, retransmissions, probes: start of ``struct tcp_info`` (linux/tcp.h)."""
 
 
 def num_unanswered(descriptor: int) -> int:
-    """Return how many transmissions in a row the peer has not answered; 0 where that cannot be
-    told.
+    """Return the peer's unacknowledged transmissions in a row; 0 where unknown.
 
-    The descriptor is looked at and left open. One that is closed meanwhile, or is no TCP
-    connection, tells nothing.
+    The descriptor stays open. A closed one, or one of no TCP connection, gives 0.
     """
     if _TCP_INFO is None or descriptor < 0:
         return 0

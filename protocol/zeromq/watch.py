@@ -1,14 +1,9 @@
-"""Whether the other end of a link is there: the handshakes and the answers of one connecting
-socket.
+"""Whether a link's peer is reachable: from handshakes and acknowledgements of its socket.
 
-*Consumes* libzmq's own events of that socket, and what the kernel knows of its connection.
-*Produces* for how long the peer has not been there. *Waits for* nothing: both are read when that is
-asked.
-
-A peer that cannot be reached (its name resolves to another machine, a firewall drops what is sent)
-is no error to libzmq, which tries for ever and says nothing. Seen from above, a link that never
-connects is a full mailbox. So is a link whose cable is pulled: its connection stands for a quarter
-of an hour, and only the kernel knows that nothing is answered.
+libzmq raises no error for an unreachable peer, such as a name of another machine or a firewall: it
+tries for ever. A link that never connects looks like a full mailbox. So does a link with a pulled
+cable: its connection stays open for a quarter of an hour. Only the kernel knows of the missing
+acknowledgements.
 """
 
 from __future__ import annotations
@@ -26,14 +21,14 @@ _CONNECTED = int(zmq.EVENT_CONNECTED)
 _UP = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.EVENT_DISCONNECTED)
 _MAX_EVENTS = 1000
-"""Read at once; events that nobody reads are dropped by libzmq."""
+"""Events read at once; libzmq drops unread events."""
 _CUT_AFTER = 2
-"""Attempts in a row without an answer: one may be on its way, or lost by chance."""
+"""Transmissions in a row without acknowledgement: one may be under way, or lost by chance."""
 _numbers = itertools.count()
 
 
 class HandshakeWatch:
-    """Knows whether one connecting socket has its peer. Make it before the socket connects."""
+    """Watches the peer of one connecting socket. Make it before the socket connects."""
 
     def __init__(
         self,
@@ -43,7 +38,7 @@ class HandshakeWatch:
         clock: Callable[[], float] = time.monotonic,
         unanswered: Callable[[int], int] = num_unanswered,
     ) -> None:
-        """``unanswered``: a connection's descriptor -> attempts in a row that were not answered."""
+        """``unanswered``: a connection's descriptor -> transmissions in a row without answer."""
         address = f"inproc://headrace-handshakes-{next(_numbers)}"
         raw.monitor(address, _CONNECTED | _UP | _DOWN)
         self._events = context.socket(zmq.PAIR)
@@ -56,9 +51,7 @@ class HandshakeWatch:
         self._unanswered_since: float | None = None
 
     def down_s(self) -> float:
-        """Return for how long the peer has not been there, in seconds: no handshake stands, or
-        nothing is answered; else 0.
-        """
+        """Return for how long the peer has been unreachable, in seconds; 0 while reachable."""
         self._read_events()
         if self._down_since is not None:
             return self._clock() - self._down_since

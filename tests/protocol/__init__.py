@@ -1,1 +1,1 @@
-"""Tests of what processes say to one another."""
+"""Tests of the messages between processes."""

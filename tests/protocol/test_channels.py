@@ -1,4 +1,4 @@
-"""One contract, three carriers: what a mailbox and a link promise, whoever carries the bytes."""
+"""One contract, three carriers: the promises of mailboxes and links."""
 
 from __future__ import annotations
 
@@ -355,7 +355,8 @@ async def test_a_sender_waits_for_a_mailbox_that_comes_back_at_the_same_address(
             try:
                 second = wires.mailbox(endpoint)
                 break
-            except ConfigError:  # the first is still closing
+            except ConfigError:
+                # the first is still closing
                 await asyncio.sleep(SHORT_S)
     assert await sender.send(request(3), timeout_s=LONG_S)
     delivery = await take(second)

@@ -344,7 +344,7 @@ def test_decoding_takes_at_most_four_times_the_bytes_and_ten_megabytes(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = GREEDY[kind]
-    # as many as nobody counts
+    # too few to be counted
     few = many(item, (FREE_BODY_BYTES - 1000) // len(item))
     most = padded(item, most_accepted(item, monkeypatch))
     check_values(memoryview(most))

@@ -94,7 +94,7 @@ def test_a_name_that_means_loopback_is_never_told_to_other_hosts(
         with pytest.raises(ConfigError, match="which means loopback here"):
             Endpoint("tcp", host=host).told(instead)
     for bind in (transport.mailbox, transport.responder):
-        with pytest.raises(ConfigError, match=r"wire\.host is debian, and others would be told debian"):
+        with pytest.raises(ConfigError, match=r"wire\.host is debian, and other hosts would receive debian"):
             bind("tcp://debian:0")
     assert [Endpoint("tcp", host=host).told(None) for host in ("127.0.0.1", "::1", "localhost", "four")] == [
         "127.0.0.1", "::1", "localhost", "four",
@@ -206,7 +206,7 @@ async def test_a_key_that_is_not_the_owners_is_not_reached_either(transport: Zmq
     assert await _unreached(sender, until=0.4) >= 0.4
 
 
-def test_a_connection_whose_peer_leaves_two_transmissions_unanswered_is_not_reached_since_the_first() -> None:
+def test_two_unanswered_transmissions_count_as_unreached_since_the_first() -> None:
     now, num, asked = 100.0, 0, list[int]()
 
     def unanswered(descriptor: int) -> int:
@@ -243,7 +243,7 @@ def test_a_connection_whose_peer_leaves_two_transmissions_unanswered_is_not_reac
         for num_asked in itertools.count(len(asked) + 1):
             assert watch.down_s() == 1.0, "the end of the connection is no new beginning"
             if len(asked) < num_asked:
-                # its end is known, and the kernel is asked no more
+                # its end is known; the kernel is not read again
                 break
             client.poll(10)
     finally:

@@ -1,4 +1,4 @@
-"""Two hosts joined by a cable: what one tells of itself, the other reaches."""
+"""Two hosts joined by a cable: the address that one advertises is reached from the other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ip", [4, 6])
-def test_what_a_host_tells_of_itself_is_reached_from_another_until_the_cable_is_pulled(tmp_path: Path, ip: int) -> None:
+def test_an_advertised_address_is_reached_by_another_host_until_the_cable_is_cut(tmp_path: Path, ip: int) -> None:
     with two_hosts(ip) as (one, other):
         bound, address = {4: "0.0.0.0", 6: "[::]"}[ip], ADDRESSES[ip][0].partition("/")[0]
         mailbox = one.start(sys.executable, "-c", MAILBOX, bound, str(tmp_path / "keys"))

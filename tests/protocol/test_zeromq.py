@@ -1,4 +1,4 @@
-"""What only ZeroMQ can do wrong: keys, strangers, addresses."""
+"""Claims about ZeroMQ alone: keys, strangers, addresses."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_refused_connection_is_logged_once_and_counted_each_time(server:
 
 
 async def refused(owner: ZmqMailbox | ZmqResponder) -> int:
-    """Return how many connections were refused, once libzmq has told of one more than none."""
+    """Return how many connections were refused, once there is at least one."""
     for _ in range(500):
         if counted := [link.num_refused for link in owner.stats() if link.peer == STRANGERS]:
             return counted[0]

@@ -20,7 +20,6 @@ from ops.bench.overlap.ideal import Costs, ideal_update_s, windows
 from ops.bench.overlap.scenarios import CONFIG, Scenario
 from ops.demo.task import Split, write_file
 from pipeline.config.load import load_config, resolve_paths
-from pipeline.config.schema import declaration
 from pipeline.ledger.types import Unit
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.ids import TrajectoryId
@@ -94,7 +93,7 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
     settings = config.emulation
     costs = Costs(config.fleet.generator, config.generation.num_slots, settings.decode_base_s, settings.decode_slot_s)
     lengths = draws(config)
-    units = windows(lengths, config.generation.window_tokens) if declaration(config).unit is Unit.CHUNK else lengths
+    units = windows(lengths, config.generation.window_tokens) if config.declaration.unit is Unit.CHUNK else lengths
     batch_tokens = mean(row.num_response_tokens for row in steady)
     batch = round(batch_tokens / mean(units))
     report = json.loads((config.run_dir / "report.json").read_text(encoding="utf-8"))

@@ -1,8 +1,5 @@
-"""A person's side of the in-memory ledger.
-
-*Consumes* a ``MemoryLedger``. *Produces* what ``pipeline.ledger.admin`` promises. *Waits for*
-nothing. The counterpart of ``scripts/waits.lua``, ``stored.lua``, ``requeue.lua`` and
-``retry.lua``.
+"""An operator's side of the in-memory ledger: ``waits.lua``, ``stored.lua``, ``requeue.lua`` and
+``retry.lua`` in Python.
 """
 
 from __future__ import annotations
@@ -30,9 +27,7 @@ from protocol.trajectory import Field
 
 
 class MemoryAdmin:
-    """``pipeline.ledger.admin.LedgerAdmin`` in this process. ``epoch_of`` as of the ledger: 0 for a
-    worker never registered.
-    """
+    """``pipeline.ledger.admin.LedgerAdmin`` in this process. ``epoch_of`` is the ledger's."""
 
     def __init__(self, ledger: MemoryLedger, epoch_of: Callable[[str], int]) -> None:
         self._ledger = ledger
@@ -134,7 +129,7 @@ def _trajectory_of(letter: DeadLetter) -> TrajectoryId:
 
 
 def _make_due(s: LedgerState, field: Field, chunk: ChunkId, now: float) -> int:
-    """Let a chunk that lacks the field be handed out now; return how many that are, 0 or 1."""
+    """Make a chunk that lacks the field due now; return how many that are, 0 or 1."""
     if chunk not in s.due[field]:
         return 0
     s.due[field][chunk] = min(now, s.due[field][chunk])
@@ -152,8 +147,8 @@ def _unit(s: LedgerState, name: UnitName, now: float) -> WaitedUnit:
 
 
 def _trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now: float) -> WaitedTrajectory | None:
-    """Return a trajectory that its unit waits for; None when it is complete. ``only``: its chunk
-    that is the unit.
+    """Return an incomplete trajectory of a unit, None when complete; ``only``: its chunk if that is
+    the unit.
     """
     t = s.trajectories[name]
     is_sampled = t.final or (only is not None and only < t.next)

@@ -1,9 +1,7 @@
-"""The in-memory ledger's lane for the value worker: finished trajectories, kept apart from their
-chunks.
+"""The in-memory ledger's lane for the value worker: finished trajectories, apart from their chunks.
 
-*Consumes* scores as they are written. *Produces* whole trajectories to train a value model on, each
-once. *Waits for* nothing; a trajectory becomes claimable with the write of its last value or of its
-reward, whichever comes later. The counterpart of the ``finished:*`` keys of the Redis ledger.
+A trajectory becomes claimable with the write of its last value or its reward, whichever is later.
+The Redis ledger has the same in its ``finished:*`` keys.
 """
 
 from __future__ import annotations
@@ -19,13 +17,11 @@ from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore
 
 
 class FinishedLane:
-    """What is kept for the value worker, whatever becomes of the units."""
+    """Trajectories stored for the value worker, whatever becomes of their units."""
 
     def __init__(self) -> None:
         self.records: dict[TrajectoryId, FinishedRecord] = {}
-        """Claimed, waiting, and those that still lack something; the latter belong to trajectories
-        in the ledger.
-        """
+        """Claimed, waiting, and incomplete ones; the ledger still holds the incomplete ones."""
         self.waiting: SortedSet[TrajectoryId] = SortedSet()
         self.claims: dict[str, list[TrajectoryId]] = {}
         self.num_bytes = 0
@@ -48,9 +44,7 @@ class FinishedLane:
         self._admit_if_complete(chunk.trajectory, record, now)
 
     def claim(self, claim_id: str, num_trajectories: int) -> FinishedClaim | int:
-        """Move exactly so many into a claim, oldest by admission first; or return how many there
-        are.
-        """
+        """Claim exactly so many, in order of admission; or return how many there are."""
         if len(self.waiting) < num_trajectories:
             return len(self.waiting)
         names = [name for name, _ in zip(self.waiting, range(num_trajectories), strict=False)]
@@ -69,9 +63,7 @@ class FinishedLane:
         return len(there)
 
     def recover(self, applied: tuple[str, ...]) -> int:
-        """Settle ``applied``; let all other claims' trajectories wait again, and return how many
-        those are.
-        """
+        """Settle ``applied``; all other claims' trajectories wait again; return their number."""
         self.settle(applied)
         returned = [name for names in self.claims.values() for name in names]
         self.claims.clear()
@@ -80,9 +72,7 @@ class FinishedLane:
         return len(returned)
 
     def discard(self, trajectory: TrajectoryId, reason: DropReason) -> None:
-        """Forget a trajectory that no critic may learn from, even out of a claim. One that is not
-        kept changes nothing.
-        """
+        """Forget a trajectory that no critic may learn from, even a claimed one."""
         record = self.records.get(trajectory)
         if record is None or (reason is DropReason.CANCELLED and self._is_claimed(trajectory)):
             return
@@ -95,7 +85,7 @@ class FinishedLane:
         self._forget(trajectory)
 
     def cancel(self, reason: DropReason) -> None:
-        """Forget everything but what is claimed: the value worker has trained on that."""
+        """Forget all but claimed trajectories: the value worker has trained on those."""
         for trajectory in list(self.records):
             if not self._is_claimed(trajectory):
                 self.discard(trajectory, reason)
@@ -106,7 +96,7 @@ class FinishedLane:
         return sum(map(len, self.claims.values()))
 
     def balance(self) -> Balance:
-        """Count both sides: what became claimable, and where it is, by walking what is kept."""
+        """Count both sides of the law: all that became claimable, and where it is, by walking."""
         claimed = {name for names in self.claims.values() for name in names}
         found = Counter(
             "claimed" if name in claimed else "waiting" for name, record in self.records.items() if record.is_complete

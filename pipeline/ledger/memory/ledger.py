@@ -1,11 +1,8 @@
-"""The ledger in this process: the ledger's contract as a pure state machine with an injected clock.
+"""The ledger in this process: the contract as a pure state machine with an injected clock.
 
-*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims.
-*Waits for* nothing: no method awaits anything, so each is atomic on an event loop.
-
-It runs a whole pipeline inside one process, and it is the model that the Redis ledger is tested
-against. It keeps the same bytes as Redis, so that what one refuses for want of memory the other
-refuses too.
+No method awaits, so each is atomic on an event loop. It runs a whole pipeline inside one process,
+and is the oracle of the Redis ledger's tests. It stores the same bytes as Redis, so that both
+refuse writes for lack of memory at the same point.
 """
 
 from __future__ import annotations
@@ -60,10 +57,9 @@ _MAX_DEAD_LETTERS = 1000
 
 
 class MemoryLedger:
-    """The ledger's contract (``pipeline.ledger.contract.Ledger``) in this process.
+    """``pipeline.ledger.contract.Ledger`` in this process.
 
-    ``epoch_of`` returns the newest epoch of a worker, 0 when it never registered: the registry's
-    knowledge.
+    ``epoch_of`` returns a worker's newest epoch in the registry, 0 when it never registered.
     """
 
     def __init__(self, epoch_of: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
@@ -73,22 +69,17 @@ class MemoryLedger:
         self._claim_numbers = itertools.count()
 
     async def open(self, spec: LedgerSpec) -> None:
-        """Create the ledger, or join it. Raises LedgerMismatch when the specs differ, ConfigError
-        when ``spec`` cannot work.
-        """
+        """Create or join the ledger. Raises LedgerMismatch, ConfigError for a useless spec."""
         check_spec(spec)
         if self._opened is None:
             self._opened = LedgerState(spec)
         elif self._opened.spec != spec:
             raise mismatch(self._opened.spec, spec)
 
-    # -- generation
-    # --------------------------------------------------------------------------------------------------
+    # -- generation ------------------------------------------------------------------------------
 
     async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
-        """Give ``who`` trajectories to extend: evaluation, then what nobody holds,
-        then new groups.
-        """
+        """Lease trajectories: evaluation, then open ones, then new groups."""
         s, now = self._enter(who)
         self._touch(s, who, now)
         for holder, until in sorted(s.holders.items()):
@@ -118,12 +109,12 @@ class MemoryLedger:
         return Lease(trajectory, record.next, s.prompt_of(trajectory), last, evaluation)
 
     async def renew(self, who: Incarnation) -> None:
-        """Move the end of the lease on all that ``who`` holds."""
+        """Extend the lease on all that ``who`` holds."""
         s, now = self._enter(who)
         self._touch(s, who, now)
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
-        """Open held trajectories for others at once; return how many."""
+        """Open held trajectories at once; return their number."""
         s, now = self._enter(who)
         if trajectories is None:
             return s.reopen_all(str(who), now)
@@ -133,9 +124,7 @@ class MemoryLedger:
         return len(held)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
-        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not
-        be stored.
-        """
+        """Store a chunk once and index it for its scorers. Raises ValueError for a bad chunk."""
         check_chunk(chunk)
         s, now = self._enter(who)
         trajectory, index, blob = chunk.trajectory, chunk.id.index, to_blob(encoded or chunk)
@@ -204,13 +193,10 @@ class MemoryLedger:
         s.begin_age(chunk.trajectory, chunk.id.index + 1)
         s.used += 1
 
-    # -- scoring
-    # -----------------------------------------------------------------------------------------------------
+    # -- scoring ---------------------------------------------------------------------------------
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
-        """Fill a field of a chunk once; complete units become ready, or are dropped for want of
-        signal.
-        """
+        """Fill a field of a chunk once; complete units become ready, or are dropped."""
         s, now = self._enter(who)
         field, c = field_of(score), s.chunks.get(chunk)
         if c is None:
@@ -236,8 +222,7 @@ class MemoryLedger:
         if isinstance(score, RewardScore):
             group = s.groups[chunk.trajectory.group]
             group.accuracies.append(score.accuracy)
-            # a critic learns from groups without signal, too: then the filter waits until they have
-            # all their values
+            # a critic also learns from groups without signal: then the filter waits for all values
             if s.spec.signal_filter and not s.spec.value_training and group.is_alike(s.spec.group_size):
                 s.end_unit(chunk.trajectory.group, DropReason.NO_SIGNAL)
                 return WriteStatus.STORED
@@ -245,9 +230,7 @@ class MemoryLedger:
         return WriteStatus.STORED
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
-        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their
-        deadlines on.
-        """
+        """Return overdue chunks, oldest first; extend their deadlines."""
         s, now = self._enter(who)
         due = s.due[field]
         late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
@@ -256,9 +239,7 @@ class MemoryLedger:
         return [from_blob(s.chunks[chunk].blob, TrajectoryChunk) for _, _, chunk in late]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and
-        return True.
-        """
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
         s, now = self._enter(who)
         if chunk not in s.due[field]:
             return False
@@ -283,13 +264,10 @@ class MemoryLedger:
         """Return the newest dead letters first."""
         return self.state.dead[:limit]
 
-    # -- learning
-    # ----------------------------------------------------------------------------------------------------
+    # -- learning --------------------------------------------------------------------------------
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
-        """Drop ready units that are too stale, then claim one update's units, or say what the
-        learner waits for.
-        """
+        """Drop too stale ready units, then claim one update's units or return the reason."""
         s, _ = self._enter(who)
         num_updates = s.version_history.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
@@ -326,9 +304,7 @@ class MemoryLedger:
         return ClaimRefused(wait, len(s.ready), needed, None if oldest is None else str(oldest))
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
-        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or
-        cancelled meanwhile.
-        """
+        """Read a claim's units. Raises LedgerError when it was settled, returned or cancelled."""
         s = self.state
         record = s.claims.get(claim.claim_id)
         if record is None:
@@ -350,7 +326,7 @@ class MemoryLedger:
         s.version = max(s.version, policy_version)
 
     async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
-        """Mark claims trained and forget their data; return how many were not settled before."""
+        """Mark claims trained and forget their data; return how many were not yet settled."""
         s, _ = self._enter(who)
         there = [claim for claim in dict.fromkeys(claims) if claim in s.claims]
         for claim in there:
@@ -361,14 +337,12 @@ class MemoryLedger:
         return len(there)
 
     async def make_durable(self, who: Incarnation) -> bool:
-        """Do nothing: what is in this process dies with it, and with whoever asks."""
+        """Return True: nothing survives this process, nor has to."""
         self._enter(who)
         return True
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the claims that a checkpoint holds; return how many units of the others came back
-        to ready.
-        """
+        """Settle a checkpoint's claims; return the number of other units, now ready again."""
         s, now = self._enter(who)
         await self.settle(who, applied)
         returned = [name for record in s.claims.values() for name in record.units]
@@ -378,7 +352,7 @@ class MemoryLedger:
         return len(returned)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
-        """Count from these weights on; return the credit of the trained units that are given up."""
+        """Count from these weights on; return the credit of the trained units given up."""
         s, _ = self._enter(who)
         is_back = any(updates > restart.num_updates for updates in s.milestones)
         if is_back and restart.num_updates and restart.num_updates not in s.milestones:
@@ -394,9 +368,7 @@ class MemoryLedger:
         return self.state.version_history.restarts
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
-        """Claim exactly so many finished trajectories for the value model, or return how many there
-        are.
-        """
+        """Claim finished trajectories for the value model, or return how many there are."""
         s, _ = self._enter(who)
         check_value_batch(num_trajectories)
         if not s.spec.value_training:
@@ -404,14 +376,12 @@ class MemoryLedger:
         return s.finished.claim(f"{who}/{next(self._claim_numbers)}", num_trajectories)
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
-        """Forget trained value batches; return how many were not settled before."""
+        """Forget trained value batches; return how many were not yet settled."""
         s, _ = self._enter(who)
         return s.finished.settle(claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the value batches that a checkpoint holds; return how many trajectories of the
-        others wait again.
-        """
+        """Settle a checkpoint's value batches; return the number of other trajectories."""
         s, _ = self._enter(who)
         return s.finished.recover(applied)
 
@@ -421,7 +391,7 @@ class MemoryLedger:
         s.closed = True
 
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
-        """Drop everything that is not trained; return how many groups were ended."""
+        """Drop all work that is not trained; return the number of groups."""
         s, _ = self._enter(who)
         groups = sorted(s.groups)
         for number in groups:
@@ -439,8 +409,7 @@ class MemoryLedger:
         s.finished.cancel(reason)
         return len(groups)
 
-    # -- evaluation
-    # --------------------------------------------------------------------------------------------------
+    # -- evaluation ------------------------------------------------------------------------------
 
     async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
         """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
@@ -456,15 +425,14 @@ class MemoryLedger:
                 s.open_evaluation(trajectory)
 
     async def evaluation(self, number: int) -> EvaluationState | None:
-        """Return how far an evaluation is; None when it was never requested."""
+        """Return an evaluation's progress; None when it was never requested."""
         record = self.state.evaluations.get(number)
         if record is None:
             return None
         samples = tuple(sorted(record.samples, key=lambda sample: (sample.prompt, sample.sample)))
         return EvaluationState(record.request, samples, record.num_failed)
 
-    # -- looking
-    # -----------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------
 
     async def totals(self) -> Totals:
         """Return the counters."""
@@ -489,12 +457,11 @@ class MemoryLedger:
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""
 
-    # -- inside
-    # ------------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     @property
     def state(self) -> LedgerState:
-        """All that is kept, for ``pipeline.ledger.memory.admin``."""
+        """The whole state, for ``pipeline.ledger.memory.admin``."""
         if self._opened is None:
             raise LedgerError("the ledger was not opened; call open(spec) first")
         return self._opened

@@ -1,7 +1,6 @@
-"""What the in-memory ledger keeps of groups, trajectories, chunks, claims and evaluations.
+"""The in-memory ledger's records of groups, trajectories, chunks, claims and evaluations.
 
-*Consumes* nothing. *Produces* mutable records, private to ``pipeline.ledger.memory.ledger``; the
-Redis ledger keeps the same ones as hashes (``pipeline.ledger.redis.keys``). *Waits for* nothing.
+The Redis ledger stores the same as hashes (``pipeline.ledger.redis.keys``).
 """
 
 from __future__ import annotations
@@ -14,24 +13,22 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
 CHUNK_OVERHEAD_BYTES = 512
-"""What a stored chunk costs a server besides its blobs, in the count that the
-watermark looks at.
-"""
+"""A stored chunk's cost beside its blobs, for the watermark."""
 
 
 @dataclass(slots=True)
 class UnitRecord:
-    """What any unit has: its readiness and the oldest version of its tokens."""
+    """The common part of all units: readiness, and the oldest version of its tokens."""
 
     missing: int = 0
-    """Needed fields that are not written."""
+    """Needed fields that are not yet written."""
     oldest: int | None = None
     state: str = ""
     """Empty while running, then ``ready``, then ``claimed``."""
     ready_s: float = 0.0
 
     def lower_oldest(self, version: int) -> None:
-        """Take a token of ``version`` into account."""
+        """Include a token of ``version``."""
         self.oldest = version if self.oldest is None else min(self.oldest, version)
 
 
@@ -49,7 +46,7 @@ class GroupRecord(UnitRecord):
     trained: bool = False
 
     def is_alike(self, group_size: int) -> bool:
-        """Whether all members are scored, and all of them equally accurate."""
+        """Return whether all members are scored, with one accuracy."""
         return len(self.accuracies) == group_size and len(set(self.accuracies)) == 1
 
 
@@ -67,11 +64,9 @@ class TrajectoryRecord(UnitRecord):
     """Unit chunk: written chunks that are not settled."""
     trained: bool = False
     last: bytes = b""
-    """Unit chunk: the newest chunk, when it was settled before the next was written."""
+    """Unit chunk: the newest chunk, if it was settled before the next was written."""
     spoiled: bool = False
-    """Unit chunk: one of its chunks was a dead letter, or not finite, so that no critic may learn
-    from it.
-    """
+    """Unit chunk: a dead or non-finite chunk was in it, so no critic may learn from it."""
 
 
 @dataclass(slots=True)
@@ -87,7 +82,7 @@ class ChunkRecord(UnitRecord):
 
     @property
     def num_bytes(self) -> int:
-        """What this chunk counts for against the watermark."""
+        """Its bytes, as the watermark counts them."""
         return CHUNK_OVERHEAD_BYTES + len(self.blob) + sum(map(len, self.scores.values()))
 
 
@@ -101,7 +96,7 @@ class ClaimRecord:
 
 @dataclass(slots=True)
 class FinishedRecord:
-    """What is kept of a trajectory for the value worker."""
+    """A trajectory stored for the value worker."""
 
     num_chunks: int = 0
     """0 until the reward is written."""
@@ -113,12 +108,12 @@ class FinishedRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the final chunk, its reward and every chunk's values are there."""
+        """Whether the final chunk, its reward and every chunk's values are stored."""
         return self.num_chunks > 0 and len(self.values) == self.num_chunks
 
     @property
     def num_bytes(self) -> int:
-        """What this counts for against the watermark."""
+        """Its bytes, as the watermark counts them."""
         return CHUNK_OVERHEAD_BYTES + len(self.final) + len(self.reward) + sum(map(len, self.values.values()))
 
 

@@ -1,8 +1,6 @@
 """A set in ascending order, for queues of names.
 
-*Consumes* comparable names. *Produces* them smallest first. *Waits for* nothing. Adding and
-removing move at most a list's tail, which for the thousands of names of a ledger costs about a
-microsecond.
+Adding and removing move at most a list's tail: about a microsecond for a ledger's thousands.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ class SortedSet(Generic[T]):
         self._items: list[T] = []
 
     def add(self, item: T) -> None:
-        """Insert an item; one that is there already changes nothing."""
+        """Insert an item once."""
         at = bisect_left(self._items, item)  # type: ignore[type-var]
         if at == len(self._items) or self._items[at] != item:
             self._items.insert(at, item)

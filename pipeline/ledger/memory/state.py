@@ -1,7 +1,6 @@
 """The in-memory ledger's records and indexes, and the steps that several transitions share.
 
-*Consumes* steps of ``MemoryReplay``. *Produces* a state in which every index agrees with the
-records. *Waits for* nothing. The counterpart, step by step, of ``redis/scripts/parts``.
+The counterpart, step by step, of ``redis/scripts/parts``: every index agrees with the records.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
 MAX_MILESTONES = 1000
-"""Checkpoints that one may go back to with the books right; far more than are ever kept."""
+"""Checkpoints whose books are kept, to go back to; far more than are ever stored."""
 
 
 class LedgerState:
-    """Everything that one run's ledger holds."""
+    """One run's whole ledger."""
 
     def __init__(self, spec: LedgerSpec) -> None:
         self.spec = spec
@@ -40,7 +39,7 @@ class LedgerState:
         self.version = 0
         self.version_history = VersionHistory()
         self.milestones: dict[int, Counter[str]] = {}
-        """What was trained by the time that so many updates were settled."""
+        """By number of settled updates: the counts trained by then."""
         self.used = 0
         self.stored_bytes = 0
         self.closed = False
@@ -67,40 +66,38 @@ class LedgerState:
         self.evaluations: dict[int, EvaluationRecord] = {}
         self.finished = FinishedLane()
 
-    # -- names
-    # -------------------------------------------------------------------------------------------------------
+    # -- names -----------------------------------------------------------------------------------
 
     def members(self, group: int) -> Iterator[TrajectoryId]:
         """Yield a group's trajectories."""
         return (TrajectoryId(TRAIN_LANE, group, member) for member in range(self.spec.group_size))
 
     def unit_of(self, chunk: ChunkId) -> UnitName:
-        """Return the name of the unit that a chunk belongs to."""
+        """Return the name of a chunk's unit."""
         if self.spec.unit is Unit.GROUP:
             return chunk.trajectory.group
         return chunk.trajectory if self.spec.unit is Unit.TRAJECTORY else chunk
 
     def record(self, name: UnitName) -> UnitRecord:
-        """Return the record of a unit that is there."""
+        """Return an existing unit's record."""
         if isinstance(name, int):
             return self.groups[name]
         return self.trajectories[name] if isinstance(name, TrajectoryId) else self.chunks[name]
 
     def name(self, text: str) -> UnitName:
-        """Return the unit that a text names. Raises ValueError when it names none."""
+        """Return the unit that a text names. Raises ValueError for other texts."""
         if self.spec.unit is Unit.GROUP:
             return int(text)
         return TrajectoryId.parse(text) if self.spec.unit is Unit.TRAJECTORY else ChunkId.parse(text)
 
     def needed_fields(self, trajectory: TrajectoryId, *, final: bool) -> frozenset[Field]:
-        """Return what a chunk needs before it is complete."""
+        """Return the fields of a complete chunk."""
         reward = frozenset({Field.REWARD}) if final else frozenset[Field]()
         if trajectory.is_evaluation:
             return reward
         return (self.spec.fields - {Field.REWARD}) | (self.spec.fields & reward)
 
-    # -- credit
-    # ------------------------------------------------------------------------------------------------------
+    # -- credit ----------------------------------------------------------------------------------
 
     def refusal(self, wanted: int) -> Refusal | None:
         """Return why ``wanted`` more credits cannot be given, or None when they can."""
@@ -114,17 +111,17 @@ class LedgerState:
 
     @property
     def credit_limit(self) -> int:
-        """How much credit may be used while the present version is published."""
+        """Largest credit in use while the present version is published."""
         return credit_limit(self.spec, self.version_history.updates(self.version))
 
     def mark(self, num_updates: int) -> None:
-        """Remember what is trained now that so many updates are settled."""
+        """Remember the counts trained, at so many settled updates."""
         self.milestones[num_updates] = Counter(self.trained)
         while len(self.milestones) > MAX_MILESTONES:
             del self.milestones[min(self.milestones)]
 
     def go_back(self, num_updates: int) -> int:
-        """Count what later updates had learned as given up; return its credit."""
+        """Count all that later updates trained as given up; return its credit."""
         lost: Counter[str] = Counter()
         if any(updates > num_updates for updates in self.milestones):
             lost = self.trained - self.milestones.get(num_updates, Counter())
@@ -138,7 +135,7 @@ class LedgerState:
 
     @property
     def num_bytes(self) -> int:
-        """What is stored, for units and for the value worker, as the watermark counts it."""
+        """Stored bytes, for units and for the value worker, as the watermark counts them."""
         return self.stored_bytes + self.finished.num_bytes
 
     @property
@@ -151,13 +148,10 @@ class LedgerState:
         """Return the place of a trajectory's prompt in its stream."""
         return trajectory.group if trajectory.is_evaluation else self.groups[trajectory.group].prompt
 
-    # -- holding
-    # -----------------------------------------------------------------------------------------------------
+    # -- holding ---------------------------------------------------------------------------------
 
     def hold(self, trajectory: TrajectoryId, who: str, now: float) -> None:
-        """Give a trajectory to an incarnation. Its unit may from now on hold tokens of the present
-        version.
-        """
+        """Give a trajectory to an incarnation; its unit may now get tokens of this version."""
         record = self.trajectories[trajectory]
         record.holder, record.since_s = who, now
         self.held.setdefault(who, set()).add(trajectory)
@@ -165,9 +159,7 @@ class LedgerState:
             self.begin_age(trajectory, record.next)
 
     def begin_age(self, trajectory: TrajectoryId, index: int) -> None:
-        """Date the unit that the trajectory's next tokens belong to by the updates in the present
-        version.
-        """
+        """Set the age of the unit of the trajectory's next tokens: the version's updates."""
         unit, now = self.unit_of(ChunkId(trajectory, index)), self.version_history.updates(self.version)
         if self.spec.unit is Unit.GROUP:
             self.running_age[unit] = min(now, self.running_age.get(unit, now))
@@ -175,12 +167,12 @@ class LedgerState:
             self.running_age[unit] = now
 
     def let_go(self, trajectory: TrajectoryId, who: str) -> None:
-        """Take a trajectory from the incarnation that holds it."""
+        """Take a trajectory from its holder."""
         self.held[who].discard(trajectory)
         self.trajectories[trajectory].holder = None
 
     def reopen(self, trajectory: TrajectoryId, who: str, now: float) -> None:
-        """Open a held trajectory for others. What it has not begun cannot grow old."""
+        """Open a held trajectory for others. A unit that has not begun does not age."""
         self.let_go(trajectory, who)
         record = self.trajectories[trajectory]
         record.since_s = now
@@ -196,14 +188,13 @@ class LedgerState:
         self.evaluation_open.add((int(trajectory.lane[1:]), trajectory))
 
     def reopen_all(self, who: str, now: float) -> int:
-        """Open all that an incarnation holds; return how many."""
+        """Open all that an incarnation holds; return their number."""
         held = sorted(self.held.get(who, ()))
         for trajectory in held:
             self.reopen(trajectory, who, now)
         return len(held)
 
-    # -- becoming ready
-    # ----------------------------------------------------------------------------------------------
+    # -- becoming ready --------------------------------------------------------------------------
 
     def make_ready(self, name: UnitName, now: float) -> None:
         """Make a unit claimable."""
@@ -214,7 +205,7 @@ class LedgerState:
         record.state, record.ready_s = "ready", now
 
     def ready_if_complete(self, chunk: ChunkId, now: float) -> None:
-        """Make the unit of a chunk ready when nothing is missing any more."""
+        """Make a chunk's unit ready once nothing is missing."""
         name = self.unit_of(chunk)
         record = self.record(name)
         if record.missing:
@@ -229,16 +220,13 @@ class LedgerState:
         self.make_ready(name, now)
 
     def _is_without_signal(self, group: int) -> bool:
-        """Whether a unit of this group that has just become complete is filtered away."""
+        """Return whether the signal filter drops a complete unit of this group."""
         return self.spec.signal_filter and self.groups[group].is_alike(self.spec.group_size)
 
-    # -- leaving the ledger
-    # ------------------------------------------------------------------------------------------
+    # -- leaving the ledger ----------------------------------------------------------------------
 
     def end_unit(self, name: UnitName, reason: DropReason | None) -> None:
-        """Take a unit out of the ledger: trained (no reason), or dropped, which
-        returns its credit.
-        """
+        """Remove a unit: trained (no reason), or dropped, which returns its credit."""
         self.running.discard(name)
         self.running_age.pop(name, None)
         self.ready.discard(name)
@@ -265,7 +253,7 @@ class LedgerState:
             self.finished.discard(trajectory, reason)
 
     def end_trajectory(self, trajectory: TrajectoryId, reason: DropReason | None) -> None:
-        """Settle a trajectory, and its group when it was the last of it."""
+        """Settle a trajectory, and its group with the last member."""
         record = self.trajectories[trajectory]
         if record.holder is not None:
             self.let_go(trajectory, record.holder)
@@ -282,7 +270,7 @@ class LedgerState:
             del self.groups[trajectory.group]
 
     def forget_chunk(self, chunk: ChunkId) -> ChunkRecord:
-        """Forget a chunk's data and everything that points to it."""
+        """Forget a chunk's data and all indexes of it."""
         record = self.chunks.pop(chunk)
         self.stored_bytes -= record.num_bytes
         for waiting in self.due.values():
@@ -290,7 +278,7 @@ class LedgerState:
         return record
 
     def store_chunk(self, chunk: ChunkId, record: ChunkRecord) -> None:
-        """Keep a chunk."""
+        """Store a chunk."""
         self.chunks[chunk] = record
         self.stored_bytes += CHUNK_OVERHEAD_BYTES + len(record.blob)
 
@@ -308,7 +296,7 @@ class LedgerState:
         record = self._end_chunk(chunk, reason)
         trajectory = self.trajectories[chunk.trajectory]
         if not trajectory.final and trajectory.next == chunk.index + 1:
-            # the next window goes on from it
+            # the next window continues from it
             trajectory.last = record.blob
             self.stored_bytes += len(record.blob)
         trajectory.trained |= reason is None

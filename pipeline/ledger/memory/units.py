@@ -1,9 +1,4 @@
-"""Steps of the in-memory ledger on whole units: what is leased next, what a claim reads, what a
-cancelled trajectory leaves.
-
-*Consumes* a ``LedgerState``. *Produces* trajectories to lease and chunks to train on. *Waits for*
-nothing.
-"""
+"""Steps of the in-memory ledger on whole units: the next lease, a claim's chunks, cancelling."""
 
 from __future__ import annotations
 
@@ -17,9 +12,9 @@ from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
 
 
 def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refusal:
-    """Return the next trajectory to lease, taken out of its queue, or why there is none.
+    """Take the next trajectory to lease out of its queue; or return why there is none.
 
-    A caller that is behind the published version is given evaluation only.
+    A caller behind the published version gets evaluation only.
     """
     evaluation = s.evaluation_open.first
     if evaluation is not None:
@@ -48,11 +43,11 @@ def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refus
 
 
 def _first_open(s: LedgerState) -> TrajectoryId | None:
-    """Return the open trajectory that comes first.
+    """Return the first open trajectory.
 
-    While the learner makes updates again that it had made before, what is sampled would be too old
-    when its turn comes: then only one whose unit grows no older by it, lest the learner wait for
-    that unit; unless it has too little to go on with.
+    While the learner repeats lost updates, new samples would be too old at their turn. Then only a
+    trajectory whose unit does not age by it is leased, since the learner may wait for that unit.
+    If the learner has no batch ready, any trajectory is leased.
     """
     if s.used <= s.credit_limit or len(s.ready) * s.weight < s.spec.units_per_update:
         return s.open.first
@@ -87,9 +82,7 @@ def _admit_group(s: LedgerState, now: float) -> Refusal | None:
 
 
 def cancel_windows(s: LedgerState, trajectory: TrajectoryId, reason: DropReason) -> None:
-    """Drop an unfinished trajectory's stored chunks, the credit of its next window, and then itself
-    (unit chunk).
-    """
+    """Drop an unfinished trajectory's chunks, its next window's credit, and itself (unit chunk)."""
     t = s.trajectories[trajectory]
     granted = ChunkId(trajectory, t.next)
     for chunk in [ChunkId(trajectory, index) for index in range(t.next)]:
@@ -113,7 +106,7 @@ def chunks_of(s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[S
 
 
 def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
-    """Let an evaluation response leave with its sample recorded."""
+    """Record an evaluation response's sample and forget the response."""
     name = chunk.trajectory
     t = s.trajectories.pop(name)
     assert t.oldest is not None

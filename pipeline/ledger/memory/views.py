@@ -1,8 +1,4 @@
-"""What the in-memory ledger shows of itself: counters, queues, and both sides of the conservation
-law.
-
-*Consumes* a ``LedgerState``. *Produces* views of one moment; changes nothing. *Waits for* nothing.
-"""
+"""Views of the in-memory ledger: counters, queues, and both sides of the conservation law."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
 _STATES = ("open", "leased", "finished", "ready", "claimed")
-"""From the least advanced on. A group is where its least advanced member is."""
+"""From the least advanced on. A group's state is its least advanced member's."""
 
 
 def totals_of(s: LedgerState) -> Totals:
@@ -36,9 +32,7 @@ def totals_of(s: LedgerState) -> Totals:
 
 
 def audit_of(s: LedgerState) -> Audit:
-    """Count what is in flight by walking groups, their trajectories and those
-    trajectories' chunks.
-    """
+    """Count the work in flight, by walking groups, trajectories and chunks."""
     found: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
     for number, group in s.groups.items():
         states = [

@@ -1,3 +1,1 @@
-"""The ledger in Redis: one Lua script a transition. With ``pipeline.runtime.registry.contract`` the
-door to Redis.
-"""
+"""The ledger in Redis: one Lua script a transition. Only here and in the registry: redis-py."""

@@ -1,8 +1,4 @@
-"""A person's side of the ledger in Redis.
-
-*Consumes* a ``RedisLedger``. *Produces* what ``pipeline.ledger.admin`` promises, one script each.
-*Waits for* the server.
-"""
+"""An operator's side of the ledger in Redis, one script a method."""
 
 from __future__ import annotations
 

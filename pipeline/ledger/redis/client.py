@@ -1,12 +1,8 @@
-"""How every process reaches the ledger server.
+"""Connections of every process to the ledger server.
 
-*Consumes* a URL: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password when there is
-one, or one that leads to a master by its Sentinels (``pipeline.ledger.redis.sentinel``). *Produces*
-asyncio clients. *Waits for* at most ``timeout_s`` for a connection of the pool, for connecting, and
-for each answer.
-
-A client says how patient its calls are, and repeats nothing itself.
-``pipeline.ledger.redis.connection`` is the one layer that does.
+A URL is ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password if the server has one, or
+names Sentinels (``pipeline.ledger.redis.sentinel``). A client has limits of waiting, and repeats
+nothing itself: ``pipeline.ledger.redis.connection`` is the one layer that repeats.
 """
 
 from __future__ import annotations
@@ -30,38 +26,32 @@ from protocol.errors import ConfigError
 
 
 class OwnConnection(AbstractConnection):
-    """A connection whose writes a cancelled task does not survive, and which is made anew once for
-    each attempt of a command.
+    """A connection that obeys cancellation, and connects once for each attempt of a command.
 
-    redis-py bounds a write by ``asyncio.wait_for``, which on Python 3.11 swallows a cancellation
-    that comes as the write completes: nearly every one, on a fast socket. A worker would go on
-    after its TaskGroup had told it to end. ``asyncio.timeout`` bounds the same write and lets the
-    cancellation through. And a command on a lost connection would have each of its attempts repeat
-    the connecting as often as itself is repeated, and never ask a Sentinel for the new master.
+    redis-py bounds a write by ``asyncio.wait_for``. On Python 3.11 that swallows a cancellation
+    that comes as the write completes: nearly every one, on a fast socket. A worker would continue
+    after its TaskGroup had ended it. ``asyncio.timeout`` bounds the same write without that fault.
 
-    Commands are packed in C. A pipeline is written piece by piece: redis-py would first join it,
-    and asyncio would keep a copy of what the socket does not take at once, megabytes of fresh
-    memory for long values.
+    On a lost connection redis-py would repeat the connecting in each attempt of a command. It would
+    never look up a new master at a Sentinel.
+
+    Commands are packed in C. A pipeline is written piece by piece. Otherwise it would be joined,
+    and asyncio would copy the part that the socket does not take: megabytes, for long values.
     """
 
     __slots__ = ()
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        """Return a command as it is sent. Raises redis-py's DataError for an argument that cannot
-        be sent.
-        """
+        """Return a command's bytes. Raises redis-py's DataError for a bad argument."""
         command, *rest = args
         try:
-            return [
-                cast("Any", hiredis).pack_command((*command.split(), *rest))
-            ]  # as redis-py's own: CONFIG GET are two words
+            # split, as redis-py does: CONFIG GET are two words
+            return [cast("Any", hiredis).pack_command((*command.split(), *rest))]
         except TypeError as error:
             raise redis.exceptions.DataError(str(error)) from error
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """Write a packed command within ``socket_timeout``. Raises redis-py's ConnectionError and
-        TimeoutError.
-        """
+        """Write within ``socket_timeout``. Raises redis-py's ConnectionError and TimeoutError."""
         if not self.is_connected:
             await self._connect_once()
         if check_health:
@@ -71,20 +61,23 @@ class OwnConnection(AbstractConnection):
         try:
             async with asyncio.timeout(limit):
                 for piece in pieces:
-                    # the rest of a command is none, to a new connection
+                    # a new connection must not receive the rest of a command
                     if self._writer is not writer:
                         raise redis.exceptions.ConnectionError("the connection was closed while a command was written")
                     await super().send_packed_command(piece, check_health=False)
-        except TimeoutError:  # not redis-py's: those are no subclass of it
+        except TimeoutError:
+            # not redis-py's, which is no subclass of it
             await self.disconnect(nowait=True)
             raise redis.exceptions.TimeoutError("Timeout writing to socket") from None
         finally:
             self.socket_timeout = limit
 
     async def take_over(self) -> asyncio.WriteTransport:
-        """Connect anew, once, and return the transport. Its owner sets a protocol, which passes
-        ``connection_lost`` on to the one before; ``disconnect``, of this connection or of its whole
-        pool, still closes it."""
+        """Connect anew, once, and return the transport, for a protocol of the caller's.
+
+        That protocol passes ``connection_lost`` on to the one before. ``disconnect``, of this
+        connection or its pool, still closes it.
+        """
         await self.disconnect(nowait=True)
         try:
             await self._connect_once()
@@ -94,7 +87,7 @@ class OwnConnection(AbstractConnection):
         return cast("asyncio.StreamWriter", self._writer).transport
 
     def error_of(self, text: str) -> Exception:
-        """Return redis-py's exception for an error that the server answered."""
+        """Return redis-py's exception for an error reply."""
         return cast("Any", self._parser).parse_error(text)
 
     async def _connect_once(self) -> None:
@@ -111,7 +104,7 @@ class _Tls(OwnConnection, SSLConnection):
 
 class _Master(OwnConnection, SentinelManagedConnection):
     async def _connect_once(self) -> None:
-        # redis-py's name for one attempt: it asks the Sentinels first
+        # redis-py's name for one attempt: it looks the master up first
         await self._connect_retry()
 
 
@@ -128,24 +121,20 @@ _SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
 
 
 class CallTimeouts(NamedTuple):
-    """How long calls over a client bear a server that does not serve them, in seconds."""
+    """How long calls wait for a server that does not serve them, in seconds."""
 
     timeout_s: float
-    """Without any answer: then the connection is given up."""
+    """Without any answer: then the connection is closed."""
     lost_s: float
-    """Of one call, from its making to its end, while no server answers."""
+    """Of one call, from its start to its end, while no server answers."""
     disk_s: float
-    """Of one call, while the server answers that its disk takes no writes, or is away and its disk
-    is full.
-    """
+    """Of one call, while the server's disk is full, even if the server is away."""
     disk_trouble: Callable[[], str]
-    """Asked while no server answers: returns why its disk takes no writes, for people; "" when it
-    does, or cannot be seen.
-    """
+    """Called while no server answers: returns the disk's trouble, for people, else ""."""
 
 
 def call_timeouts(client: redis.asyncio.Redis) -> CallTimeouts:
-    """Return how patient calls over a client of ``connect`` are."""
+    """Return the limits of calls over a client of ``connect``."""
     return cast("Any", client.connection_pool).timeouts
 
 
@@ -163,13 +152,12 @@ def connect(
 ) -> redis.asyncio.Redis:
     """Return a client of the server at ``url``; nothing is sent yet.
 
-    A ledger call ends ``patience_s`` after it was made, however often it was asked again meanwhile;
-    while the server answers that its disk takes no writes, after ``disk_patience_s``, if that is
-    longer; and so while none answers and ``disk_trouble`` tells of its disk: it cannot start there.
-    Within that, a connection without an answer for ``timeout_s`` is made anew. ``password``
-    overrides the one in the URL. A caller that finds all ``max_connections`` in use waits its turn
-    for up to ``timeout_s``. ``tls`` takes redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``.
-    Raises ConfigError for a bad URL.
+    A ledger call ends ``patience_s`` after its start, with all repeats. It ends after the longer
+    ``disk_patience_s`` while the server reports a disk that takes no writes. The same holds while
+    no server answers and ``disk_trouble`` returns a reason: it cannot start there. A connection
+    without an answer for ``timeout_s`` is made anew. ``password`` overrides the URL's. With all
+    ``max_connections`` in use a caller waits up to ``timeout_s``. ``tls`` takes redis-py's
+    ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL.
     """
     if not url.startswith(_SCHEMES):
         raise ConfigError(f"ledger URL is {hide_password(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")

@@ -1,23 +1,20 @@
-"""The connection that all ledger calls of a process share: commands leave as they are made, answers
-come back in that order.
+"""One connection for all ledger calls of a process: commands leave at once, answers keep the order.
 
-*Consumes* commands. *Produces* each command's own answer or error, as soon as it is there. *Waits
-for* the server, at most the client's timeout for the next answer and its patience for one call;
-and, while ``MAX_UNANSWERED`` commands have none, for answers, which make room.
+A call waits at most the client's timeout for the next answer, and its patience in all. With
+``MAX_UNANSWERED`` commands unanswered a caller waits for an answer, which makes room.
 
-Nobody waits for another's answer. While the server works on one command the next is on its way, and
-whoever has an answer goes on; what is asked in one turn of the event loop leaves together. Sharing
-changes nothing but the cost: it is no transaction, every script is atomic by itself, and one that
-fails fails alone.
+No call waits for another's answer. Commands of one turn of the event loop leave together. That is
+no transaction: every script is atomic by itself, and fails alone.
 
-A connection that is lost, or on which nothing comes back in time, is given up with all that waits
-there, and each of those commands is asked again: writes are keyed, and calls that give out or take
-back are numbered, so that the server knows a repeat. So is a command to which the server says that
-it cannot serve now, or that its disk takes no writes. A full disk is also borne of a server that is
-away, since it cannot start there. A refused password ends a call at once. This is the one layer
-that repeats. Each call has one deadline (``pipeline.ledger.redis.client.CallTimeouts``), which covers
-waiting, connecting and repeating, and which no server can stretch by trickling bytes. A cancelled
-caller leaves an answer behind that no call reads.
+A connection that is lost, or silent for too long, is closed, and all its commands are repeated.
+That is safe: writes are keyed, and calls that give out or take back are numbered, so the server
+knows a repeat. Commands are also repeated when the server cannot serve now, or its disk takes no
+writes. A full disk is tolerated of a server that is away, too, since it cannot start there. A
+refused password ends a call at once. This is the one layer that repeats.
+
+Each call has one deadline (``pipeline.ledger.redis.client.CallTimeouts``) for waiting, connecting
+and repeating; no server can stretch it by trickling bytes. A cancelled caller's answer is
+discarded.
 """
 
 from __future__ import annotations
@@ -38,16 +35,12 @@ T = TypeVar("T")
 Command: TypeAlias = Sequence[str | bytes | float]
 
 MAX_UNANSWERED: Final = 64
-"""Commands of one connection: bounds what waits in the buffers of both sides."""
+"""Of one connection: bounds the buffers of both sides."""
 _JOINED_BYTES = 1 << 16
-"""Pieces are copied together, up to so many bytes, to be written at once; a longer one is not
-copied.
-"""
+"""Pieces up to this many bytes are joined into one write. A longer piece is not copied."""
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
-"""Of the parser's memory, which is otherwise given back after every long answer and is new to the
-process at the next.
-"""
+"""Of the parser's memory. Otherwise it is freed after every long answer and allocated again."""
 _NOT_YET = object()
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -55,7 +48,7 @@ _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
 
 
 class PipelinedConnection:
-    """Asks the server of ``client`` with its patience, over one connection at a time."""
+    """Sends commands to the server of ``client``, over one connection at a time."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._pool = cast("Any", client.connection_pool)
@@ -65,29 +58,26 @@ class PipelinedConnection:
         self._timeouts = call_timeouts(client)
         self._num_troubled = 0
         self.on_trouble: Callable[[str], None] = lambda _: None
-        """Called with why calls are asked again, for people; with "" when the last of those has
-        ended.
-        """
+        """Called with the reason why calls are repeated, for people; with "" after the last."""
         self._connection: OwnConnection | None = None
-        """Of the client's pool, and in use until the end: closing the client closes it, too."""
+        """Of the client's pool, in use until the end; closing the client closes it."""
         self._stream: _Stream | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
-        """While somebody connects; then why it failed."""
+        """While a caller connects; its result is the failure, if any."""
 
     async def ask(self, *command: str | bytes | float) -> Any:
-        """Return a command's answer; raise what redis-py raises for it."""
+        """Return a command's answer. Raises redis-py's errors."""
         return await self._repeated(lambda stream: stream.ask(command))
 
     async def ask_all(self, commands: Sequence[Command], *, raises: bool = True) -> list[Any]:
-        """Return the commands' answers; raise what one of them raised. When the connection is lost,
-        all are asked again.
+        """Return the commands' answers. Raises an error of any. A lost connection repeats all.
 
-        Unless ``raises``, an error that the server answered is returned in its place.
+        Unless ``raises``, an error reply is returned in its place.
         """
         return await self._repeated(lambda stream: stream.ask_all(commands, raises=raises))
 
     async def aclose(self) -> None:
-        """Close the connection; what waits for an answer fails. Repeated calls do nothing."""
+        """Close the connection; waiting calls fail. Repeated calls do nothing."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.disconnect()
@@ -109,14 +99,14 @@ class PipelinedConnection:
                 except exceptions.ResponseError as failure:
                     if not is_disk_failure(failure):
                         raise
-                    # it answers
+                    # the server answers
                     error, deadline = failure, min(last_of_all, now() + pause + self._timeouts.lost_s)
                 except (TimeoutError, OSError) as failure:
                     error = error or exceptions.TimeoutError(
                         f"no answer within {self._timeouts.lost_s:g} s{f': {failure}' if str(failure) else ''}"
                     )
                 no_room = "" if is_disk_failure(error) else self._timeouts.disk_trouble()
-                # a server that is away cannot start there, either
+                # nor can a server that is away start there
                 if no_room:
                     deadline = min(last_of_all, now() + pause + self._timeouts.lost_s)
                 left_s = deadline - now()
@@ -139,17 +129,18 @@ class PipelinedConnection:
             stream = await self._connected()
         try:
             return await asking(stream)
-        except NOT_NOW as error:  # another server may be the master by now
+        except NOT_NOW as error:
+            # another server may be the master by now
             stream.give_up(exceptions.ConnectionError(f"the server serves nothing now: {error}"))
             raise
 
     async def _connected(self) -> _Stream:
-        """Connect, or wait for whoever does. Raises why it failed, for all that wait."""
+        """Connect, or wait for the caller that does. A failure is raised in all of them."""
         while self._stream is None or self._stream.is_lost:
             if self._connecting is not None:
                 if failure := await asyncio.shield(self._connecting):
                     raise type(failure)(*failure.args) from failure
-                # it has come about, or its caller was cancelled
+                # connected, or the connecting caller was cancelled
                 continue
             self._connecting, failure = asyncio.get_running_loop().create_future(), None
             try:
@@ -182,19 +173,16 @@ class _Stream(asyncio.BufferedProtocol):
         self._is_sending = False
         self._is_paused = False
         self._last_answer_s = 0.0
-        """Or when the first of the unanswered was asked."""
+        """Or the time of the first unanswered command."""
         self._watch: asyncio.TimerHandle | None = None
         self.is_lost = False
         self._read = memoryview(bytearray(_READ_BYTES))
         self._transport.set_protocol(self)
 
-    # -- asking
-    # ------------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------
 
     async def ask(self, command: Command) -> Any:
-        """Return the answer. Raises redis-py's errors; ConnectionError and TimeoutError when the
-        connection was given up.
-        """
+        """Return the answer. Raises redis-py's errors, also for a closed connection."""
         while len(self._unanswered) >= MAX_UNANSWERED:
             await self._room()
         return await self._sent(command)
@@ -213,7 +201,7 @@ class _Stream(asyncio.BufferedProtocol):
         finally:
             for answer in answers:
                 if not answer.cancel() and not answer.cancelled():
-                    # else asyncio complains that nobody looked at it
+                    # retrieved, or asyncio warns
                     answer.exception()
         for answer in answers:
             if (error := answer.exception()) is not None and (raises or not _is_answer(error)):
@@ -253,25 +241,23 @@ class _Stream(asyncio.BufferedProtocol):
         try:
             await room
         except asyncio.CancelledError:
-            # it may have had some already
+            # it may have been given room already
             self._make_room()
             raise
 
-    # -- answers
-    # -----------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to read to: always the same place, not memory that is new to the process at
-        each read.
+        """Return the buffer to read into: always the same, not fresh memory at each read.
 
-        A view: over TLS asyncio slices what it is given, and reads later records into the slice. A
-        bytearray's is a copy.
+        It is a view. Over TLS asyncio slices it and reads later records into the slice; a
+        bytearray's slice is a copy.
         """
         del sizehint
         return self._read
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand every whole answer to whoever waits for it."""
+        """Pass every complete answer to its caller."""
         self._last_answer_s = self._loop.time()
         try:
             self._replies.feed(self._read, 0, nbytes)
@@ -279,7 +265,7 @@ class _Stream(asyncio.BufferedProtocol):
                 if isinstance(answer, hiredis.PushNotification):
                     continue
                 asked = self._unanswered.popleft()
-                # its caller was cancelled
+                # the caller was cancelled
                 if asked.done():
                     continue
                 if isinstance(answer, Exception):
@@ -291,13 +277,13 @@ class _Stream(asyncio.BufferedProtocol):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Let those go on who wait for room, as far as there is any."""
+        """Wake callers that wait for room, as far as there is any."""
         free = MAX_UNANSWERED - len(self._unanswered)
         while self._rooms and free > 0:
             free -= _wake(self._rooms.popleft())
 
     def _look(self) -> None:
-        """See whether the server has answered lately."""
+        """Close the connection if the server has been silent for too long."""
         self._watch = None
         if not self._unanswered:
             return
@@ -308,24 +294,23 @@ class _Stream(asyncio.BufferedProtocol):
             self._watch = self._loop.call_later(left_s, self._look)
 
     def pause_writing(self) -> None:
-        """Wait: the socket takes no more for now."""
+        """Stop writing: the socket takes no more for now."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Continue writing."""
         self._is_paused = False
         self._send()
 
-    # -- the end
-    # -----------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all that waits."""
+        """Fail all waiting calls."""
         self.give_up(exceptions.ConnectionError(f"the server closed the connection{f': {exc}' if exc else ''}"))
         self._before.connection_lost(exc)
 
     def give_up(self, error: Exception) -> None:
-        """Close the connection; all that waits fails with a copy of ``error``."""
+        """Close the connection; all waiting calls fail with a copy of ``error``."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -340,13 +325,13 @@ class _Stream(asyncio.BufferedProtocol):
 
 
 def _is_answer(error: BaseException) -> bool:
-    """Whether the server answered a command with this error, and would do so again."""
+    """Return whether this is an error reply that a repeat would get again."""
     is_reply = isinstance(error, exceptions.ResponseError) and not isinstance(error, NOT_NOW)
     return is_reply and not is_disk_failure(error)
 
 
 def _wake(room: asyncio.Future[None]) -> bool:
-    """Return whether somebody still waited for it."""
+    """Return whether a caller still waited."""
     if room.done():
         return False
     room.set_result(None)

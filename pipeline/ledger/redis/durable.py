@@ -1,7 +1,6 @@
-"""Waiting until the server's append-only file is on its disk.
+"""Waits until the server's append-only file is on its disk: a second, as a rule.
 
-*Consumes* a link of its own. *Produces* certainty, or the word that there is none, which the ledger
-keeps for ``status`` and ``audit``. *Waits for* the server's flush, a second as a rule.
+If the server cannot confirm it, the ledger counts that for ``status`` and ``audit``.
 """
 
 from __future__ import annotations
@@ -17,21 +16,19 @@ from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation
 
 _STEP_MS = 2000
-"""Of one wait; below every client's patience for an answer."""
+"""Of one wait; below every client's timeout of an answer."""
 _MAX_STEPS = 30
 _CANNOT = ("unknown command", "appendonly is disabled")
 
 
 async def wait_durable(connection: PipelinedConnection, counters: str, who: Incarnation) -> bool:
-    """Return once all writes so far are flushed; False when this server cannot say.
+    """Return True once all writes so far are flushed; False when this server cannot confirm it.
 
-    Raises:
-        Fenced: ``who`` is not the newest incarnation of its worker.
-        LedgerUnavailable: No server answers, or its disk does not take the file for a minute.
+    Raises Fenced, and LedgerUnavailable when no server answers or the disk takes over a minute.
     """
     with ledger_faults("make_durable"):
         for _ in range(_MAX_STEPS):
-            # on one connection: WAITAOF waits for that connection's last write
+            # together on one connection: WAITAOF waits for that connection's last write
             asked = [_sync(counters, who), ("WAITAOF", 1, 0, _STEP_MS)]
             num_unflushed, flushed = await connection.ask_all(asked, raises=False)
             if isinstance(num_unflushed, Exception):
@@ -42,7 +39,7 @@ async def wait_durable(connection: PipelinedConnection, counters: str, who: Inca
             if isinstance(flushed, Exception):
                 raise flushed
             if flushed[0] >= 1:
-                # an operator has mended the server
+                # the server can confirm again
                 if num_unflushed:
                     await connection.ask(*_sync(counters, who, "flushed"))
                 return True
@@ -58,9 +55,7 @@ def _sync(counters: str, who: Incarnation, outcome: str = "") -> tuple[Any, ...]
 
 
 def _cannot_say(answer: object) -> bool:
-    """Whether the server has no file, does not know the command, or does not permit it to this
-    user.
-    """
+    """Return whether the server has no file, lacks the command, or forbids it to this user."""
     if isinstance(answer, NoPermissionError):
         return True
     return isinstance(answer, ResponseError) and any(text in str(answer) for text in _CANNOT)

@@ -1,8 +1,4 @@
-"""From what the Redis client raises to the ledger's own errors.
-
-*Consumes* exceptions of ``redis``. *Produces* LedgerUnavailable, LedgerDiskFailed, LedgerRefused,
-LedgerFull, Fenced or LedgerError. *Waits for* nothing.
-"""
+"""From the Redis client's errors to the ledger's own."""
 
 from __future__ import annotations
 
@@ -22,37 +18,32 @@ NOT_NOW: Final = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
-"""What a server says that serves nothing at the moment: a replica, or a part of a cluster that is
-being moved.
-"""
+"""Errors of a server that cannot serve now: a replica, or a part of a cluster that is moving."""
 
 RAISED: Final = (exceptions.RedisError, OSError)
 """By the Redis client."""
 
 
 def is_disk_failure(error: BaseException) -> bool:
-    """Whether the server refuses writes because its append-only file cannot be written, as on a
-    full disk.
+    """Return whether the server refuses writes since its append-only file cannot be written.
 
-    Servers before version 7 wrap what a script's command raised (https://valkey.io/topics/persistence).
+    Servers before version 7 wrap the error of a script's command
+    (https://valkey.io/topics/persistence).
     """
     return isinstance(error, exceptions.ResponseError) and "MISCONF" in str(error)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the server refused a name or password, and would do so again.
+    """Return whether the server refused a name or password; a repeat would be refused too.
 
-    To redis-py that is a lost connection: its error is one, or, of a connection that is made, is
-    wrapped in one.
+    redis-py raises it as a ConnectionError, or wraps it in one.
     """
     return any(isinstance(part, REFUSED) for part in (error, *error.args))
 
 
 @contextmanager
 def ledger_faults(doing: str) -> Generator[None]:
-    """Raise the ledger's own errors for whatever the Redis client raises inside. ``doing`` says
-    what, for people.
-    """
+    """Raise the ledger's errors for the Redis client's. ``doing`` names the action, for people."""
     try:
         yield
     except RAISED as error:
@@ -60,19 +51,19 @@ def ledger_faults(doing: str) -> Generator[None]:
 
 
 def ledger_fault(doing: str, error: exceptions.RedisError | OSError) -> LedgerError:
-    """Return the ledger's own error for one of the Redis client's."""
+    """Return the ledger's error for one of the Redis client's."""
     if isinstance(error, exceptions.ResponseError):
         return _from_reply(doing, error)
     if isinstance(error, SentinelRefused):
         return LedgerRefused(
-            f"{doing}: the Sentinels refused their password, or the lack of one ({error}); expected what their requirepass or "
-            "ACL says: put sentinel_password=... (and sentinel_username=...) behind the `?` of ledger.url or REDIS_URL, "
-            "then go on with `headrace up --resume`"
+            f"{doing}: the Sentinels refused their password, or the lack of one ({error}); expected their requirepass or "
+            "ACL's. Put sentinel_password=... (and sentinel_username=...) behind the `?` of ledger.url or REDIS_URL, "
+            "then continue with `headrace up --resume`"
         )
     if is_refusal(error):
         return LedgerRefused(
-            f"{doing}: the ledger server refused the password, or the lack of one ({error}); expected what its requirepass or "
-            "its ACL says: put that into ledger.url or REDIS_URL, then go on with `headrace up --resume`"
+            f"{doing}: the ledger server refused the password, or the lack of one ({error}); expected its requirepass or "
+            "ACL's. Put that into ledger.url or REDIS_URL, then continue with `headrace up --resume`"
         )
     if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
         return LedgerUnavailable(
@@ -91,8 +82,7 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         return unmarked(int(text.split()[-2]))
     if text.startswith("UNKEPT"):
         return nothing_kept(doing)
-    # servers before version 7 wrap what a script's command raised, and the client then does not
-    # know the code
+    # servers before version 7 wrap the error of a script's command; redis-py then lacks its code
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in text:
         return LedgerFull(
             f"{doing}: the ledger server is at its memory limit and refuses writes; nothing was changed. Let scorers and "
@@ -101,7 +91,7 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
     if is_disk_failure(error):
         return LedgerDiskFailed(
             f"{doing}: the ledger server cannot write its append-only file, and refuses writes; nothing was changed. Make room "
-            f"on the disk of its folder, and the run goes on by itself ({text})"
+            f"on the disk of its folder; the run then continues by itself ({text})"
         )
     if isinstance(error, NOT_NOW):
         return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")

@@ -1,8 +1,4 @@
-"""Reading the value worker's claims from Redis.
-
-*Consumes* names of trajectories that a claim holds. *Produces* them whole, with rewards and values.
-*Waits for* the server.
-"""
+"""Reads the value worker's claimed trajectories from Redis."""
 
 from __future__ import annotations
 
@@ -14,9 +10,7 @@ from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore
 
 
 def finished_from(flat: list[bytes] | dict[bytes, bytes]) -> FinishedTrajectory | None:
-    """Return the trajectory that a ``finished:<id>`` hash holds; None when it was discarded
-    meanwhile.
-    """
+    """Return the trajectory of a ``finished:<id>`` hash; None when it was discarded meanwhile."""
     kept: dict[bytes, Any] = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
     if not kept:
         return None

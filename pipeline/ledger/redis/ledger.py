@@ -1,14 +1,10 @@
 """The ledger in Redis: one Lua script for each transition, sent by its digest.
 
-*Consumes* the calls of generators, scorers and the learner. *Produces* leases, work and claims.
-*Waits for* the server's answer, for as long as the client's timeout and retries allow
-(``pipeline.ledger.redis.client``), then raises LedgerUnavailable.
-
-Memory. ``LedgerSpec.max_bytes`` is compared with a counter that every script keeps: the bytes of
-all stored blobs, plus 512 a chunk for keys and indexes. (Scripts cannot read INFO on every server,
-and the server's own figure also counts buffers that come and go.) Above it no new credit is given.
-Should the server reach its ``maxmemory`` all the same, it refuses leases, chunks and evaluation
-requests, whole, and lets through all that makes room: scores, claims, drops, settling.
+``LedgerSpec.max_bytes`` is compared with a counter that every script keeps: the bytes of all stored
+blobs, plus 512 a chunk for keys and indexes. Not every server lets scripts read INFO, and the
+server's own figure also counts transient buffers. Above the limit no new credit is given. At its
+``maxmemory`` the server refuses leases, chunks and evaluation requests, whole. It still takes all
+that makes room: scores, claims, drops, settling.
 """
 
 from __future__ import annotations
@@ -73,11 +69,10 @@ _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 
 
 class RedisLedger:
-    """The ledger's contract (``pipeline.ledger.contract.Ledger``) on a Redis >= 6.2 or Valkey
-    server.
+    """``pipeline.ledger.contract.Ledger`` on a server: Redis 6.2 or later, or Valkey.
 
-    ``now`` returns seconds; without it the scripts read the server's clock, so that workers' clocks
-    need not agree. The client is closed by ``aclose``.
+    ``now`` returns seconds. Without it the scripts read the server's clock, so workers' clocks need
+    not agree. ``aclose`` closes the client.
     """
 
     def __init__(self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None) -> None:
@@ -87,14 +82,11 @@ class RedisLedger:
         self._counters = keys.counters(run)
         self._connection = PipelinedConnection(client)
         self._durable = PipelinedConnection(client)
-        """Of its own: the server answers there when its file is flushed, and what others ask need
-        not wait for that.
-        """
+        """A second connection, since the answer of a flush would delay all other calls."""
         self._requests = Requests()
 
     async def open(self, spec: LedgerSpec) -> None:
-        """Create the run's ledger, or join it. Raises LedgerMismatch when the specs differ,
-        ConfigError when ``spec`` cannot work."""
+        """Create or join the ledger. Raises LedgerMismatch, ConfigError for a useless spec."""
         check_spec(spec)
         if spec.run != self._run:
             raise LedgerMismatch(
@@ -112,13 +104,10 @@ class RedisLedger:
         if have != texts | extra:
             raise mismatch(have, spec)
 
-    # -- generation
-    # --------------------------------------------------------------------------------------------------
+    # -- generation ------------------------------------------------------------------------------
 
     async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
-        """Give ``who`` trajectories to extend: evaluation, then what nobody holds,
-        then new groups.
-        """
+        """Lease trajectories: evaluation, then open ones, then new groups."""
         try:
             async with self._requests.one_at_a_time("lease") as number:
                 reply = await self._call("lease", who, wanted=max_trajectories, request=number, version=policy_version)
@@ -137,18 +126,17 @@ class RedisLedger:
         return LeaseGrant(leases, Refusal(reply[0].decode()) if reply[0] else None)
 
     async def renew(self, who: Incarnation) -> None:
-        """Move the end of the lease on all that ``who`` holds."""
+        """Extend the lease on all that ``who`` holds."""
         await self._call("renew", who)
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
-        """Open held trajectories for others at once; return how many."""
+        """Open held trajectories at once; return their number."""
         named = [*map(str, trajectories or ())]
         async with self._requests.one_at_a_time() as number:
             return await self._call("give_back", who, request=number, are_all=trajectories is None, trajectories=named)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
-        """Store a chunk once and index it for its scorers. Raises ValueError for one that may not
-        be stored, LedgerFull when the server has no room for it."""
+        """Store a chunk once and index it for its scorers. Raises ValueError, LedgerFull."""
         check_chunk(chunk)
         status, keeps = await self._call(
             "write_chunk",
@@ -162,13 +150,10 @@ class RedisLedger:
         )
         return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
 
-    # -- scoring
-    # -----------------------------------------------------------------------------------------------------
+    # -- scoring ---------------------------------------------------------------------------------
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
-        """Fill a field of a chunk once; complete units become ready, or are dropped for want of
-        signal.
-        """
+        """Fill a field of a chunk once; complete units become ready, or are dropped."""
         # the sum turns -0.0 into 0.0, so that equal accuracies are equal texts
         accuracy, reward = (
             (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
@@ -185,17 +170,13 @@ class RedisLedger:
         return WriteStatus(status.decode())
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
-        """Hand out chunks whose ``field`` is past its deadline, oldest first, and move their
-        deadlines on.
-        """
+        """Return overdue chunks, oldest first; extend their deadlines."""
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
             blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
         return [from_blob(blob, TrajectoryChunk) for blob in blobs]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` drop the unit as a dead letter and
-        return True.
-        """
+        """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
         text = error.encode("utf-8", "replace")
         with self._requests.number(f"fail_score {field} of {chunk}") as number:
             arguments = {"chunk": str(chunk), "field": field.value, "traceback": text, "request": number}
@@ -209,13 +190,10 @@ class RedisLedger:
             packed = cast("list[bytes]", await self._connection.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
         return [_dead_letter(record) for record in packed]
 
-    # -- learning
-    # ----------------------------------------------------------------------------------------------------
+    # -- learning --------------------------------------------------------------------------------
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
-        """Drop ready units that are too stale, then claim one update's units, or say what the
-        learner waits for.
-        """
+        """Drop too stale ready units, then claim one update's units or return the reason."""
         async with self._requests.one_at_a_time("claim") as number:
             claim_id = f"{who}/{number}"
             reply = await self._call("claim", who, version=policy_version, request=number, id=claim_id)
@@ -225,9 +203,7 @@ class RedisLedger:
         return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
-        """Read all that a claim still holds. Raises LedgerError when it was settled, returned or
-        cancelled meanwhile.
-        """
+        """Read a claim's units. Raises LedgerError when it was settled, returned or cancelled."""
         found = cast("list[bytes] | None", await self._call("claimed", None, id=claim.claim_id))
         if found is None:
             raise claim_gone(claim)
@@ -249,24 +225,20 @@ class RedisLedger:
         await self._call("advance", who, version=policy_version)
 
     async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
-        """Mark claims trained and forget their data; return how many were not settled before."""
+        """Mark claims trained and forget their data; return how many were not yet settled."""
         return await self._call("settle", who, updates=num_updates, claims=claims)
 
     async def make_durable(self, who: Incarnation) -> bool:
-        """Wait until the append-only file is on the server's disk; False when this server has none,
-        or cannot say.
-        """
+        """Wait until the append-only file is on disk; False when the server cannot confirm it."""
         return await wait_durable(self._durable, self._counters, who)
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the claims that a checkpoint holds; return how many units of the others came back
-        to ready.
-        """
+        """Settle a checkpoint's claims; return the number of other units, now ready again."""
         async with self._requests.one_at_a_time() as number:
             return await self._call("recover", who, request=number, claims=applied)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
-        """Count from these weights on; return the credit of the trained units that are given up."""
+        """Count from these weights on; return the credit of the trained units given up."""
         async with self._requests.one_at_a_time() as number:
             version, updates = restart.policy_version, restart.num_updates
             return await self._call("resume_from", who, version=version, updates=updates, request=number)
@@ -277,9 +249,7 @@ class RedisLedger:
         return tuple(Restart(*map(int, text.decode().split(":"))) for text in found)
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
-        """Claim exactly so many finished trajectories for the value model, or return how many there
-        are.
-        """
+        """Claim finished trajectories for the value model, or return how many there are."""
         check_value_batch(num_trajectories)
         async with self._requests.one_at_a_time("claim_finished") as number:
             claim_id = f"{who}/{number}"
@@ -295,13 +265,11 @@ class RedisLedger:
         return FinishedClaim(claim_id, tuple(found for found in read if found is not None))
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
-        """Forget trained value batches; return how many were not settled before."""
+        """Forget trained value batches; return how many were not yet settled."""
         return await self._call("settle_finished", who, claims=claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle the value batches that a checkpoint holds; return how many trajectories of the
-        others wait again.
-        """
+        """Settle a checkpoint's value batches; return the number of other trajectories."""
         async with self._requests.one_at_a_time() as number:
             return await self._call("recover_finished", who, request=number, claims=applied)
 
@@ -310,12 +278,11 @@ class RedisLedger:
         await self._call("close_admission", who)
 
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
-        """Drop everything that is not trained; return how many groups were ended."""
+        """Drop all work that is not trained; return the number of groups."""
         async with self._requests.one_at_a_time() as number:
             return await self._call("cancel", who, request=number, reason=reason.value)
 
-    # -- evaluation
-    # --------------------------------------------------------------------------------------------------
+    # -- evaluation ------------------------------------------------------------------------------
 
     async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
         """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
@@ -331,7 +298,7 @@ class RedisLedger:
         )
 
     async def evaluation(self, number: int) -> EvaluationState | None:
-        """Return how far an evaluation is; None when it was never requested."""
+        """Return an evaluation's progress; None when it was never requested."""
         head, samples = await self._pipelined(
             "evaluation",
             [
@@ -346,17 +313,14 @@ class RedisLedger:
         )
         return EvaluationState(_request_decoder.decode(head[0]), tuple(read), int(head[1] or 0))
 
-    # -- looking
-    # -----------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------
 
     async def totals(self) -> Totals:
         """Return the counters."""
         return totals_from(await self._call("totals", None))
 
     async def audit(self) -> Audit:
-        """Count both sides of the conservation law at one moment. Walks the store: for people and
-        tests, not for loops.
-        """
+        """Count both sides of the conservation law. Walks the store: not for loops."""
         return audit_from(await self._call("audit", None))
 
     async def queues(self) -> list[QueueStat]:
@@ -371,25 +335,23 @@ class RedisLedger:
         return [blob for blob in stored if blob is not None]
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell`` called with why calls are asked again, for people; with "" when that is
-        over.
-        """
+        """Call ``tell`` with the reason why calls are repeated, for people; with "" after it."""
         self._connection.on_trouble = tell
 
     async def check(self) -> None:
-        """Ask for a sign of life. Raises LedgerUnavailable without one, LedgerDiskFailed while the
-        server refuses writes.
-        """
+        """Ping the server. Raises LedgerUnavailable, or LedgerDiskFailed if it refuses writes."""
         await self._pipelined("ping", [("PING",)])
 
     async def ask(self, script: str, **arguments: object) -> Any:
-        """Run a script that needs no incarnation, for ``pipeline.ledger.redis.admin``."""
+        """Run a script without an incarnation, for ``pipeline.ledger.redis.admin``."""
         return await self._call(script, None, **arguments)
 
     async def unwritten(self) -> str | None:
-        """Return the folder that the server's last write to its append-only file did not go to;
-        None when it did, or when this server does not tell. Until a write succeeds the server
-        refuses those of its clients (MISCONF)."""
+        """Return the folder of an append-only file whose last write failed; else None.
+
+        None also when this server does not report it. Until a write succeeds the server refuses
+        writes (MISCONF).
+        """
         try:
             told: bytes = await self._connection.ask("INFO", "persistence")
             if b"aof_last_write_status:err" not in told:
@@ -398,7 +360,8 @@ class RedisLedger:
             # a map by RESP 3, a list by RESP 2
             folder: bytes = found[b"dir"] if hasattr(found, "items") else found[1]
             return folder.decode(errors="replace")
-        except ResponseError:  # hidden from this user
+        except ResponseError:
+            # forbidden to this user
             return None
         except RAISED as error:
             raise ledger_fault("unwritten", error) from error
@@ -409,11 +372,10 @@ class RedisLedger:
         await self._durable.aclose()
         await self._client.aclose()
 
-    # -- inside
-    # ------------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     async def _call(self, name: str, who: Incarnation | None, **arguments: object) -> Any:
-        """Run a script with the arguments that its header names; raise the ledger's own errors."""
+        """Run a script with the arguments of its header. Raises the ledger's errors."""
         given = {
             "given_now": None if self._now is None else self._now(),
             "worker": "" if who is None else who.worker,
@@ -441,7 +403,7 @@ class RedisLedger:
 
 
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
-    """Return what every script reads first: one value, the S of ``parts/beginning.lua``."""
+    """Return the settings that every script reads first: the S of ``parts/beginning.lua``."""
     return msgspec.msgpack.encode(
         {
             "unit": spec.unit,
@@ -463,7 +425,7 @@ def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
 
 
 def _chunks_of(unit: str, lengths: list[str]) -> list[list[str]]:
-    """Return the chunks of a unit by trajectory: its own name, when it is a chunk."""
+    """Return a unit's chunks by trajectory; a chunk's own name if that is the unit."""
     if not lengths:
         return [[unit]]
     members = [unit] if unit.startswith("t.") else [f"t.{unit}.{member}" for member in range(len(lengths))]

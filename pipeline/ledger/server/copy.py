@@ -1,14 +1,9 @@
-"""Looking at the ledger of a run that has no server: by a server of the looker's own, on a copy of
-the append-only file.
+"""Views of a run without a server: a temporary server reads a copy of the append-only file.
 
-*Consumes* a run's folder. *Produces* the URL of a private server for as long as the look lasts;
-nothing of the run is written or started. *Waits for* the copying, and for that server to read the
-copy.
-
-The copy lies in a private folder under the system's for temporary files (TMPDIR), and goes with its
-server, also after an error, a Ctrl-C, a SIGTERM or a SIGHUP. After a SIGKILL the server is gone all
-the same; the next look, or ``headrace down``, removes the folder: each is locked by its look as
-long as that lives.
+Nothing of the run is written or started. The copy is in a private folder under the system's folder
+for temporary files (TMPDIR). It is removed with its server, also after an error or a signal. After
+a SIGKILL the server still ends. The next view, or ``headrace down``, then removes the folder: a
+living view holds its lock.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from pipeline.ledger.server.lock import no_server
 from protocol.errors import ConfigError
 
 MAX_COPY_BYTES = 4 << 30
-"""Of an append-only file that is copied for a look."""
+"""Largest append-only file that is copied."""
 _SPARE_BYTES = 64 << 20
 _STOP_S = 2.0
 _PREFIX = "headrace-look-"
@@ -38,9 +33,9 @@ _MAX_TRIES = 3
 
 @contextmanager
 def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None]:
-    """Yield the URL of a server on a copy of the run's append-only file, which ends with the block.
+    """Yield the URL of a server on a copy of the run's append-only file, for the block.
 
-    None when a server of the run was started meanwhile: that is the one to ask.
+    None when a server of the run was started meanwhile: then use that one.
 
     Raises:
         ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or
@@ -67,14 +62,12 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
 
 
 def clear_dead_looks() -> int:
-    """Remove the folders of looks that were killed, and return how many there were. Those of living
-    ones are left alone.
-    """
+    """Remove the folders of killed views, not of living ones; return their number."""
     num_removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         lock = _lock(folder)
         if lock is not None:
-            # which dies with its look where the system has a word for that
+            # where the system can, the server ends with its view
             if not server_runs(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 num_removed += 1
@@ -83,13 +76,13 @@ def clear_dead_looks() -> int:
 
 
 def _own_place() -> tuple[Path, int]:
-    """Make a folder, and return it with the descriptor that locks it. Raises ConfigError."""
+    """Make and lock a folder; return it with the lock's descriptor. Raises ConfigError."""
     for _ in range(_MAX_TRIES):
         place = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = _lock(place)
         if lock is not None and place.is_dir():
             return place, lock
-        # another look found it unlocked, and took it for a dead one's
+        # another view found it unlocked, and took it for a dead view's
         shutil.rmtree(place, ignore_errors=True)
         if lock is not None:
             os.close(lock)
@@ -99,7 +92,7 @@ def _own_place() -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder of ours; return the descriptor, or None when it is held, or none of ours."""
+    """Lock a folder of ours; return the descriptor, None when it is held or not ours."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -113,7 +106,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _copy(run_dir: Path, to: Path) -> bool:
-    """Copy the file while no server can start on it; return False when there is one."""
+    """Copy the file while no server can start on it; return False when a server runs."""
     ledger = run_dir / "ledger"
     try:
         with no_server(ledger) as is_free:
@@ -133,12 +126,12 @@ def _copy(run_dir: Path, to: Path) -> bool:
             f"{run_dir} has no ledger server, and its ledger's file cannot be copied to {to.parent.parent} for a look: "
             f"{error}; give rights to the one and room in the other, or set TMPDIR to another folder"
         ) from error
-    # where there was no lock's file to hold: its copy may be torn
+    # without a lock file the copy may be torn
     if server_runs(run_dir):
         return False
     if not files:
         raise ConfigError(
-            f"{run_dir} has no ledger server and nothing in {ledger} that one could read; expected appendonlydir or "
+            f"{run_dir} has no ledger server and nothing in {ledger} to read; expected appendonlydir or "
             "appendonly.aof: put them back there if they were moved"
         )
     return True
@@ -148,15 +141,15 @@ def _check_size(run_dir: Path, size: int, place: Path) -> None:
     room = max(0, shutil.disk_usage(place).free - _SPARE_BYTES)
     if size > min(MAX_COPY_BYTES, room):
         raise ConfigError(
-            f"{run_dir} has no ledger server, and a copy of its ledger's file for a look would take {size / 2**20:,.0f} MB; "
-            f"expected at most {min(MAX_COPY_BYTES, room) / 2**20:,.0f} MB in {place.parent}: set TMPDIR to a folder with "
-            f"room, or look while the run goes on: `headrace up --resume {run_dir}`"
+            f"{run_dir} has no ledger server, and a copy of its ledger's file would take {size / 2**20:,.0f} MB; "
+            f"expected at most {min(MAX_COPY_BYTES, room) / 2**20:,.0f} MB in {place.parent}. Set TMPDIR to a folder with "
+            f"room, or resume the run: `headrace up --resume {run_dir}`"
         )
 
 
 class _Signals:
-    """Ends this process by an exception at its first signal, but not while it is shielded; further
-    ones are not heard.
+    """Raises an exception at this process's first signal, after a shielded block if in one; ignores
+    further signals.
     """
 
     def __init__(self) -> None:
@@ -171,7 +164,7 @@ class _Signals:
 
     @contextmanager
     def shielded(self) -> Generator[None]:
-        """Put off what comes in this block to its end."""
+        """Delay a signal in this block to its end."""
         heard = self._number
         self._is_shielded = True
         try:
@@ -187,9 +180,7 @@ class _Signals:
 
 @contextmanager
 def _ended_by_signals() -> Generator[_Signals]:
-    """Have SIGINT, SIGTERM and SIGHUP end this process at once, by way of its cleanup, which no
-    further one cuts short.
-    """
+    """Let SIGINT, SIGTERM or SIGHUP end this process once, with its cleanup."""
     signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
         yield signals

@@ -1,8 +1,4 @@
-"""Whether the ledger's disk takes writes, in words for people.
-
-*Consumes* the folder of the append-only file, and what the server said. *Produces* a sentence, or
-nothing. *Waits for* nothing.
-"""
+"""Whether the ledger's disk takes writes, in words for people."""
 
 from __future__ import annotations
 
@@ -14,11 +10,11 @@ _LEAST_BYTES = 1 << 20
 
 
 def disk_trouble(folder: Path | None, *, is_refused: bool) -> str:
-    """Return which disk takes no writes; "" when nothing says so.
+    """Return which disk takes no writes, else "".
 
     Args:
-        folder: The embedded server's; None when the ledger is another's, whose disk cannot be seen.
-        is_refused: The server has refused a write for its disk's sake.
+        folder: The embedded server's; None for an external server, whose disk cannot be seen.
+        is_refused: The server has refused a write because of its disk.
     """
     if folder is None or not folder.is_dir():
         return "the disk of the ledger's server takes no writes" if is_refused else ""

@@ -1,15 +1,9 @@
-"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket. One server on
-one file.
+"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket.
 
-*Consumes* the run's folder and a memory limit. *Produces* a URL, and ``ledger.json`` for every
-later command. *Waits for* the server's first answer, which after a crash comes when it has read its
-append-only file; and for a server that is there and says nothing, until it answers, ends, or is
-ended.
-
-The server is a process in a session of its own: a terminal's Ctrl-C does not reach it, and it
-outlives a supervisor that dies, whose successor adopts it. It listens on no port, wants a password,
-appends every write to a file that is flushed every second, and refuses writes at its memory limit
-rather than evict what the run counts on.
+The server is a process in a session of its own. A terminal's Ctrl-C does not reach it, and it
+outlives a dead supervisor; the next one adopts it. It listens on no port and requires a password.
+It appends every write to a file that is flushed every second. At its memory limit it refuses
+writes; it never evicts.
 
 Two servers must never append to one file. The server itself holds its folder's lock
 (``pipeline.ledger.server.lock``). While it is held, or the recorded process lives, nothing is
@@ -20,7 +14,7 @@ started, written or removed there. A slow answer is no death.
     <run_dir>/ledger/server.conf     settings with the password, mode 0600
     <run_dir>/ledger/server.log
     <run_dir>/ledger/appendonlydir/  or appendonly.aof before Redis 7
-    <run_dir>/ledger/server.sock     or in a private folder under the system's, when this path is too long for a socket
+    <run_dir>/ledger/server.sock     or in a private temporary folder, when this path is too long for a socket
 """
 
 from __future__ import annotations
@@ -55,9 +49,9 @@ from protocol.private import ensure_private_folder, is_private_folder
 __all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
 
 ANSWER_S = 2.0
-"""For one answer of the server; a later one is no sign of death."""
+"""Limit of one answer; a later answer is no sign of death."""
 START_S = 60.0
-"""For a server's first sign of life, or its next."""
+"""Limit of a server's first sign of life, or its next."""
 _POLL_S = 0.005
 _LOG_TAIL_BYTES = 2000
 
@@ -65,9 +59,7 @@ log = structlog.get_logger(__name__)
 
 
 def external_url(configured: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the URL of a server that runs already: the configured one, else ``REDIS_URL``; None
-    for an embedded one.
-    """
+    """Return an external server's URL: the configured one, else ``REDIS_URL``; None: embedded."""
     return configured or environment.get("REDIS_URL") or None
 
 
@@ -80,15 +72,13 @@ def open_ledger(
     patience_s: float = START_S,
     given_up: threading.Event | None = None,
 ) -> EmbeddedServer | None:
-    """Make sure that this run has a ledger and write its address; return its server when it is
-    embedded.
+    """Ensure that this run has a ledger, and write its address; return its server if embedded.
 
-    An embedded server that is there and shows no sign of life for ``patience_s`` is ended, and
-    started again. Setting ``given_up`` ends the wait for it.
+    An embedded server without a sign of life for ``patience_s`` is ended and started again.
 
     Raises:
-        ConfigError: no server program is there.
-        Interrupted: the wait was given up; a server that was there is left as it was.
+        ConfigError: no server program was found.
+        Interrupted: ``given_up`` was set during the wait. An existing server is left alone.
         LedgerUnavailable: the embedded server does not start.
     """
     url = external_url(known_url(run_dir, configured_url) if configured_url else None, environment)
@@ -102,36 +92,28 @@ def open_ledger(
 
 
 def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
-    """End the embedded server of a run for certain, whoever started it; return whether there was
-    one.
+    """End the embedded server of a run, with its socket; return whether there was one.
 
-    It is asked to flush its file and end, and killed after ``timeout_s``. Its socket goes with it.
+    It gets SIGTERM, flushes its file, and is killed after ``timeout_s``.
 
     Raises:
-        LedgerUnavailable: it cannot be ended: it is another user's or another host's, or its disk
-            holds it fast.
+        LedgerUnavailable: it is another user's or another host's, or its disk blocks its end.
     """
     return EmbeddedServer(run_dir, max_memory_mb=0).end(timeout_s=timeout_s)
 
 
 def server_runs(run_dir: Path) -> bool:
-    """Whether an embedded server of this run is there, or is being started. Writes nothing, and
-    asks no server.
-    """
+    """Return whether an embedded server of this run lives or starts. Sends and writes nothing."""
     return EmbeddedServer(run_dir, max_memory_mb=0).is_there()
 
 
 class EmbeddedServer:
-    """A run's own ledger server. One supervisor holds it at a time; its methods may be called from
-    several threads.
-    """
+    """A run's own ledger server. One supervisor owns it; any thread may call its methods."""
 
     def __init__(
         self, run_dir: Path, *, max_memory_mb: int, answer_s: float = ANSWER_S, is_of_a_copy: bool = False
     ) -> None:
-        """Know the server of ``run_dir``. That of a copy flushes and rewrites nothing, and dies
-        with what started it.
-        """
+        """Represent the server of ``run_dir``. A copy's flushes nothing, and dies with us."""
         self._answer_s = answer_s
         self._is_of_a_copy = is_of_a_copy
         self._run_dir = run_dir.absolute()
@@ -159,7 +141,7 @@ class EmbeddedServer:
 
     @property
     def folder(self) -> Path:
-        """Where its append-only file lies."""
+        """Folder of its append-only file."""
         return self._folder
 
     @property
@@ -167,11 +149,10 @@ class EmbeddedServer:
         """The server's own log."""
         return self._folder / LOG_NAME
 
-    # -- looking
-    # -------------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     def look(self) -> Sight:
-        """Return how the server is, after ``answer_s`` at the latest."""
+        """Return the server's state, within ``answer_s``."""
         sight = Sight(ServerState.SILENT, words="it was never started")
         if (address := self._known()) is not None:
             sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s)
@@ -180,11 +161,9 @@ class EmbeddedServer:
         return sight
 
     def keep(self, watch: ServerWatch, now_s: float) -> Sight:
-        """Look, and start the server again when ``watch`` says that it is dead or has been mute for
-        too long.
+        """Look, and start the server again when ``watch`` decides so: dead, or silent for too long.
 
-        Raises:
-            LedgerUnavailable: it cannot be ended, or cannot be started.
+        Raises LedgerUnavailable when it cannot be ended or started.
         """
         sight = self.look()
         verdict = watch.see(sight, now_s)
@@ -199,39 +178,32 @@ class EmbeddedServer:
         return self.look()
 
     def is_alive(self) -> bool:
-        """Whether the server answers and serves: it does not while it reads its file. No for an
-        answer is no death.
-        """
+        """Return whether the server serves; not while it reads its file. False is no death."""
         return self.look().state is ServerState.SERVES
 
     def is_there(self) -> bool:
-        """Whether its process lives or its lock is held: then no other may be started."""
+        """Whether its process lives or its lock is held: no other may be started then."""
         if self._process is not None:
-            # one that has ended is not to be seen as a zombie
+            # reap it, or it stays a zombie
             self._process.poll()
         return is_locked(self._folder) or self._recorded() is not None
 
     def pid(self) -> int | None:
-        """Return the process id that the server itself gives; None when it does not answer or is
-        still loading.
-        """
+        """Return the process id from the server; None when it does not serve."""
         sight = self.look()
         return sight.pid if sight.state is ServerState.SERVES else None
 
-    # -- starting
-    # ------------------------------------------------------------------------------------------------------
+    # -- starting --------------------------------------------------------------------------------
 
     def start(self, *, timeout_s: float = START_S, given_up: threading.Event | None = None) -> bool:
-        """Adopt the server that is there, or start one; return whether it was adopted.
+        """Adopt the existing server, or start one; return whether it was adopted.
 
-        One that is there and mute is waited for; after ``timeout_s`` without any sign of life it is
-        ended for certain, and only then another is started, on the same files, socket and password,
-        so that clients reconnect.
+        A silent server is ended after ``timeout_s`` without a sign of life. Only then another is
+        started, on the same files, socket and password, so that clients reconnect.
 
         Raises:
-            ConfigError: no server program is there.
-            Interrupted: ``given_up`` was set meanwhile. What was there is left as it was, what was
-                started is ended.
+            ConfigError: no server program was found.
+            Interrupted: ``given_up`` was set. An existing server is left alone, a new one is ended.
             LedgerUnavailable: it ended, it cannot be ended, or gave no answer within ``timeout_s``.
         """
         given_up = given_up or threading.Event()
@@ -247,8 +219,8 @@ class EmbeddedServer:
                     return True
                 if sight.state is ServerState.GONE and time.monotonic() >= deadline:
                     raise LedgerUnavailable(
-                        f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server came of it; try "
-                        f"again when they have ended (`fuser {self._folder / 'server.lock'}` names them)"
+                        f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server was started; try "
+                        f"again when they have ended (`fuser {self._folder / 'server.lock'}` lists them)"
                     )
                 if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
                     log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
@@ -257,14 +229,14 @@ class EmbeddedServer:
                 self._pause(given_up)
 
     def _try_to_launch(self, timeout_s: float, given_up: threading.Event) -> bool:
-        """Start a server if there is none; return whether one was started, and answers."""
+        """Start a server if there is none; return whether one was started and answers."""
         known = self._known()
         ensure_private_folder(self._folder)
         lock = take_lock(self._folder)
         if lock is None:
             return False
         try:
-            # an earlier release started it, which knew no lock
+            # started by an earlier release, without a lock
             if self._recorded() is not None:
                 return False
             binary = find_server()
@@ -277,7 +249,7 @@ class EmbeddedServer:
                     f"the ledger server cannot be started in {self._folder}: {error.strerror}; make room or give rights there"
                 ) from error
         finally:
-            # from here on the server alone holds it
+            # from here on only the server holds it
             os.close(lock)
         try:
             self._wait_until_answering(timeout_s, given_up)
@@ -296,7 +268,7 @@ class EmbeddedServer:
         if not self._configuration.is_file() or self._configuration.read_bytes() != settings:
             write_private(self._configuration, settings)
         self._address = address = _address(binary, socket, password)
-        # before the server is there: whoever comes next must find it
+        # before the server runs: every later command must find it
         if known is None or known.url != address.url:
             write_address(self._run_dir, address)
         with self.log_file.open("ab") as output:
@@ -312,22 +284,23 @@ class EmbeddedServer:
         self._address = msgspec.structs.replace(address, pid=process.pid, process=identify(process.pid))
         try:
             write_address(self._run_dir, self._address)
-        except OSError as error:  # a full disk: the lock says what the record cannot
+        except OSError as error:
+            # a full disk: the lock stands in for the record
             log.warning("ledger_address_not_written", reason=str(error))
 
     def _clear(self, socket: Path) -> None:
-        """Remove what a dead server of ours left where ours is to listen; nothing else."""
+        """Remove a dead server's socket; nothing else."""
         try:
             found = socket.lstat()
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid():
             raise LedgerUnavailable(
-                f"{socket} is in the way: expected a socket of ours, or nothing; look at what it is, and move it away"
+                f"{socket} is in the way: expected a socket of ours, or nothing; inspect it, and move it away"
             )
         if listens(socket):
             raise LedgerUnavailable(
-                f"a process listens at {socket} that is not this run's recorded server; find it with `ss -xlp`, end it, and "
+                f"a process listens on {socket} that is not this run's recorded server; find it with `ss -xlp`, end it, and "
                 "try again"
             )
         socket.unlink()
@@ -351,20 +324,15 @@ class EmbeddedServer:
 
     def _pause(self, given_up: threading.Event) -> None:
         if self._is_ending.wait(_POLL_S):
-            raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended, and was not waited for")
+            raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended; its start was given up")
         if given_up.is_set():
-            raise Interrupted(
-                f"told to stop while the ledger server of {self._run_dir} was waited for; nothing was started"
-            )
+            raise Interrupted(f"stopped while waiting for the ledger server of {self._run_dir}; nothing was started")
 
-    # -- ending
-    # --------------------------------------------------------------------------------------------------------
+    # -- ending ----------------------------------------------------------------------------------
 
     def stop(self, *, timeout_s: float = 10.0) -> bool:
-        """Ask the server to flush its file and end; kill it at the deadline. Returns whether it
-        ended by itself.
-
-        Raises LedgerUnavailable when it cannot be ended.
+        """End the server, which flushes its file; kill it at the deadline. Returns whether it ended
+        by itself. Raises LedgerUnavailable when it cannot be ended.
         """
         with self._alone():
             return self._stop(timeout_s)
@@ -378,7 +346,7 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Generator[None]:
-        """End a start that is under way, and let no other begin meanwhile."""
+        """End a start that is under way, and block others."""
         self._is_ending.set()
         with self._one_at_a_time:
             self._is_ending.clear()
@@ -396,9 +364,7 @@ class EmbeddedServer:
         return ended
 
     def _end(self, number: signal.Signals, timeout_s: float) -> None:
-        """End every process that may write to the folder, and wait until there is none. Raises
-        LedgerUnavailable.
-        """
+        """End every process that may write to the folder. Raises LedgerUnavailable if one stays."""
         pids = self._signal_all(number)
         if self._wait_until_gone(timeout_s):
             return
@@ -406,18 +372,18 @@ class EmbeddedServer:
         address = self._known()
         elsewhere = address.process.host if address and address.process and address.process.host != this_host() else ""
         if pids:
-            what = f"process {here} was killed and has not ended: its disk holds it fast, as a rule; look at that host's disk"
+            what = f"process {here} was killed and has not ended, as a rule because of its disk; check that host's disk"
         elif elsewhere:
             what = f"its server was started on {elsewhere}: end it there, with `headrace down {self._run_dir}`"
         else:
-            what = f"no process of ours that can be seen here holds it: find it with `fuser {self._folder / 'server.lock'}`"
+            what = f"no visible process of ours holds it: find it with `fuser {self._folder / 'server.lock'}`"
         raise LedgerUnavailable(
             f"{self._folder} is held by a ledger server that does not answer. Nothing was started: {what}"
         )
 
     def _signal_all(self, number: signal.Signals) -> list[int]:
-        """Signal the server, and what it forked; return whom. Raises LedgerUnavailable when that is
-        another user's.
+        """Signal the server and its forks; return their ids. Raises LedgerUnavailable for another
+        user's.
         """
         found = {pid for pid in holders(self._folder) if self._is_its_program(pid)}
         if (recorded := self._recorded()) is not None:
@@ -430,14 +396,12 @@ class EmbeddedServer:
             except PermissionError as error:
                 raise LedgerUnavailable(
                     f"process {pid} serves {self._folder} and is another user's, so it cannot be ended here; nothing was "
-                    f"started. Let that user run `headrace down {self._run_dir}`, or end it with rights: kill {pid}"
+                    f"started. That user must run `headrace down {self._run_dir}`; or end it with rights: kill {pid}"
                 ) from error
         return sorted(found)
 
     def _remove_socket(self) -> None:
-        """Remove the socket of a server that is gone, and the private folder that was
-        made for it.
-        """
+        """Remove a dead server's socket, and the private folder that was made for it."""
         address = self._known()
         if address is None or not address.socket:
             return
@@ -446,24 +410,21 @@ class EmbeddedServer:
             if stat.S_ISSOCK(socket.lstat().st_mode) and not listens(socket):
                 socket.unlink()
         if socket.parent.name.startswith(OWN_FOLDER) and is_private_folder(socket.parent):
-            # not empty: then it is not ours alone
+            # fails if not empty: then others use it
             with suppress(OSError):
                 socket.parent.rmdir()
 
-    # -- who it is
-    # -----------------------------------------------------------------------------------------------------
+    # -- identity --------------------------------------------------------------------------------
 
     def _known(self) -> LedgerAddress | None:
-        """Return the address as it is written now: another command may have started the server
-        meanwhile.
-        """
+        """Return the address as written now: another command may have started the server."""
         address = read_address(self._run_dir)
         if address is not None and address.is_embedded:
             self._address = address
         return self._address
 
     def _recorded(self) -> int | None:
-        """Return the recorded server's process id when that very process lives."""
+        """Return the recorded server's process id while that very process lives."""
         address = self._known()
         if self._process is not None and self._process.poll() is None:
             return self._process.pid
@@ -474,13 +435,11 @@ class EmbeddedServer:
         return address.pid if process_runs(address.pid) and self._is_its_program(address.pid) else None
 
     def _is_its_program(self, pid: int) -> bool:
-        """Whether a process was started with this folder's settings: a number may belong to another
-        process by now.
-        """
+        """Return whether a process runs with this folder's settings: ids are reused."""
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            # no /proc here, or it has ended
+            # no /proc here, or the process has ended
             return False
         for word in words[1:]:
             with suppress(OSError, ValueError):
@@ -513,19 +472,19 @@ class EmbeddedServer:
 
 
 def process_runs(pid: int) -> bool:
-    """Whether a process of this id exists and has not ended (a zombie has)."""
+    """Return whether a process exists and has not ended; a zombie has."""
     if _signal(pid, 0):
         return False
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        # no /proc here: that the signal found it must do
+        # no /proc here: the signal's result must do
         return True
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Send a signal; return whether the process is gone already."""
+    """Send a signal; return whether the process is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,13 +1,9 @@
-"""The lock of an embedded server's folder: held by the server process itself, for exactly as long
-as it is there.
+"""The lock of an embedded server's folder, held by the server process itself while it exists.
 
-*Consumes* the folder. *Produces* the right to start a server there, or the word that there is one.
-*Waits for* nothing.
-
-A starter opens ``server.lock`` and locks it, and the server inherits that very descriptor. The lock
-is the descriptor's (flock(2)), so the kernel releases it when the server, and all that it forked,
-is really gone; not when it is slow, frozen, or forgotten by whoever started it. The file says
-nothing and is never removed: one that lies about means nothing without its lock.
+A starter opens ``server.lock`` and locks it, and the server inherits that descriptor. The lock is
+the descriptor's (flock(2)). So the kernel releases it when the server and all its forks have ended,
+not when it is slow, frozen, or its starter is gone. The file is empty and never removed: without
+its lock it means nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +23,9 @@ _PROC = Path("/proc")
 
 
 def take_lock(folder: Path) -> int | None:
-    """Lock the folder; return the descriptor that holds it, not yet inheritable, or None when
-    another holds the lock.
+    """Lock the folder; return the descriptor, not inheritable, or None when it is held.
 
-    Raises:
-        LedgerUnavailable: the lock's file cannot be made, or its file system has no locks.
+    Raises LedgerUnavailable when the file cannot be made, or its file system has no locks.
     """
     path = folder / LOCK_NAME
     while True:
@@ -50,12 +44,12 @@ def take_lock(folder: Path) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        # the file was removed or replaced meanwhile: what was locked guards nothing
+        # the file was removed or replaced meanwhile: this lock guards nothing
         os.close(descriptor)
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a server, or its starter, holds the folder now. Writes nothing."""
+    """Return whether a server or its starter holds the folder. Writes nothing."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -68,13 +62,11 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def no_server(folder: Path) -> Generator[bool]:
-    """Keep servers from starting while the block runs; yields False when there is one. Writes
-    nothing.
-    """
+    """Keep servers from starting in the block; yield False when one runs. Writes nothing."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        # no server was ever started here by a release that locks
+        # no locking release ever started a server here
         yield True
         return
     try:
@@ -84,9 +76,7 @@ def no_server(folder: Path) -> Generator[bool]:
 
 
 def holders(folder: Path) -> list[int]:
-    """Return the processes that have the lock's file open, as far as this user may see; none where
-    there is no /proc.
-    """
+    """Return the visible processes that have the lock file open; none without /proc."""
     try:
         wanted = (folder / LOCK_NAME).stat()
     except FileNotFoundError:
@@ -101,7 +91,7 @@ def _try(descriptor: int, kind: int, path: Path) -> bool:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
         raise LedgerUnavailable(
-            f"{path} cannot be locked: {error.strerror}. Without locks two servers could append to one file: put the run's "
+            f"{path} cannot be locked: {error.strerror}. Without locks two servers could append to one file. Put the run's "
             "folder on a file system that has them, or set ledger.url to a server of your own"
         ) from error
     return True
@@ -126,6 +116,7 @@ def _has_open(pid: int, wanted: os.stat_result) -> bool:
                 with contextlib.suppress(OSError):
                     if os.path.samestat(entry.stat(), wanted):
                         return True
-    except OSError:  # it has ended, or is another user's
+    except OSError:
+        # the process has ended, or is another user's
         return False
     return False

@@ -1,11 +1,7 @@
-"""Asking an embedded server how it is, on its socket, within a deadline that nothing can stretch.
+"""Reads an embedded server's state on its socket, within a deadline that trickling cannot stretch.
 
-*Consumes* a unix socket and a password. *Produces* what the server says of itself, or that it says
-nothing. *Waits for* the answer until the deadline, however slowly it trickles in.
-
-It asks AUTH and INFO alone, which a server answers while it reads its file and while its disk
-refuses writes, too (https://valkey.io/commands/info); PING it would refuse then, and be taken for
-dead.
+It sends only AUTH and INFO. A server answers those while it reads its file, and while its disk
+refuses writes (https://valkey.io/commands/info). It would then refuse PING and seem dead.
 """
 
 from __future__ import annotations
@@ -21,39 +17,35 @@ import hiredis
 
 
 class ServerState(StrEnum):
-    """How a server looks from outside."""
+    """A server's state, as seen from outside."""
 
     SERVES = "serves"
     LOADING = "loading"
-    """It reads its append-only file: it is alive, and serves when it is through."""
+    """It reads its append-only file: it is alive, and will serve."""
     SILENT = "silent"
-    """No answer in time: frozen, slow, just starting or just ending. It may write again at any
-    moment.
-    """
+    """No answer in time: frozen, slow, starting or ending. It may write again at any moment."""
     STRANGE = "strange"
-    """What answers there is no server of ours: it refuses the password, or speaks
-    something else.
-    """
+    """No server of ours answers: it refuses the password, or does not speak Redis."""
     GONE = "gone"
     """Its process has ended and its lock is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What was seen of a server."""
+    """The result of a probe."""
 
     state: ServerState
     pid: int = 0
     loaded_bytes: int = 0
     """Of its file, while it loads."""
     refuses_writes: bool = False
-    """Its append-only file cannot be written: its disk is full, as a rule."""
+    """Its append-only file cannot be written; as a rule its disk is full."""
     words: str = ""
     """Why it is silent or strange."""
 
 
 def probe(path: Path, password: str, *, timeout_s: float) -> Sight:
-    """Ask the server at ``path``; never longer than ``timeout_s``."""
+    """Probe the server at ``path``, within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -83,7 +75,7 @@ def probe(path: Path, password: str, *, timeout_s: float) -> Sight:
 
 
 def listens(path: Path, *, timeout_s: float = 1.0) -> bool:
-    """Whether any process accepts connections at ``path``."""
+    """Return whether any process accepts connections at ``path``."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
@@ -91,7 +83,7 @@ def listens(path: Path, *, timeout_s: float = 1.0) -> bool:
     except (ConnectionRefusedError, FileNotFoundError):
         return False
     except OSError:
-        # its queue is full, or we may not enter: there is one
+        # its queue is full, or we lack rights: a process listens
         return True
     return True
 

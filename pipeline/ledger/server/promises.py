@@ -1,10 +1,7 @@
-"""What a ledger server that others run promises: whether it keeps what it is given.
+"""Properties of an external ledger server: version, eviction and persistence, and a verdict.
 
-*Consumes* a client. *Produces* the server's version, eviction policy and persistence, and a
-judgement of them. *Waits for* the server's answers, as long as the client does.
-
-INFO has nearly all of it; managed servers often forbid CONFIG. What a server does not tell is None,
-never guessed.
+INFO has nearly all of them; managed servers often forbid CONFIG. An unknown property is None, never
+guessed.
 """
 
 from __future__ import annotations
@@ -25,11 +22,12 @@ _KEEPS = "noeviction"
 
 @dataclass(frozen=True, slots=True)
 class ServerPromises:
-    """What a server says of itself; None where it does not say. Example: ``ServerTerms((7, 0, 15),
-    0, "noeviction", True, "everysec")``."""
+    """A server's properties, None where unknown. Example:
+    ``ServerPromises((7, 0, 15), 0, "noeviction", True, "everysec")``.
+    """
 
     version: tuple[int, ...] | None
-    """Of the Redis whose commands it serves."""
+    """Of the Redis version that it implements."""
     max_memory_bytes: int | None
     """0: no limit."""
     eviction_policy: str | None
@@ -39,11 +37,9 @@ class ServerPromises:
 
 
 async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromises:
-    """Ask a server what it promises. ``doing`` names its setting in errors.
+    """Read a server's properties. ``doing`` names its setting in errors.
 
-    Raises:
-        LedgerUnavailable: it does not answer.
-        LedgerError: it refuses the password, or what is not a question of permission.
+    Raises LedgerUnavailable without an answer, LedgerError for a refused password and other errors.
     """
     ask = cast("Any", client)
     with ledger_faults(doing):
@@ -62,11 +58,9 @@ async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromis
 
 
 def judge_terms(terms: ServerPromises, place: str) -> tuple[str, ...]:
-    """Return what a person should know of a server that will do; ``place`` is its URL without the
-    password.
+    """Return warnings about a usable server; ``place`` is its URL without the password.
 
-    Raises:
-        ConfigError: it would lose parts of the ledger in ordinary work, or is too old.
+    Raises ConfigError when it would lose parts of the ledger in normal operation, or is too old.
     """
     if terms.version is not None and terms.version[:2] < MIN_VERSION:
         raise ConfigError(
@@ -76,7 +70,7 @@ def judge_terms(terms: ServerPromises, place: str) -> tuple[str, ...]:
     if terms.max_memory_bytes and terms.eviction_policy not in (None, _KEEPS):
         raise ConfigError(
             f"the ledger's server {place} has maxmemory-policy {terms.eviction_policy} at maxmemory "
-            f"{terms.max_memory_bytes / 2**20:,.0f} MB: there it deletes parts of the ledger; expected {_KEEPS}: set "
+            f"{terms.max_memory_bytes / 2**20:,.0f} MB, where it deletes parts of the ledger; expected {_KEEPS}. Set "
             f"`maxmemory-policy {_KEEPS}` in its configuration (or CONFIG SET), or give the run a server of its own"
         )
     return tuple(_warnings(terms, place))
@@ -86,12 +80,12 @@ def _warnings(terms: ServerPromises, place: str) -> list[str]:
     found: list[str] = []
     if terms.has_append_only_file is False:
         found.append(
-            f"warning: the ledger's server {place} keeps no append-only file (appendonly no): when it or its host dies, the "
-            "run is lost, or goes back to a snapshot and trains again what followed it; set `appendonly yes` there"
+            f"warning: the ledger's server {place} keeps no append-only file (appendonly no). When it or its host dies, the "
+            "run is lost, or repeats all training since a snapshot; set `appendonly yes` there"
         )
     elif terms.flushes == "no":
         found.append(
-            f"warning: the ledger's server {place} leaves flushing to its system (appendfsync no): a power cut can take half "
+            f"warning: the ledger's server {place} leaves flushing to its system (appendfsync no): a power cut can lose half "
             "a minute; set `appendfsync everysec` there"
         )
     unknown = [
@@ -106,16 +100,14 @@ def _warnings(terms: ServerPromises, place: str) -> list[str]:
     ]
     if unknown:
         found.append(
-            f"warning: could not check {', '.join(unknown)} of the ledger's server {place}, which does not permit INFO or "
-            f"CONFIG to this user: see to it that it has maxmemory-policy {_KEEPS}, appendonly yes and appendfsync everysec"
+            f"warning: could not check {', '.join(unknown)} of the ledger's server {place}, which forbids INFO or "
+            f"CONFIG to this user. Ensure that it has maxmemory-policy {_KEEPS}, appendonly yes and appendfsync everysec"
         )
     return found
 
 
 async def _permitted(answer: Awaitable[Any]) -> dict[str, Any]:
-    """Return a server's answer; nothing when it refuses the question: a user without the right, or
-    a renamed command.
-    """
+    """Return a server's answer; empty when this user may not request it, or it is renamed."""
     try:
         return await answer
     except NOT_NOW:

@@ -1,9 +1,4 @@
-"""How the embedded ledger server is started: its settings, its socket, and its end with what
-started it.
-
-*Consumes* a folder, a password and a memory limit. *Produces* a configuration file's text, a path,
-the words of a command. *Waits for* the file system.
-"""
+"""The start of an embedded ledger server: its settings, its socket, and dying with its starter."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from protocol.private import is_private_folder
 
 LOG_NAME = "server.log"
 OWN_FOLDER = "headrace-"
-"""How a private folder for a socket begins, under the system's for temporary files."""
+"""Prefix of a private temporary folder for a socket."""
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 _DIE_WITH_STARTER = """\
 import ctypes, os, sys
@@ -39,12 +34,12 @@ def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int
         "logfile": _quoted(folder / LOG_NAME),
         "databases": 1,
         "daemonize": "no",
-        # so that the command line says whose server it is
+        # so that the command line shows whose server it is
         "set-proc-title": "no",
         "appendonly": "yes",
         "appendfsync": "everysec",
-        # what passes through is a hundred times what is there: rewriting the file costs more than
-        # reading a longer one, 3 s at worst, and tokens and log-probs hardly compress
+        # traffic is a hundred times the stored data. Rewriting costs more than reading a longer
+        # file, 3 s at worst. Tokens and log-probs hardly compress.
         "auto-aof-rewrite-min-size": "256mb",
         "rdbcompression": "no",
         "save": '""',
@@ -57,9 +52,7 @@ def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int
 
 
 def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
-    """Return the socket that clients know already, else one in our folder, else one with a short
-    enough path.
-    """
+    """Return the clients' known socket, else one in our folder, else one with a shorter path."""
     path = folder / "server.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
         return path
@@ -73,9 +66,7 @@ def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
 
 
 def dying_with_us() -> list[str]:
-    """Return the words before a command that have the kernel kill it when this process ends; none
-    where it cannot.
-    """
+    """Return a command prefix: the kernel then kills the command with this process. Linux only."""
     if sys.platform != "linux":
         return []
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_STARTER, str(os.getpid())]

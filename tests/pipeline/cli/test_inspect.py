@@ -122,7 +122,7 @@ def test_a_file_that_is_too_large_or_finds_no_room_says_what_to_run_instead(
     monkeypatch.setattr(server_copy, "_SPARE_BYTES", 1 << 60)
     refused = invoke("status", run_dir).exception
     assert isinstance(refused, ConfigError)
-    assert "set TMPDIR to a folder with room" in str(refused)
+    assert "Set TMPDIR to a folder with room" in str(refused)
 
 
 def test_a_copy_that_fails_or_has_nothing_to_copy_says_so(

@@ -1,6 +1,4 @@
-"""What an algorithm demands of the other settings is refused before anything starts, with reason
-and fix.
-"""
+"""Settings that contradict the algorithm are refused before a run starts, with reason and fix."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import pytest
 
 from pipeline.config.catalogue import DECLARATIONS, PRESETS
 from pipeline.config.load import load_config
-from pipeline.config.schema import declaration
 from pipeline.ledger.contract import Unit
 from protocol.errors import ConfigError
 
@@ -29,7 +26,7 @@ def run_file(tmp_path: Path) -> Path:
     [
         (["algorithm.group_size=1"], "dapo takes its baseline from the group", "raise it"),
         (["algorithm.name=rloo", "algorithm.group_size=1"], "needs at least 2 responses", "choose ppo"),
-        (["algorithm.name=ppo", "algorithm.dynamic_sampling=true"], "only whole groups have", "choose vapo"),
+        (["algorithm.name=ppo", "algorithm.dynamic_sampling=true"], "Only whole groups have", "choose vapo"),
         (["algorithm.name=tppo", "algorithm.dynamic_sampling=true"], "claims each chunk", "choose vapo, which"),
         (
             ["algorithm.name=vapo", "algorithm.dynamic_sampling=true", "algorithm.group_size=1"],
@@ -39,10 +36,10 @@ def run_file(tmp_path: Path) -> Path:
         (
             ["algorithm.name=tppo", "algorithm.prompt_filter=running"],
             "the shortest",
-            "leave it out, or take name vapo",
+            "Leave it out, or use name vapo",
         ),
-        (["algorithm.name=tppo", "generation.window_tokens=8"], "the whole of a window", "lower it"),
-        (["algorithm.name=vapo", "fleet.value=0"], "nothing would fill in values", "set fleet.value to 1"),
+        (["algorithm.name=tppo", "generation.window_tokens=8"], "and a window has 8 tokens", "lower it"),
+        (["algorithm.name=vapo", "fleet.value=0"], "no process computes values", "set fleet.value to 1"),
         (["algorithm.name=tppo", "generation.window_tokens=4096"], "above max_response_tokens", "lower it"),
         (["algorithm.name=ppo", "algorithm.gae_lambda=1.5"], "less than or equal to 1", "gae_lambda"),
         (["algorithm.name=ppo", "algorithm.gamma=-0.1"], "greater than or equal to 0", "gamma"),
@@ -53,10 +50,10 @@ def run_file(tmp_path: Path) -> Path:
             "never reads the proximal",
             "decoupled",
         ),
-        (["algorithm.importance_normalize=true", "algorithm.importance=none"], "it needs weights", "switch it off"),
+        (["algorithm.importance_normalize=true", "algorithm.importance=none"], "It needs weights", "Switch it off"),
         (
             ["algorithm.importance_normalize=true", "algorithm.proximal=interpolate"],
-            "before its step",
+            "before a mini-batch's step",
             "proximal to recompute",
         ),
         (
@@ -64,7 +61,7 @@ def run_file(tmp_path: Path) -> Path:
             "never reads the proximal",
             "leave rejection at its default",
         ),
-        (["algorithm.rejection=k3"], "nothing would be rejected", "give it, for example"),
+        (["algorithm.rejection=k3"], "nothing would be rejected", "Give it, for example"),
         (
             ["algorithm.rejection=k2", "algorithm.rejection_upper=1", "algorithm.rejection_lower=0.1"],
             "never below 0",
@@ -76,8 +73,8 @@ def run_file(tmp_path: Path) -> Path:
             "lower it",
         ),
         (["algorithm.name=a2c"], "dapo", "tppo"),
-        (["generation.top_p=0.9"], "top_p is 0.9, so training would sample from a truncated", "leave top_p at 1"),
-        (["generation.top_k=5"], "top_k is 5, so training would sample from a truncated", "and top_k at 0"),
+        (["generation.top_p=0.9"], "top_p is 0.9, a truncated distribution", "Leave top_p at 1"),
+        (["generation.top_k=5"], "top_k is 5, a truncated distribution", "and top_k at 0"),
     ],
 )
 def test_what_cannot_work_is_refused_with_reason_and_fix(
@@ -107,13 +104,12 @@ def test_evaluation_may_truncate_its_sampling(run_file: Path) -> None:
 @pytest.mark.parametrize("name", ["ppo", "vapo", "tppo", "reinforce++"])
 def test_one_response_a_prompt_is_enough_without_a_group_baseline(run_file: Path, name: str) -> None:
     config = load_config([run_file], [f"algorithm.name={name}", "algorithm.group_size=1"])
-    assert not declaration(config).has_group_baseline
+    assert not config.declaration.has_group_baseline
 
 
 def test_units_and_critics_are_as_declared(run_file: Path) -> None:
     def of(*overrides: str) -> tuple[Unit, bool]:
         config = load_config([run_file], overrides)
-        assert config.declaration == declaration(config)
         return config.declaration.unit, config.has_critic
 
     assert of() == (Unit.GROUP, False)

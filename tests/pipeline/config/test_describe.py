@@ -1,6 +1,4 @@
-"""Claims about what is said of each setting: unit, default, meaning, and what other systems call
-it.
-"""
+"""Claims about each setting's description: unit, default, meaning, and names in other systems."""
 
 from __future__ import annotations
 
@@ -142,8 +140,7 @@ def test_config_show_explains_and_in_brief_it_does_not(run_file: Path) -> None:
     assert "#" not in brief
 
 
-# -- names of other systems
-# ------------------------------------------------------------------------------------------------
+# -- names of other systems ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,8 +185,7 @@ def test_no_name_of_ours_counts_as_another_systems() -> None:
     assert other_names().isdisjoint(setting.name for setting in ALL)
 
 
-# -- what was expected
-# -----------------------------------------------------------------------------------------------------
+# -- what was expected ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What commands that look know of a run's settings is what the schema says."""
+"""The glance at a run's settings agrees with the schema."""
 
 from __future__ import annotations
 

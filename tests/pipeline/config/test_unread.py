@@ -1,6 +1,4 @@
-"""Claims about settings that were given and are not read: they are named, with the reason, and
-nothing else is.
-"""
+"""Claims about settings that were given and are not read: they are listed, with the reason."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def test_what_a_name_brings_does_not_count_as_given(run_file: Path) -> None:
     assert not unread(config)
 
 
-def test_a_resumed_run_is_told_of_what_was_given_and_not_of_all_its_resolved_file_holds(
-    run_file: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_reports_given_settings_and_not_its_whole_resolved_file(run_file: Path, tmp_path: Path) -> None:
     given = ["algorithm.gae_lambda=0.9", "algorithm.name=gspo"]
     resolved = write_resolved(resolve_paths(load_config([run_file], given)), tmp_path)
     again = load_config([resolved])

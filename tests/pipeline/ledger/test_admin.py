@@ -1,4 +1,4 @@
-"""What both ledgers tell a person, and how a person puts work back."""
+"""An operator's side of both ledgers: what the next update waits for, and putting work back."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ async def fail_for_good(ledger, chunk: ChunkId, field: Field = Field.REWARD) -> 
     assert await ledger.fail_score(SCORER, chunk, field, "boom")
 
 
-# -- what the next update waits for
-# ------------------------------------------------------------------------------------
+# -- what the next update waits for --------------------------------------------------------------
 
 
-async def test_a_group_names_the_members_that_are_not_done_who_holds_them_and_which_field_is_overdue(bench):
+async def test_a_group_lists_incomplete_members_their_holders_and_overdue_fields(bench):
     ledger, admin = await opened(bench, make_spec(group_size=4, fields=BOTH))
     await ledger.lease(GENERATOR, max_trajectories=2)
     await ledger.lease(OTHER_GENERATOR, max_trajectories=1)
@@ -140,11 +139,10 @@ async def test_evaluation_is_told_apart(bench):
     assert [(holder.num_trajectories, holder.num_evaluation) for holder in waits.holders] == [(1, 1)]
 
 
-# -- putting back
-# ------------------------------------------------------------------------------------------------------
+# -- putting back --------------------------------------------------------------------------------
 
 
-async def test_a_workers_trajectories_are_open_for_others_at_once_and_its_late_write_has_no_effect(bench):
+async def test_a_workers_trajectories_open_at_once_and_its_late_write_has_no_effect(bench):
     ledger, admin = await opened(bench, make_spec())
     leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     answer = await admin.requeue(Wish(worker="generator-0"))
@@ -188,12 +186,11 @@ async def test_an_unknown_name_is_told_and_nothing_is_changed(bench):
     assert (await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))).status is WriteStatus.STORED
 
 
-# -- dead letters
-# ------------------------------------------------------------------------------------------------------
+# -- dead letters --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", Unit)
-async def test_a_retried_dead_letters_prompt_is_admitted_again_as_a_new_group_before_fresh_ones(bench, unit):
+async def test_a_retried_dead_letters_prompt_becomes_a_new_group_before_fresh_ones(bench, unit):
     ledger, admin = await opened(bench, make_spec(unit))
     leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases:
@@ -237,7 +234,7 @@ async def test_two_letters_of_one_group_are_one_prompt_and_no_chunks_mean_all_of
     assert [letter.chunk for letter in await ledger.dead_letters()] == ["e0.0.0.0"]
 
 
-async def test_an_exhausted_stream_goes_on_while_a_prompt_waits_to_be_admitted_again_and_starves_only_after(bench):
+async def test_an_exhausted_stream_starves_only_after_its_retried_prompts(bench):
     ledger, admin = await opened(bench, make_spec(num_prompts=1, units_per_update=2))
     for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))

@@ -1,6 +1,6 @@
-"""Random operations on both ledgers at once: the same answers, the same books, and the promises
-that hold at every step; and no repeat of a request whose reply was lost, nor a copy of it that
-arrives much later, changes a byte of what Redis holds.
+"""Random operations on both ledgers at once: equal answers, equal books, and the promises.
+
+A repeat after a lost reply, or a late copy of a request, changes no byte in Redis.
 
 The budget is small by default. ``HEADRACE_LEDGER_EXAMPLES=500 HEADRACE_LEDGER_STEPS=200`` make a
 long run, and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be.
@@ -75,9 +75,7 @@ ANSWERED_ALIKE = {
         "cancel",
     ),
 }
-"""Calls whose repeat gets the first answer again; the repeat of a keyed write says that it is there
-already.
-"""
+"""Calls whose repeat gets the first answer again; a keyed write's repeat gets DUPLICATE."""
 
 
 class LossyRedis(RedisLedger):
@@ -103,13 +101,13 @@ class LossyRedis(RedisLedger):
             "renew",
             "requeue",
             "retry",
-            # a copy of these does again what it says: it moves a lease's end, ...
+            # a copy of these acts again: it moves a lease's end, ...
         ):
             self._sent = [*self._sent[-60:], (name, who, arguments)]
         return answer
 
     async def _repeat(self, answer, name, who, arguments) -> None:
-        """The reply was lost, and the client asks again."""
+        """The reply was lost, and the client repeats the call."""
         before = await self.contents()
         again = await super()._call(name, who, **arguments)
         assert await self.contents() == before, f"a repeat of {name} changed the ledger"
@@ -151,7 +149,7 @@ return found
 
 
 class BothLedgers(RuleBasedStateMachine):
-    """Drives a MemoryReplay and a RedisReplay through the same story."""
+    """Drives a MemoryLedger and a RedisLedger through the same story."""
 
     def __init__(self, url: str, unit: Unit) -> None:
         super().__init__()
@@ -265,8 +263,7 @@ class BothLedgers(RuleBasedStateMachine):
             self.claim(0)
             self.publish()
 
-    # -- generators
-    # ------------------------------------------------------------------------------------------------
+    # -- generators ------------------------------------------------------------------------------
 
     @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 5), served=st.sampled_from([None, None, 0, 1, 2]))
     def lease(self, worker, wanted, served) -> None:
@@ -357,8 +354,7 @@ class BothLedgers(RuleBasedStateMachine):
     def wait(self, seconds) -> None:
         self.now += seconds
 
-    # -- scorers
-    # ---------------------------------------------------------------------------------------------------
+    # -- scorers ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.written)
     @rule(data=st.data(), newest=st.booleans(), accuracy=st.sampled_from([0.0, 1.0]))
@@ -386,8 +382,7 @@ class BothLedgers(RuleBasedStateMachine):
         _, chunk = data.draw(st.sampled_from(self.written))
         self.both("fail_score", SCORER, chunk.id, field, "Traceback: \udc80 boom")
 
-    # -- value worker
-    # ----------------------------------------------------------------------------------------------
+    # -- value worker ----------------------------------------------------------------------------
 
     @precondition(lambda self: self.has_critic)
     @rule(wanted=st.integers(1, 3), settled=st.booleans())
@@ -434,8 +429,7 @@ class BothLedgers(RuleBasedStateMachine):
         assert returned == self.run(self.redis.recover_finished(self.value_worker, names[1]))
         self.batches.clear()
 
-    # -- learner
-    # ---------------------------------------------------------------------------------------------------
+    # -- learner ---------------------------------------------------------------------------------
 
     @rule(behind=st.sampled_from([0, 0, 0, 1]))
     def claim(self, behind) -> None:
@@ -551,8 +545,7 @@ class BothLedgers(RuleBasedStateMachine):
         self.both("request_evaluation", self.learner, request)
         self.num_evaluations += 1
 
-    # -- a person
-    # --------------------------------------------------------------------------------------------------
+    # -- a person --------------------------------------------------------------------------------
 
     @rule(data=st.data(), worker=st.sampled_from(WORKERS), how=st.integers(0, 2))
     def requeue(self, data, worker, how) -> None:
@@ -580,8 +573,7 @@ class BothLedgers(RuleBasedStateMachine):
     def retry_letters(self, chosen) -> None:
         reached["retried"] += len(self.asked("retry", chosen).prompts)
 
-    # -- at every step
-    # ---------------------------------------------------------------------------------------------
+    # -- at every step ---------------------------------------------------------------------------
 
     @invariant()
     def the_books_balance_and_agree(self) -> None:

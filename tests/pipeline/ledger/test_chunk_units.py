@@ -1,4 +1,4 @@
-"""What both ledgers promise when windows of one trajectory go their own ways (unit chunk)."""
+"""Promises of both ledgers for the unit chunk, where windows end one by one."""
 
 from pipeline.ledger.contract import ClaimRefused, ClaimWait, DropReason, LatePolicy, Refusal, Unit, WriteStatus
 from protocol.ids import ChunkId, Incarnation, Role
@@ -49,7 +49,7 @@ async def test_windows_of_one_trajectory_are_settled_dropped_and_returned_each_f
     assert (await ledger.totals()).credit_used == 1
 
 
-async def test_a_trajectory_none_of_whose_windows_were_trained_is_dropped_for_its_last_reason(bench):
+async def test_a_trajectory_without_trained_windows_is_dropped_for_its_last_reason(bench):
     ledger = await bench.open(chunk_spec(eta=3))
     [one] = await leased(ledger, 1)
     for index in range(2):
@@ -113,7 +113,7 @@ async def test_a_begun_window_that_would_be_stale_next_is_waited_for(bench):
     assert (await ledger.claim(LEARNER, policy_version=1)).units[0] == "t.0.0.0"
 
 
-async def test_closed_admission_starves_although_windows_are_parked_and_cancelling_ends_them(bench):
+async def test_closed_admission_starves_with_parked_windows_and_cancelling_ends_them(bench):
     ledger = await bench.open(chunk_spec(eta=0))
     [one] = await leased(ledger, 1)
     assert not (await write(ledger, one)).keeps_lease

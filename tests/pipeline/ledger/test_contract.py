@@ -1,4 +1,4 @@
-"""What both ledgers promise, one claim a test."""
+"""The promises of both ledgers, one claim a test."""
 
 import pytest
 
@@ -36,7 +36,7 @@ async def finish(ledger, lease, *, version=0, accuracy=1.0, who=GENERATOR):
     return chunk
 
 
-async def test_a_group_is_admitted_whole_and_members_over_the_limit_stay_open_for_the_next_caller(bench):
+async def test_a_group_is_admitted_whole_and_members_over_the_limit_stay_open(bench):
     ledger = await bench.open(make_spec(group_size=4, units_per_update=4))
     first = await ledger.lease(GENERATOR, max_trajectories=3)
     assert [str(lease.trajectory) for lease in first.leases] == ["t.0.0", "t.0.1", "t.0.2"]
@@ -95,7 +95,7 @@ async def test_the_prompt_stream_ends_as_exhausted_and_a_closed_one_as_closed(be
     assert (await ledger.lease(GENERATOR, max_trajectories=1)).refusal is Refusal.CLOSED
 
 
-async def test_a_dead_generators_trajectories_go_on_from_their_last_chunk_before_new_prompts(bench):
+async def test_a_dead_generators_trajectories_continue_before_new_prompts(bench):
     ledger = await bench.open(make_spec())
     await ledger.lease(GENERATOR, max_trajectories=2)
     begun = TrajectoryId("t", 0, 1)
@@ -158,7 +158,7 @@ async def test_a_writer_whose_earlier_chunk_the_server_lost_can_let_others_sampl
 
 
 @pytest.mark.parametrize("unit", Unit)
-async def test_a_chunk_repeated_after_a_lost_reply_counts_once_before_and_after_its_unit_is_settled(bench, unit):
+async def test_a_chunk_repeated_after_a_lost_reply_counts_once_even_after_settling(bench, unit):
     ledger = await bench.open(make_spec(unit, group_size=1, units_per_update=1))
     [lease] = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     chunk = await finish(ledger, lease)
@@ -285,7 +285,7 @@ async def test_a_claim_waits_for_late_work_under_wait_and_not_under_drop(bench):
 
 
 @pytest.mark.parametrize("late", LatePolicy)
-async def test_without_lag_an_update_waits_for_all_that_was_begun_unless_late_work_is_dropped(bench, late):
+async def test_without_lag_an_update_waits_for_all_begun_work_or_drops_it(bench, late):
     ledger = await bench.open(make_spec(eta=0, units_per_update=2, oversampling=2.0, late=late))
     leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases[2:]:
@@ -519,7 +519,7 @@ async def test_reopening_with_other_settings_names_them(bench):
 async def test_a_specification_that_could_never_fill_an_update_is_refused(bench):
     with pytest.raises(ConfigError, match="not a multiple"):
         await bench.open(make_spec(units_per_update=3))
-    with pytest.raises(ConfigError, match="raise eta or oversampling"):
+    with pytest.raises(ConfigError, match="Raise eta or oversampling"):
         await bench.open(make_spec(Unit.TRAJECTORY, eta=0))
 
 

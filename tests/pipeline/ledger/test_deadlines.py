@@ -1,6 +1,4 @@
-"""Every ledger call ends by its own deadline, whatever the server does or does not do: one layer
-asks again, and no other.
-"""
+"""Every ledger call ends by its own deadline, whatever the server does: one layer repeats."""
 
 from __future__ import annotations
 
@@ -107,8 +105,8 @@ def test_a_heartbeat_ends_by_its_deadline(manner: Manner) -> None:
             writer.close()
 
 
-async def test_a_server_that_finds_its_voice_within_the_deadline_serves_the_call_that_waits(redis_server) -> None:
-    """The connection that got no answer is given up, and the call is asked again on another."""
+async def test_a_server_that_answers_again_within_the_deadline_serves_the_call(redis_server) -> None:
+    """The silent connection is closed, and the call is repeated on another."""
     path = redis_server.removeprefix("unix://")
     with mute_server(Manner.MUTE) as server:
         ledger = RedisLedger(connect(server.url.replace(":secret@", ""), timeout_s=0.2, patience_s=10.0), "deadlines")
@@ -121,7 +119,7 @@ async def test_a_server_that_finds_its_voice_within_the_deadline_serves_the_call
         await ledger.aclose()
 
 
-async def test_a_server_that_is_away_is_borne_as_a_full_disk_for_as_long_as_its_disk_has_no_room(
+async def test_a_server_away_with_a_full_disk_gets_the_full_disks_patience(
     tmp_path: Path,
 ) -> None:
     room = [""]

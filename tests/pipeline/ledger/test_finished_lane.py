@@ -1,6 +1,4 @@
-"""What both ledgers promise the value worker: every finished trajectory once, whole, whatever
-becomes of its unit.
-"""
+"""Both ledgers give the value worker every finished trajectory once, whatever ends its unit."""
 
 import pytest
 
@@ -61,7 +59,7 @@ async def test_a_trajectory_is_claimable_with_the_write_that_completes_it_and_no
     assert sum(scores.values.size for scores in trajectory.values) == trajectory.chunk.response_length
 
 
-async def test_windows_that_were_settled_or_dropped_long_ago_leave_their_values_to_the_trajectory(bench):
+async def test_settled_or_dropped_windows_leave_their_values_to_the_trajectory(bench):
     ledger = await bench.open(critic_spec(group_size=1, units_per_update=2))
     [one, two] = await leased(ledger, 2)
     await write(ledger, one, 0, final=False)
@@ -140,7 +138,7 @@ async def test_a_new_value_worker_gets_back_what_its_checkpoint_does_not_hold(be
 
 @pytest.mark.parametrize("unit", Unit)
 @pytest.mark.parametrize("reason", [DropReason.NON_FINITE, DropReason.VALUE_WARMUP])
-async def test_what_the_learner_found_not_finite_never_trains_the_critic_and_other_drops_do(bench, unit, reason):
+async def test_non_finite_units_never_train_the_critic_and_other_drops_do(bench, unit, reason):
     ledger = await bench.open(critic_spec(unit, units_per_update=2))
     for name in await leased(ledger, 2):
         await finish(ledger, name)
@@ -156,7 +154,7 @@ async def test_what_the_learner_found_not_finite_never_trains_the_critic_and_oth
     assert (await ledger.totals()).num_groups_dropped == {reason.value: 1}
 
 
-async def test_a_spoiled_trajectory_leaves_even_a_value_batch_and_later_windows_do_not_bring_it_back(bench):
+async def test_a_spoiled_trajectory_leaves_even_a_value_batch_for_good(bench):
     ledger = await bench.open(critic_spec(group_size=1, units_per_update=2))
     [one, two] = await leased(ledger, 2)
     await write(ledger, one, 0, final=False)
@@ -215,7 +213,7 @@ async def test_a_dead_letter_never_trains_the_critic(bench, unit):
         assert await depth(ledger, "bytes") == 0
 
 
-async def test_a_group_without_signal_waits_for_its_values_and_then_trains_the_critic_alone(bench):
+async def test_a_group_without_signal_waits_for_values_and_trains_the_critic_alone(bench):
     ledger = await bench.open(critic_spec(Unit.GROUP, signal_filter=True))
     names = await leased(ledger, 2)
     chunks = [await write(ledger, name) for name in names]
@@ -242,9 +240,7 @@ async def test_what_waits_for_the_critic_counts_for_the_watermark(bench):
 
 
 @pytest.mark.parametrize("unit", Unit)
-async def test_cancelling_forgets_what_waits_or_is_incomplete_and_leaves_what_the_value_worker_has_trained_on(
-    bench, unit
-):
+async def test_cancelling_leaves_only_what_the_value_worker_has_trained_on(bench, unit):
     ledger = await bench.open(critic_spec(unit, units_per_update=2, eta=2))
     names = await leased(ledger, 6)
     for name in names[:4]:
@@ -267,7 +263,7 @@ async def test_cancelling_forgets_what_waits_or_is_incomplete_and_leaves_what_th
         assert not [key for key in await bench.client.keys("*") if b"finished" in key]
 
 
-async def test_evaluation_never_reaches_the_critic_nor_does_a_run_without_one_keep_anything(bench):
+async def test_evaluation_never_reaches_the_critic_and_no_critic_means_nothing_stored(bench):
     ledger = await bench.open(make_spec(fields=FIELDS))
     for name in await leased(ledger, 1):
         await finish(ledger, name)

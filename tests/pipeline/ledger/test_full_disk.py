@@ -1,6 +1,4 @@
-"""Claims about a ledger whose server has no room for its append-only file: it says so, names the
-folder, and gets over it.
-"""
+"""A ledger server with a full disk: it is reported with its folder, and recovers."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def test_what_comes_back_to_an_older_checkpoint_is_as_fresh_as_it_was(benc
 
 
 @pytest.mark.parametrize("unit", UNITS)
-async def test_what_only_a_lost_checkpoint_held_is_counted_as_given_up_and_its_credit_returns(bench, unit):
+async def test_units_of_a_lost_checkpoint_count_as_given_up_and_return_their_credit(bench, unit):
     ledger = await bench.open(make_spec(unit, eta=1))
     await ledger.resume_from(LEARNER, Restart(0, 0))
     for version in range(4):
@@ -100,7 +100,7 @@ async def test_what_only_a_lost_checkpoint_held_is_counted_as_given_up_and_its_c
     assert (await ledger.lease(GENERATOR, max_trajectories=1, policy_version=5)).refusal is Refusal.NO_CREDIT
 
 
-async def test_going_back_to_where_nothing_was_settled_is_refused_except_to_the_very_beginning(bench):
+async def test_going_back_to_an_unsettled_point_is_refused_except_to_the_start(bench):
     ledger = await bench.open(make_spec(eta=1))
     claims = []
     for version in range(3):
@@ -124,7 +124,7 @@ async def test_a_drop_of_claims_that_no_update_trained_on_marks_nothing(bench):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-async def test_nothing_is_sampled_by_restored_weights_that_would_be_too_old_when_its_turn_comes(bench, unit):
+async def test_restored_weights_sample_nothing_that_would_be_too_old_at_its_turn(bench, unit):
     ledger = await bench.open(make_spec(unit, eta=1))
     await ledger.resume_from(LEARNER, Restart(0, 0))
     claims = []
@@ -166,7 +166,7 @@ async def test_a_learner_that_waits_for_a_unit_is_given_it_although_it_catches_u
 
 
 @pytest.mark.parametrize("unit", UNITS)
-async def test_a_chunk_begun_by_abandoned_weights_and_ended_by_restored_ones_is_as_old_as_the_restored(bench, unit):
+async def test_a_chunk_of_abandoned_and_restored_weights_is_as_old_as_the_restored(bench, unit):
     """Its smallest version is 3, but version 4 stands for fewer updates: it is as old as those."""
     ledger = await bench.open(make_spec(unit, eta=1, group_size=1, units_per_update=1))
     await ledger.resume_from(LEARNER, Restart(0, 0))

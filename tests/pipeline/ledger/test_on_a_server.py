@@ -1,6 +1,4 @@
-"""What only a real server can show: no memory, lost replies, its own clock, two callers at once,
-who is unreachable.
-"""
+"""Claims that need a real server: no memory, lost replies, its clock, two callers at once."""
 
 from __future__ import annotations
 
@@ -193,7 +191,7 @@ async def test_every_ledger_key_has_the_runs_hash_tag(redis_client):
     assert all(key.startswith(keys.prefix("test")) for key in found)
 
 
-async def test_a_reader_that_never_opened_the_ledger_fetches_and_is_told_when_there_is_none(redis_client):
+async def test_a_reader_that_never_opened_the_ledger_fetches_or_gets_an_error(redis_client):
     writer, reader = RedisLedger(redis_client, "test"), RedisLedger(redis_client, "test")
     with pytest.raises(LedgerError, match="not opened"):
         await reader.totals()

@@ -60,7 +60,7 @@ def test_wait_refuses_while_running_work_has_its_last_turn_and_drop_does_not():
     assert choose(ready, [1, 3], late=LatePolicy.WAIT, **shared) == ["a", "b"], "what is doomed is not waited for"
 
 
-def test_wait_refuses_when_more_old_work_would_be_left_than_the_next_updates_can_train():
+def test_wait_refuses_when_too_much_old_work_would_be_left_for_the_next_updates():
     ready = [ReadyUnit("young-1", 1), ReadyUnit("young-2", 1)]
     shared = {"policy_version": 1, "eta": 2, "needed": 2, "late": LatePolicy.WAIT}
     assert choose(ready, [0, 0, 0], surplus_units=0, **shared) is None

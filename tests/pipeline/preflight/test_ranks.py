@@ -18,10 +18,10 @@ from tests.pipeline.op_config import op_config
     [
         (["learner.ranks=2"], "learner.backend torch is one process; set learner.backend to fsdp2 or deepspeed"),
         (["value.ranks=2"], "value.backend torch is one process"),
-        (["learner.backend=fsdp2", "learner.ranks=17"], "an optimiser step has 16 responses, which cannot be cut"),
+        (["learner.backend=fsdp2", "learner.ranks=17"], "an optimiser step has 16 responses. Every rank needs"),
         (
             ["learner.backend=deepspeed", "learner.ranks=5", "algorithm.num_minibatches=4"],
-            "an optimiser step has 4 responses, which cannot be cut",
+            "an optimiser step has 4 responses. Every rank needs",
         ),
         (["learner.backend=fsdp2", "learner.ranks=2", "model.device=cuda:0"], "its device is cuda:0, one GPU"),
         (["learner.deepspeed.offload_param.device=cpu"], "stage is 2 and only stage 3 shares weights"),

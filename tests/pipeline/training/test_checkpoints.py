@@ -261,7 +261,7 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_fills_up_in_the_middle_keeps_the_old_checkpoint_and_takes_the_next_when_there_is_room(
+def test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_with_room(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "small"

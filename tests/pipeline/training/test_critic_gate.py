@@ -39,7 +39,7 @@ def test_the_gate_opens_for_a_good_critic_or_after_its_time(
     assert opens(explained, num_steps=num_steps, settings=SETTINGS) is expected
 
 
-def test_unless_a_bound_is_set_even_a_perfect_critic_is_given_all_its_steps_as_in_the_papers() -> None:
+def test_without_a_bound_even_a_perfect_critic_gets_all_its_steps() -> None:
     gate = CriticGate(ValueSection(pretrain_steps=50))
     assert not any(gate.take(1.0, num_steps=step) for step in range(1, 50))
     assert gate.take(1.0, num_steps=50)

@@ -120,7 +120,9 @@ def test_a_run_without_a_log_is_told_how_to_get_one(tmp_path: Path, exists: bool
     folder = tmp_path / "updates"
     if exists:
         folder.mkdir()
-    with pytest.raises(DataError, match=r"holds no update log; it is written when replay\.record is on"):
+    with pytest.raises(
+        DataError, match=r"holds no update log; it is written from the first update on if replay\.record is on"
+    ):
         read_log(folder)
 
 

@@ -66,7 +66,7 @@ def test_wherever_a_crash_cuts_the_file_the_whole_records_before_are_there(cut: 
 
 @settings(deadline=None)
 @given(place=st.integers(0, 10**9), flip=st.integers(1, 255))
-def test_a_changed_byte_is_refused_or_ends_the_log_at_its_last_record_but_is_never_read(place: int, flip: int) -> None:
+def test_a_changed_byte_is_refused_or_ends_the_log_and_is_never_read(place: int, flip: int) -> None:
     data = bytearray(whole())
     place %= len(data)
     data[place] ^= flip

@@ -89,7 +89,7 @@ def test_a_context_that_is_not_what_the_chunks_before_say_is_kept_as_it_is() -> 
     assert back.trajectories[0][1].chunk.context_tokens.tolist() == [7, 7, 7, 7]
 
 
-def test_long_trajectories_take_bytes_in_proportion_to_their_tokens_however_many_windows_they_have() -> None:
+def test_long_trajectories_take_bytes_by_their_tokens_and_not_by_their_windows() -> None:
     [drawn, *_] = responses(0, num_groups=1, group_size=1, longest=2)
     size = 8192
     long = replace(

@@ -77,7 +77,7 @@ def test_gaps_of_every_length_are_kept(gap: int) -> None:
     np.testing.assert_array_equal(applied(made(base, new), base, new.size), new)
 
 
-def test_bf16_numbers_of_which_three_in_a_hundred_moved_take_a_tenth_of_their_bytes_at_most() -> None:
+def test_bf16_numbers_with_three_percent_changed_take_at_most_a_tenth_of_the_bytes() -> None:
     before = numbers(0, 500_000)
     after = stepped(before, 1)
     base, new = before.view(np.uint8), after.view(np.uint8)
@@ -146,16 +146,16 @@ def test_a_damaged_delta_is_refused_or_shows_in_the_digest(seed: int, data: st.D
     assert digest == digest_buffer(out)
     same = bool((out == new).all())
     assert (digest == digest_buffer(new)) is same
-    # only what the prelude says of the digests was changed
+    # only the prelude's digests were changed
     if same and bytes(damaged) != good:
         assert (prelude.base_digest, prelude.digest) != (digest_buffer(base), digest_buffer(new))
 
 
-def test_a_delta_from_other_places_or_to_another_size_is_refused_before_anything_is_written() -> None:
+def test_a_delta_of_other_places_or_another_size_is_refused_before_any_write() -> None:
     base, new = numbers(0).view(np.uint8), numbers(1).view(np.uint8)
     delta = memoryview(made(base, new))
     for size, head in ((new.size + 2, 0), (new.size, 8)):
-        with pytest.raises(WeightsDamaged, match="does not lead from"):
+        with pytest.raises(WeightsDamaged, match="is not one from"):
             apply(delta, base, np.zeros(size, np.uint8), head_bytes=head)
     with pytest.raises(WeightsDamaged, match="was given one of"):
         apply(delta, base[:-2], np.zeros(new.size, np.uint8), head_bytes=0)

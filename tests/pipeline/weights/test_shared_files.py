@@ -1,4 +1,4 @@
-"""Claims about shared files: filled again only when nobody reads them, and never seen
+"""Claims about shared files: filled again only without readers, and never seen
 half filled.
 """
 
@@ -124,7 +124,7 @@ def test_many_versions_keep_few_mappings(tmp_path: Path) -> None:
     assert len(list((tmp_path / "w").iterdir())) <= 2
 
 
-def test_an_unnamed_file_is_read_by_other_processes_until_it_is_closed_and_by_who_maps_it_thereafter(
+def test_an_unnamed_file_can_be_mapped_until_closed_and_maps_outlive_it(
     tmp_path: Path,
 ) -> None:
     file = UnnamedFile(tmp_path / "own", 5000)

@@ -49,9 +49,7 @@ def test_the_oldest_versions_and_those_of_an_earlier_learner_go(store: WeightsSt
     assert list((tmp_path / "published").iterdir()) == []
 
 
-def test_the_base_of_adapters_is_kept_beside_the_newest_versions_and_announced_with_each(
-    store: WeightsStore, tmp_path: Path
-) -> None:
+def test_the_base_of_adapters_is_kept_and_announced_with_each_version(store: WeightsStore, tmp_path: Path) -> None:
     base = store.publish(BASE_VERSION, published(numbers(0)))
     expected = store.announcement(base, endpoint="e")
     assert (expected.policy_version, expected.digest, expected.base) == (BASE_VERSION, base.digest, None)
@@ -66,7 +64,7 @@ def test_the_base_of_adapters_is_kept_beside_the_newest_versions_and_announced_w
 
 
 @pytest.mark.parametrize("version", [BASE_VERSION, 1])
-def test_a_file_that_is_published_again_takes_the_place_of_the_damaged_one_and_no_descriptor_stays(
+def test_a_file_published_again_replaces_the_damaged_one_and_leaks_no_descriptor(
     store: WeightsStore, version: int
 ) -> None:
     damaged = store.publish(version, published(numbers(1)))
@@ -100,7 +98,7 @@ def test_a_version_that_fails_while_it_is_written_leaves_nothing(store: WeightsS
     assert list((tmp_path / "published").iterdir()) == []
 
 
-def test_a_request_for_a_version_or_a_range_that_is_not_held_is_answered_with_nothing(store: WeightsStore) -> None:
+def test_a_request_for_a_version_or_range_not_held_gets_an_empty_part(store: WeightsStore) -> None:
     size = store.publish(1, published(numbers(1))).num_bytes
     wrong = [(2, 0, 10), (1, -1, 10), (1, size, 10), (1, 2**63, 10), (1, 0, 0)]
     for version, offset, max_bytes in wrong:
@@ -121,7 +119,7 @@ def test_no_request_gets_a_larger_part_than_the_store_was_allowed(tmp_path: Path
     assert (delta.base, delta.data.size) == (1, 1000)
 
 
-def test_who_holds_the_version_before_is_offered_what_changed_and_anybody_else_all_of_it(store: WeightsStore) -> None:
+def test_a_holder_of_the_version_before_gets_a_delta_and_others_the_whole(store: WeightsStore) -> None:
     first = numbers(1)
     size = store.publish(1, published(first)).num_bytes
     store.publish(2, published(stepped(first, 2)))
@@ -149,7 +147,7 @@ def test_each_run_has_a_folder_of_its_own_and_leaves_none(tmp_path: Path) -> Non
     assert not folder.exists()
 
 
-def test_a_weights_folder_that_somebody_else_could_have_made_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_weights_folder_of_another_user_is_refused_and_left_alone(tmp_path: Path) -> None:
     ours = tmp_path / "ours"
     ours.mkdir(mode=0o700)
     (ours / "precious").touch()

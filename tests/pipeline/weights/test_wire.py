@@ -161,7 +161,7 @@ async def test_a_base_that_was_damaged_shows_in_the_digest_and_the_whole_version
         assert (world.received.num_deltas, world.received.num_refreshes) == (1, 1)
 
 
-async def test_a_delta_from_another_version_of_that_number_is_refused_and_the_whole_version_comes(
+async def test_a_delta_from_another_version_of_that_number_is_refused_for_the_whole(
     tmp_path: Path,
 ) -> None:
     async with over_tcp(tmp_path) as world:
@@ -188,7 +188,7 @@ async def test_a_delta_whose_bytes_are_damaged_costs_a_refresh_and_nothing_else(
         assert world.received.num_refreshes == 1
 
 
-async def test_a_whole_version_that_does_not_match_its_digest_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_whole_version_of_a_wrong_digest_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     async with over_tcp(tmp_path) as world:
         stored = world.publish(3)
         # where it lies, after it was digested
@@ -234,7 +234,7 @@ async def test_answers_that_make_no_sense_are_refused_before_anything_is_allocat
             await world.fetch(world.announced(stored), base, liar)
 
 
-def test_folders_of_workers_that_died_by_force_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:
+def test_folders_of_killed_workers_are_removed_and_those_of_live_ones_stay(tmp_path: Path) -> None:
     parent = fetched_folder(tmp_path, shared_memory=False)
     living = FetchFolder(tmp_path, "generator-0", shared_memory=False)
     for name in ("generator-dead", "generator-held", "generator-starting"):

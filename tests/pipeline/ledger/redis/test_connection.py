@@ -1,6 +1,4 @@
-"""The connection that ledger calls share: each gets its own answer at once, and nobody's trouble is
-another's.
-"""
+"""The connection of all ledger calls: each gets its own answer at once, and fails alone."""
 
 from __future__ import annotations
 
@@ -49,8 +47,7 @@ async def together(calls) -> list[Any]:
     return [task.result() for task in asked]
 
 
-# -- on a real server
-# --------------------------------------------------------------------------------------------------------
+# -- on a real server ----------------------------------------------------------------------------
 
 
 async def test_each_caller_gets_its_own_answer_in_the_order_of_asking(link, redis_client):
@@ -113,7 +110,7 @@ async def test_a_caller_that_is_cancelled_takes_no_answer_away_from_others(link)
         await link.ask("PING")
         given_up = tasks.create_task(link.ask("ECHO", "given up"))
         other = tasks.create_task(link.ask("ECHO", "mine"))
-        # both have asked
+        # both have sent
         await asyncio.sleep(0)
         given_up.cancel()
     assert given_up.cancelled()
@@ -156,14 +153,11 @@ async def test_a_server_that_is_away_is_away_for_all_that_ask():
     await client.aclose()
 
 
-# -- on a server that does as it is told
-# -------------------------------------------------------------------------------------
+# -- on a scripted server ------------------------------------------------------------------------
 
 
 class Puppet:
-    """Greets as a server does; then keeps what it is asked, by connection, and answers what a test
-    says.
-    """
+    """Greets as a server does, records commands by connection, and sends a test's answers."""
 
     def __init__(self) -> None:
         self.asked: list[list[Any]] = []

@@ -1,6 +1,4 @@
-"""Claims about ``make_durable``: what it answered for survives, and it says so when
-it cannot know.
-"""
+"""Claims about ``make_durable``: confirmed writes survive, and doubt is reported."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_stopping_what_does_not_run_is_nothing(server: EmbeddedServer):
     assert server.stop()
 
 
-def test_a_path_too_long_for_a_socket_falls_back_to_a_private_folder_and_remembers_it(tmp_path: Path):
+def test_a_path_too_long_for_a_socket_falls_back_to_a_known_private_folder(tmp_path: Path):
     deep = tmp_path / ("d" * 60) / ('é "quoted" ' + "e" * 40)
     deep.mkdir(parents=True)
     server = EmbeddedServer(deep, max_memory_mb=64)
@@ -150,7 +150,7 @@ def test_an_external_ledger_is_written_down_and_nothing_is_started(tmp_path: Pat
     assert (address.url, address.is_embedded) == ("redis://b", False)
 
 
-def test_a_run_that_is_resumed_finds_its_ledger_with_the_password_that_its_configuration_does_not_keep(tmp_path: Path):
+def test_a_resumed_run_finds_the_password_that_its_configuration_lacks(tmp_path: Path):
     url = "rediss://user:p%40ss@10.0.0.1:6380/0?ssl_ca_certs=/ca.pem"
     open_ledger(tmp_path, configured_url=url, max_memory_mb=1, environment={})
     hidden = hide_password(url)
@@ -159,7 +159,7 @@ def test_a_run_that_is_resumed_finds_its_ledger_with_the_password_that_its_confi
     assert "p%40ss" not in repr(read_address(tmp_path))
     assert open_ledger(tmp_path, configured_url=None, max_memory_mb=1, environment={}) is None
     assert read_ledger_url(tmp_path) == url
-    with pytest.raises(ConfigError, match="give the whole URL again"):
+    with pytest.raises(ConfigError, match="Give the whole URL again"):
         known_url(tmp_path, "rediss://***@10.0.0.2:6380/0")
 
 

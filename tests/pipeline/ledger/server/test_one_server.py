@@ -81,8 +81,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-# -- slow, frozen
-# --------------------------------------------------------------------------------------------------------
+# -- slow, frozen --------------------------------------------------------------------------------
 
 
 def test_a_slow_answer_between_two_quick_ones_starts_no_second_server(
@@ -138,7 +137,7 @@ def test_a_server_that_stays_frozen_is_ended_for_certain_before_another_is_start
         assert client.get("kept") == b"1"
 
 
-def test_the_supervisor_waits_for_a_frozen_server_and_replaces_it_when_its_patience_ends(
+def test_the_supervisor_replaces_a_frozen_server_when_its_patience_ends(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = started(server)
@@ -163,8 +162,7 @@ def test_the_supervisor_starts_a_killed_server_once_enough_looks_agree(server: E
     assert appending(tmp_path) == [server.pid()]
 
 
-# -- two starters
-# --------------------------------------------------------------------------------------------------------
+# -- two starters --------------------------------------------------------------------------------
 
 
 def test_of_many_starters_at_once_one_starts_and_the_others_adopt(server: EmbeddedServer, tmp_path: Path) -> None:
@@ -201,7 +199,8 @@ def test_two_servers_never_append_to_one_file_whatever_happens(tmp_path: Path, m
         while not over.is_set():
             try:
                 make(tmp_path, answer_s=0.05).start(timeout_s=0.3)
-            except LedgerUnavailable:  # ended by another starter that found it frozen, at its start
+            except LedgerUnavailable:
+                # ended by another starter that found it frozen, at its start
                 continue
 
     monkeypatch.setattr(module, "probe", moody)
@@ -227,8 +226,7 @@ def test_two_servers_never_append_to_one_file_whatever_happens(tmp_path: Path, m
     assert appending(tmp_path) == []
 
 
-# -- who holds the lock
-# --------------------------------------------------------------------------------------------------
+# -- who holds the lock --------------------------------------------------------------------------
 
 
 def test_the_server_alone_holds_its_lock_and_the_kernel_frees_it(server: EmbeddedServer, tmp_path: Path) -> None:
@@ -303,7 +301,7 @@ def test_a_lock_file_without_its_lock_means_nothing(server: EmbeddedServer, tmp_
     started(server)
 
 
-def test_a_folder_that_another_holds_for_no_server_of_ours_is_left_alone_with_a_sentence(
+def test_a_folder_locked_by_no_server_of_ours_is_left_alone_with_a_sentence(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     pid = started(server)
@@ -315,7 +313,7 @@ def test_a_folder_that_another_holds_for_no_server_of_ours_is_left_alone_with_a_
             make(tmp_path).start(timeout_s=0.2)
     lock = take_lock(tmp_path / "ledger")
     assert lock is not None
-    with pytest.raises(LedgerUnavailable, match=r"Nothing was started: no process of ours .* `fuser"):
+    with pytest.raises(LedgerUnavailable, match=r"Nothing was started: no visible process of ours .* `fuser"):
         make(tmp_path).start(timeout_s=0.2)
     os.close(lock)
     assert appending(tmp_path) == []
@@ -340,8 +338,7 @@ def test_a_server_of_another_user_is_never_doubled(
     assert appending(tmp_path) == [pid]
 
 
-# -- what is in the way, and the end
-# -------------------------------------------------------------------------------------
+# -- what is in the way, and the end -------------------------------------------------------------
 
 
 def test_a_start_removes_nothing_that_it_does_not_own(server: EmbeddedServer, tmp_path: Path) -> None:
@@ -355,7 +352,7 @@ def test_a_start_removes_nothing_that_it_does_not_own(server: EmbeddedServer, tm
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(place))
         other.listen()
-        with pytest.raises(LedgerUnavailable, match="a process listens at"):
+        with pytest.raises(LedgerUnavailable, match="a process listens on"):
             server.start()
     assert server.start() is False, "the other is gone, and what it left is a dead socket of ours"
 

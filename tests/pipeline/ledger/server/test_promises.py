@@ -1,6 +1,4 @@
-"""Claims about servers that others run: one that would lose the ledger is refused, one that might
-is told of, and what a server does not permit to be asked is said to be unknown. The servers are
-real."""
+"""Claims about external servers: a losing one is refused, a risky one gets a warning."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ async def test_a_server_that_evicts_is_refused_whichever_way_it_can_be_asked(
     evicting = ("maxmemory 100mb", "maxmemory-policy volatile-lru", "appendonly yes")
     with own_server(tmp_path, *evicting, *user) as url:
         terms = await told(url)
-    with pytest.raises(ConfigError, match=r"volatile-lru at maxmemory 100 MB.*expected noeviction: set"):
+    with pytest.raises(ConfigError, match=r"volatile-lru at maxmemory 100 MB.*expected noeviction. Set"):
         judge_terms(terms, url)
 
 
@@ -79,7 +77,7 @@ async def test_what_a_user_is_not_permitted_to_ask_is_said_to_be_unknown(tmp_pat
         assert terms == ServerPromises(None, None, None, None, None)
         [warning] = judge_terms(terms, url)
         assert "could not check maxmemory, maxmemory-policy, appendonly, appendfsync of" in warning
-        assert "see to it that it has maxmemory-policy noeviction, appendonly yes" in warning
+        assert "Ensure that it has maxmemory-policy noeviction, appendonly yes" in warning
 
 
 def test_a_server_that_is_too_old_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""When a server is dead, by hand-driven clocks; and what a probe says of servers that misbehave."""
+"""When a server is dead, by hand-driven clocks; and probes of servers that misbehave."""
 
 from __future__ import annotations
 
@@ -57,13 +57,12 @@ def test_a_server_that_reads_its_file_lives_for_as_long_as_it_gets_further() -> 
     assert watch.see(loading(5950), 6011.0) is ServerAction.REPLACE
 
 
-# -- the probe
-# -----------------------------------------------------------------------------------------------------------
+# -- the probe -----------------------------------------------------------------------------------
 
 
 @contextmanager
 def puppet(behave: Callable[[socket.socket], object]) -> Iterator[Path]:
-    """A listener that does with each connection as it is told."""
+    """A listener that treats each connection as scripted."""
     with tempfile.TemporaryDirectory(prefix="hr-") as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder) / "s"
         listener.bind(str(path))
