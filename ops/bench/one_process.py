@@ -159,7 +159,10 @@ class OneProcess:
         else:
             groups = self._groups(filtered=self.config.algorithm.dynamic_sampling)
             values = self._values(groups)
-            units, ended = self._units(groups, values), _value_samples(groups, values)
+            units, ended = (
+                units_of(self.config, groups, values, version=self._num_updates),
+                _value_samples(groups, values),
+            )
         prepared = self._update.prepare(units)
         stepped = asyncio.run(self._update.step(prepared.samples, policy_version=self._num_updates, compute=_at_once))
         explained = [] if self._critic is None else self._learn_values(ended)
@@ -169,6 +172,14 @@ class OneProcess:
         metrics = {name: mean(r.metrics[name] for r in stepped.results) for name in stepped.results[0].metrics}
         told = {"explained_variance": mean(explained)} if explained else {}
         return metrics | told | {"trained_tokens": float(trained)}
+
+    def sample_groups(self) -> list[list[Sampled]]:
+        """Sample one update's groups, those without signal too, and train nothing."""
+        return self._groups(filtered=False)
+
+    def values_of(self, groups: Sequence[Sequence[Sampled]]) -> list[list[np.ndarray]]:
+        """Return the critic's values of each response, float32 [R]; empty ones without a critic."""
+        return self._values(groups)
 
     def _publish(self) -> None:
         self._engine.load_weights({name: tensor.clone() for name, tensor in self._backend.tensors()}, self._num_updates)
@@ -337,45 +348,52 @@ class OneProcess:
             del self._ended[:size]
         return explained
 
-    def _units(self, groups: Sequence[Sequence[Sampled]], values: list[list[np.ndarray]]) -> list[ClaimedUnit]:
-        units: list[ClaimedUnit] = []
-        for number, (group, of) in enumerate(zip(groups, values, strict=True)):
-            members = [
-                self._chunks(TrajectoryId("t", number, member), one, value)
-                for member, (one, value) in enumerate(zip(group, of, strict=True))
-            ]
-            match self.config.declaration.unit:
-                case Unit.GROUP:
-                    units.append(ClaimedUnit(str(number), tuple(members)))
-                case Unit.TRAJECTORY:
-                    units += [ClaimedUnit(str(chunks[0].chunk.trajectory), (chunks,)) for chunks in members]
-                case Unit.CHUNK:
-                    units += [ClaimedUnit(str(one.chunk.id), ((one,),)) for chunks in members for one in chunks]
-        return units
 
-    def _chunks(self, trajectory: TrajectoryId, one: Sampled, values: np.ndarray) -> tuple[ScoredChunk, ...]:
-        tokens, size = one.window.tokens, self.config.generation.window_tokens
-        made: list[ScoredChunk] = []
-        for index, start in enumerate(range(0, tokens.size, size)):
-            end = min(start + size, tokens.size)
-            is_final = end == tokens.size
-            scores: dict[Field, Score] = {}
-            if self._critic is not None:
-                scores[Field.VALUE] = ValueScore(values=values[start:end], value_version=0)
-            if is_final:
-                scores[Field.REWARD] = one.score
-            chunk = TrajectoryChunk(
-                id=ChunkId(trajectory, index),
-                prompt=one.prompt,
-                context_tokens=tokens[:start],
-                tokens=tokens[start:end],
-                behavior_logprobs=one.window.behavior_logprobs[start:end],
-                segments=(Segment(self._num_updates, end - start),),
-                finish_reason=one.window.finish_reason if is_final else FinishReason.WINDOW,
-                response_text=one.text if is_final else None,
-            )
-            made.append(ScoredChunk(chunk, scores))
-        return tuple(made)
+def units_of(
+    config: RunConfig, groups: Sequence[Sequence[Sampled]], values: Sequence[Sequence[np.ndarray]], *, version: int
+) -> list[ClaimedUnit]:
+    """Return whole responses as what a run's learner would claim; ``values`` are empty without a critic."""
+    units: list[ClaimedUnit] = []
+    for number, (group, of) in enumerate(zip(groups, values, strict=True)):
+        members = [
+            _chunks(config, TrajectoryId("t", number, member), one, value, version)
+            for member, (one, value) in enumerate(zip(group, of, strict=True))
+        ]
+        match config.declaration.unit:
+            case Unit.GROUP:
+                units.append(ClaimedUnit(str(number), tuple(members)))
+            case Unit.TRAJECTORY:
+                units += [ClaimedUnit(str(chunks[0].chunk.trajectory), (chunks,)) for chunks in members]
+            case Unit.CHUNK:
+                units += [ClaimedUnit(str(one.chunk.id), ((one,),)) for chunks in members for one in chunks]
+    return units
+
+
+def _chunks(
+    config: RunConfig, trajectory: TrajectoryId, one: Sampled, values: np.ndarray, version: int
+) -> tuple[ScoredChunk, ...]:
+    tokens, size = one.window.tokens, config.generation.window_tokens
+    made: list[ScoredChunk] = []
+    for index, start in enumerate(range(0, tokens.size, size)):
+        end = min(start + size, tokens.size)
+        is_final = end == tokens.size
+        scores: dict[Field, Score] = {}
+        if config.has_critic:
+            scores[Field.VALUE] = ValueScore(values=values[start:end], value_version=0)
+        if is_final:
+            scores[Field.REWARD] = one.score
+        chunk = TrajectoryChunk(
+            id=ChunkId(trajectory, index),
+            prompt=one.prompt,
+            context_tokens=tokens[:start],
+            tokens=tokens[start:end],
+            behavior_logprobs=one.window.behavior_logprobs[start:end],
+            segments=(Segment(version, end - start),),
+            finish_reason=one.window.finish_reason if is_final else FinishReason.WINDOW,
+            response_text=one.text if is_final else None,
+        )
+        made.append(ScoredChunk(chunk, scores))
+    return tuple(made)
 
 
 def _tokens(one: Sampled) -> np.ndarray:

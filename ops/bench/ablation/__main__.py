@@ -19,6 +19,7 @@ from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_path, outcomes
+from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
 from ops.bench.ablation.tables import TABLES, Table
 from ops.demo import task as demo_task
 from pipeline.config.load import load_config
@@ -65,11 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = f"headrace bench ablation {options.table} --seeds {options.seeds} --other-seeds {options.other_seeds}"
     command += f" --held-out {options.held_out}"
     options.out.mkdir(parents=True, exist_ok=True)
-    page = as_markdown(table, made, command)
+    page = as_markdown(table, made, command, read_signals(options.out / SIGNALS_NAME))
     (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")
     results = json.dumps(as_json(table, made, command), indent=1)
     (options.out / f"{table.name}.json").write_text(results + "\n", encoding="utf-8")
-    if not table.is_timed:
+    if made and not table.is_timed:
         (options.out / f"{table.name}.svg").write_text(as_svg(table, made), encoding="utf-8")
     print(page)
 

@@ -16,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ops.bench.ablation.runs import Outcome
+from ops.bench.ablation.signal import Signal, as_table
 from ops.bench.ablation.summary import Figures, figures
 
 if TYPE_CHECKING:
@@ -35,6 +36,15 @@ _WHOLE = (
     "The column *on the way* is the mean over all examinations until then, so that it tells how soon accuracy rises."
 )
 _COUNTED = "Tokens of dropped groups and of the critic's first phase count."
+_NOT_RUN = "No row of this table has been trained yet, so that nothing is said of accuracies."
+_SIGNAL = (
+    "What each row's own rule makes of the same 256 responses of the start policy, with the critic that its policy would start "
+    "with, by `python -m ops.bench.ablation.signal` ([raw](ablation-signal.json)). Looked at are the digits that decide. "
+    "The gap is the mean advantage of right ones less that of wrong ones, where the batch's advantages have a standard "
+    "deviation of 1. d is the same difference in standard deviations within the right and the wrong ones. A policy gradient "
+    "learns the rule from the gap, through the noise that d tells. Trained are responses with an advantage other than 0. "
+    "Intervals are of 95 % over seeds, differences paired by seed, bold where 0 is outside."
+)
 _PER_UPDATE = (
     "Per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators over the whole run, "
     "the critic's first phase included, divided by the updates."
@@ -64,7 +74,7 @@ def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str
     }
 
 
-def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str) -> str:
+def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str, signals: Sequence[Signal] = ()) -> str:
     """Write the page."""
     on = ", ".join(f"{name} {value}" for name, value in machine().items())
     parts = [f"# {table.title}", table.about]
@@ -72,7 +82,12 @@ def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str) -> str:
         parts += [f"    {command}", f"On {on}.", _accuracies(table, outcomes), _race(table, outcomes)]
         parts.append(_phases(table, outcomes))
     else:
-        parts += [_verdicts(table, outcomes), f"    {command}", f"On {on}.", *_learning(table, outcomes)]
+        parts += [_verdicts(table, outcomes)] if outcomes else [_NOT_RUN]
+        parts += [f"    {command}", f"On {on}."]
+        if signals:
+            parts += ["## The signal before anything is trained", _SIGNAL, as_table(signals, table.name)]
+        parts += _learning(table, outcomes) if outcomes else []
+        parts.append("## Settings")
     parts.append(_differences(table))
     return "\n\n".join(parts) + "\n"
 
@@ -120,7 +135,6 @@ def _learning(table: Table, outcomes: Sequence[Outcome]) -> list[str]:
         _readings(table, [o.within(tokens) for o in outcomes]),
         "## Curves",
         curves,
-        "## Settings",
     ]
 
 

@@ -12,6 +12,7 @@ from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of
 from ops.bench.ablation.page import as_markdown, equal_tokens
 from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path, read_outcome
+from ops.bench.ablation.signal import Signal
 from ops.bench.ablation.summary import figures
 from ops.bench.ablation.tables import TABLES, Table, Variant
 from ops.demo.task import Split, write_file
@@ -175,6 +176,16 @@ def test_equal_tokens_cuts_every_curve_where_the_thriftiest_run_ended() -> None:
         "**separates, against the paper** |",
     ]
     assert [point.update for point in made[0].within(198).curve] == [1]
+
+
+def test_a_table_that_was_not_trained_says_so_and_still_tells_its_signal() -> None:
+    signals = [
+        Signal(LEARNING.name, name, seed, "long", d=d, gap=d, num_right=9, num_wrong=9, share_trained=1.0)
+        for name, d in ((WHOLE, 1.0), (LESS, 0.5))
+        for seed in range(3)
+    ]
+    page = as_markdown(LEARNING, [], "the command", signals)
+    assert "No row of this table has been trained yet" in page and f"| {LESS} | long | 0.50 ± 0.00 | **-0.50" in page
 
 
 def test_the_curves_are_drawn_for_every_row_that_was_run_and_the_same_again() -> None:
