@@ -38,12 +38,13 @@ _WHOLE = (
 _COUNTED = "Tokens of dropped groups and of the critic's first phase count."
 _NOT_RUN = "No row of this table has been trained yet, so that nothing is said of accuracies."
 _SIGNAL = (
-    "What each row's own rule makes of the same 256 responses of the start policy, with the critic that its policy would start "
-    "with, by `python -m ops.bench.ablation.signal` ([raw](ablation-signal.json)). Looked at are the digits that decide. "
-    "The gap is the mean advantage of right ones less that of wrong ones, where the batch's advantages have a standard "
-    "deviation of 1. d is the same difference in standard deviations within the right and the wrong ones. A policy gradient "
-    "learns the rule from the gap, through the noise that d tells. Trained are responses with an advantage other than 0. "
-    "Intervals are of 95 % over seeds, differences paired by seed, bold where 0 is outside."
+    "What each row's own rule makes of 256 responses of the start policy, with the critic that its policy would start with, "
+    "by `python -m ops.bench.ablation.signal` ([raw](ablation-signal.json)). Looked at are the digits that decide. The gap "
+    "is the mean advantage of right ones less that of wrong ones, where the batch's advantages have a standard deviation of "
+    "1. d is the same difference in standard deviations within the right and the wrong ones. A policy gradient learns the "
+    "rule from the gap, through the noise that d tells. Trained are responses with an advantage other than 0. Intervals are "
+    "of 95 % over seeds, differences paired by seed, bold where 0 is outside. Rows that are left out make the first row's "
+    "advantages, and differ from it in the loss alone."
 )
 _PER_UPDATE = (
     "Per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators over the whole run, "
