@@ -36,7 +36,6 @@ from ops.bench.table import provenance, write_json
 from ops.demo.task import Split
 from pipeline.algorithms import build
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.filters import has_signal
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
@@ -139,7 +138,7 @@ def _signals(
     values: list[list[np.ndarray]],
 ) -> list[Signal]:
     if config.algorithm.dynamic_sampling:
-        kept = [has_signal([one.score.accuracy for one in group]) for group in groups]
+        kept = [len({one.score.accuracy for one in group}) > 1 for group in groups]
         groups = [group for group, keep in zip(groups, kept, strict=True) if keep]
         values = [of for of, keep in zip(values, kept, strict=True) if keep]
     samples = build(config).prepare(units_of(config, groups, values, version=0))
