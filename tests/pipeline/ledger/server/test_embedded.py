@@ -197,7 +197,7 @@ def test_a_server_on_the_path_comes_before_the_bundled_one_if_it_is_recent(
     with capture_logs() as logs:
         log_choice(found.path)
     assert [(entry["event"], entry.get("server")) for entry in logs] == [
-        ("ledger_server", None),
+        ("ledger_server_chosen", None),
         ("ledger_server_skipped", f"{tmp_path / 'redis-server'} is 7.0.15"),
     ]
     fake_server(tmp_path, "redis-server", "Redis server v=7.2.4 sha=0")
