@@ -1,7 +1,7 @@
-"""Private files and folders (addresses with passwords, sockets, keys), and files of bounded length.
+"""Private files (mode 0600) and folders (mode 0700), and files of bounded length.
 
-Files are of mode 0600 and folders of mode 0700. A bounded file is one that other processes append
-to: its beginning is cut off, and the file says how much was cut.
+Private are addresses with passwords, sockets and keys. A bounded file is one that other processes
+append to. A line with the number of bytes replaces its cut beginning.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ KEPT_BYTES = 1 << 20
 
 
 def keep_private() -> None:
-    """Let this process and those that it starts make files for their owner alone, and leave no core
-    file, which would hold passwords. Who must have one sets the limit for one process:
-    ``prlimit --pid PID --core=unlimited``."""
+    """Make this process's and its children's files private, and disable core files.
+
+    A core file would hold passwords. ``prlimit --pid PID --core=unlimited`` enables one.
+    """
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 in one step: a reader sees the old content or the new, never a
-    part.
-    """
+    """Write a file of mode 0600 in one step: a reader sees the old content or the new."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -36,11 +35,10 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
-    """Cut a file longer than ``max_bytes`` down to its last whole lines within ``kept_bytes``;
-    return whether it was.
+    """Cut a file above ``max_bytes`` to its last whole lines within ``kept_bytes``; return whether.
 
-    A process that opened its file to append (every worker's output, the ledger server's log) goes
-    on at the new end; a line that it writes in that very instant may be lost. Raises OSError.
+    A process that appends to the file (a worker's output, the ledger server's log) continues at the
+    new end. A line written at that very moment may be lost. Raises OSError.
     """
     try:
         if path.stat().st_size <= max_bytes:

@@ -1,21 +1,17 @@
-"""What memory a run will need, role by role, against what this machine has: said before anything is
-started.
+"""Compares the memory that a run needs, role by role, with the memory of this machine.
 
-*Consumes* a configuration, the model's shape and number of weights, and the machine's memory.
-*Produces* needs in bytes, in words, and a refusal when what is certain cannot fit. *Waits for*
-nothing; only :func:`read_shape` and :func:`room_here` read files.
-
-    learner      4P weights + 4P gradients + 8P Adam + activations of a micro-batch + 12P copy while a checkpoint is written
-    value        the same, when there is a critic
-    generator    P weights in their type (on a CPU those that are published, where they lie) + KV cache of all slots
+    learner      4P weights + 4P gradients + 8P Adam + activations of a micro-batch
+                 + 12P copy while a checkpoint is written
+    value        the same, with a critic
+    generator    P weights in their type (on a CPU the published ones, in place) + KV cache of all slots
     reference    P weights + the activations of one layer
     /dev/shm     (weights.keep + 1) P published, once a host
     ledger       ledger.max_memory_mb
 
 P is the number of weights, tied ones once. Activations are those of a decoder layer without
-gradient checkpointing, measured on a CPU in fp32 (``tests/pipeline/preflight/test_memory_needs.py``
-has the figures): (18 hidden + 4 intermediate + 7 key width) numbers a token and layer. What a GPU
-holds is not counted: what a checkpoint copies to the host is.
+gradient checkpointing: (18 hidden + 4 intermediate + 7 key width) numbers a token and layer. They
+were measured on a CPU in fp32 (``tests/pipeline/preflight/test_memory_needs.py``). A GPU's memory
+does not count; a checkpoint's copy on the host does.
 """
 
 from __future__ import annotations
@@ -36,20 +32,18 @@ from protocol.errors import ConfigError, WeightsDamaged
 from protocol.ids import Role
 
 PROCESS_BYTES = 350 << 20
-"""Python, torch and transformers, before any model; a process without torch takes 70 MiB."""
+"""Python, torch and transformers before any model."""
 _LIGHT_BYTES = 70 << 20
 _FP32 = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _MAX_LOGITS = 1 << 26
-"""Logits that are alive at once: see ``workers.engines.model.packed``. Three times as many numbers
-are made of them.
-"""
+"""Logits alive at once (``workers.engines.model.packed``); three times as many numbers are made."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a model its memory depends on."""
+    """Sizes of a model that its memory depends on."""
 
     num_weights: int
     layers: int
@@ -62,31 +56,31 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one process, or one place, takes."""
+    """Memory of one process or one place."""
 
     name: str
     parts: Mapping[str, int]
-    """Bytes by what they are for."""
+    """Bytes by purpose."""
     certain: int
-    """Of them, what it takes whatever the data."""
+    """Bytes needed whatever the data."""
 
     @property
     def num_bytes(self) -> int:
-        """All of it at its highest."""
+        """Most bytes in all."""
         return sum(self.parts.values())
 
     def in_words(self) -> str:
-        """Return a phrase, as ``learner 16.2 GB (weights 2.0, gradients 2.0, ...)``."""
+        """Return a phrase: ``learner 16.2 GB (weights 2.0, gradients 2.0, ...)``."""
         parts = ", ".join(f"{name} {_gb(size)}" for name, size in self.parts.items() if size >= 50e6)
         return f"{self.name} {_gb(self.num_bytes)} GB" + (f" ({parts})" if parts else "")
 
 
 _ON_GPU = Need("", {"process": 4 * PROCESS_BYTES}, 0)
-"""A process whose model lies on a GPU: CUDA's libraries and staging."""
+"""A process with its model on a GPU: CUDA's libraries and staging."""
 
 
 def activation_bytes(shape: Shape, tokens: int, *, checkpointing: bool = False) -> int:
-    """Return what a forward pass over ``tokens`` keeps for its backward pass, in fp32."""
+    """Return the bytes that a forward pass over ``tokens`` keeps for its backward pass, in fp32."""
     layer = tokens * (18 * shape.hidden + 4 * shape.intermediate + 7 * shape.key_width) * _FP32
     return layer + tokens * shape.layers * shape.hidden * _FP32 if checkpointing else shape.layers * layer
 
@@ -99,14 +93,14 @@ def needs(
     *,
     on_cpu: Callable[[str], bool],
 ) -> list[Need]:
-    """Return what each process of a run needs of the host's memory, then what its host needs once.
+    """Return the host memory of each process of a run, then that of the host itself.
 
     Args:
         config: The run.
         shape: The policy's.
         counts: Workers by role.
-        value_shape: The value model's, when there is one.
-        on_cpu: Whether what a configured device names is the CPU.
+        value_shape: The value model's, or None.
+        on_cpu: Whether a configured device is the CPU.
     """
     found: list[Need] = []
     if config.learner.backend != "emulated" and counts.get(Role.LEARNER):
@@ -139,9 +133,7 @@ def needs(
 
 
 def published(config: RunConfig, shape: Shape) -> Need:
-    """Return what published versions take, in shared memory or in the run's folder: those that are
-    kept and the next.
-    """
+    """Return the memory of published versions: those kept and the next."""
     size = (
         shape.num_weights * _ITEM_BYTES[config.weights.dtype] if not config.learner.lora.rank else shape.num_weights * 4
     )
@@ -194,22 +186,21 @@ def _each(role: str, count: int, need: Need) -> list[Need]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a host has, in bytes."""
+    """Memory of a host, in bytes."""
 
     memory: int
-    """All of it, as far as the control group leaves it to us."""
+    """All that the control group allows."""
     free: int
-    """What could be had now."""
+    """Free now."""
     shared: int | None
-    """Free in memory-backed storage; None where there is none."""
+    """Free in memory-backed storage; None without any."""
 
 
 def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[str]:
-    """Return what to tell a person: every need, the sum, and a warning when it is more than there
-    is.
+    """Return every need, the sum, and a warning when the sum is more than is free.
 
     Raises:
-        ConfigError: What is certain is more than the machine has.
+        ConfigError: Certain needs are more than the machine's memory.
     """
     listed = list(found)
     total, certain = sum(need.num_bytes for need in listed), sum(need.certain for need in listed)
@@ -239,8 +230,8 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
 
 
 def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
-    """Return a model folder's shape, from its ``config.json`` and the heads of its weights; None
-    when they do not tell.
+    """Return a model's shape, from ``config.json`` and its weights' headers; None if
+    they lack it.
     """
     text: Mapping[str, Any] = config.get("text_config") or config
     try:
@@ -257,7 +248,7 @@ def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
 
 
 def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo")) -> Room:
-    """Return what this host has now."""
+    """Return this host's memory."""
     free = machine.memory_bytes
     with suppress(OSError, ValueError, IndexError):
         line = next(
@@ -272,12 +263,12 @@ def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo")) -> Room:
 
 
 def is_cpu(device: str, devices: Path = Path("/dev")) -> bool:
-    """Return whether a configured device is the CPU, as far as that is known without torch."""
+    """Return whether a device is the CPU, as far as that is known without torch."""
     return device == "cpu" or (device == "auto" and not any(devices.glob("nvidia[0-9]*")))
 
 
 def _count_weights(model: Path) -> int:
-    """Return how many numbers the safetensors files of a folder hold, by their heads."""
+    """Return the number of weights in a folder's safetensors files, by their headers."""
     try:
         heads = [read_head(path) for path in sorted(model.glob("*.safetensors"))]
     except (OSError, WeightsDamaged):

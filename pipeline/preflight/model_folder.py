@@ -23,7 +23,7 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """Return ``config.json`` of a model whose weight files are there and whole.
+    """Return ``config.json`` of a model with complete weight files.
 
     Raises:
         DataError: the folder holds no model, or a damaged one.
@@ -40,13 +40,13 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Return the size of a model's weight files. Raises DataError when it has none."""
+    """Return the size of a model's weight files. Raises DataError without any."""
     return sum(file.stat().st_size for file in _weight_files(folder))
 
 
 def loading(folder: Path) -> str:
-    """Return what a worker says of itself while it loads a model: which, and how large its files
-    are.
+    """Return the detail that a worker reports while it loads a model: name and size
+    of its files.
     """
     try:
         return f"loading {folder.name}, {weight_bytes(folder) / 1e6:,.0f} MB"
@@ -56,9 +56,7 @@ def loading(folder: Path) -> str:
 
 
 def tensor_names(folder: Path) -> list[str]:
-    """Return the names of a model's tensors. Raises DataError when its weight files are missing or
-    damaged.
-    """
+    """Return the names of a model's tensors. Raises DataError for missing or damaged files."""
     return [tensor.spec.name for file in _weight_files(folder) for tensor in _head(file).tensors]
 
 
@@ -77,9 +75,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _within(folder: Path, name: str) -> Path:
-    """Return the file that an index names. Raises DataError for a name that leads out of the
-    folder.
-    """
+    """Return the file that an index names. Raises DataError for a file outside of the folder."""
     if Path(name).name != name:
         raise DataError(
             f"{folder / _SHARDED} names {name!r}, which is no file of this folder; download the model again"

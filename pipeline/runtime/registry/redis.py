@@ -1,13 +1,11 @@
-"""The registry beside the ledger, under the same server. Key names: ``pipeline.ledger.redis.keys``.
+"""The registry in Redis, beside the ledger. ``pipeline.ledger.redis.keys`` has its keys.
 
-*Consumes* registrations and heartbeats. *Produces* epochs and views of the fleet. *Waits for* the
-server's answer, as long as the client's time limit says; then LedgerUnavailable. News is a stream
-of one entry for each topic, which one connection of each worker waits at (XREAD BLOCK); the script
-that changes something writes it, so that one is never there without the other.
+News is a stream of one entry for each topic. One connection of each worker waits for it (XREAD
+BLOCK). The script that makes a change also writes its news.
 
-What must hold together is one Lua script each (``scripts/``); the epoch is compared inside the
-script, so that a fenced incarnation can change nothing, however late its request arrives. All of it
-works at the server's memory limit too. Values are JSON: a person with ``redis-cli`` can read them.
+Writes that belong together are one Lua script (``scripts/``). It compares the epoch, so a fenced
+incarnation changes nothing, however late its request arrives. All scripts work at the server's
+memory limit. Values are JSON, readable in ``redis-cli``.
 """
 
 from __future__ import annotations
@@ -47,34 +45,30 @@ class RedisRegistry:
         self._client = client
         self._connection = PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
-        """Of its own: what waits for news there holds up no other call."""
+        """A connection of its own, since a wait for news would hold up other calls."""
         self._keys = _Keys(run)
         self._silent_after_s = silent_after_s
 
     async def register(self, role: Role, worker: str) -> Incarnation:
-        """Hand out the next epoch for this worker: every earlier incarnation of it is fenced from
-        now on.
-        """
+        """Return a new incarnation with the next epoch."""
         return Incarnation(role=role, worker=worker, epoch=await self._raise_epoch(worker, begins=True))
 
     async def fence(self, worker: str) -> int:
-        """Make the present incarnation of a worker powerless; return the new epoch."""
+        """Fence the present incarnation; return the new epoch."""
         return await self._raise_epoch(worker, begins=False)
 
     async def epoch(self, worker: str) -> int:
-        """Return the newest epoch of a worker; 0 when it never registered."""
+        """Return the newest epoch; 0 for an unknown worker."""
         return int(await self._command("HGET", self._keys.epochs, worker) or 0)
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
-        """Say where this worker's mailbox listens. Raises Fenced."""
+        """Set a mailbox's address. Raises Fenced."""
         entry = msgspec.json.encode(_Endpoint(who.role, endpoint, public_key))
         newest = await self._run("set_endpoint", worker=who.worker, epoch=who.epoch, endpoint=entry)
         check_newest(who, newest)
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return worker -> (endpoint, public key) of every worker of a role that gave a sign of
-        life lately.
-        """
+        """Return the endpoints of a role's recently live workers."""
         flat: list[bytes] = await self._run("live_endpoints", silent_after=self._silent_after_s)
         entries = {
             name.decode(): msgspec.json.decode(entry, type=_Endpoint)
@@ -83,29 +77,26 @@ class RedisRegistry:
         return {name: (entry.endpoint, entry.public_key) for name, entry in entries.items() if entry.role is role}
 
     async def depart(self, who: Incarnation) -> None:
-        """Leave in good order; nothing when a newer incarnation exists."""
+        """Remove endpoint and heartbeat, unless a newer incarnation exists."""
         await self._run("depart", worker=who.worker, epoch=who.epoch)
 
     async def heartbeats(self) -> list[Heartbeat]:
-        """Return the last heartbeat of every worker that has not departed, by name."""
+        """Return the last heartbeats, by name."""
         blobs: list[bytes] = await self._command("HVALS", self._keys.heartbeats)
         beats = [msgspec.json.decode(blob, type=Heartbeat) for blob in blobs]
         return sorted(beats, key=lambda beat: beat.who.worker)
 
     async def set_fleet(self, fleet: Fleet) -> None:
-        """Set the desired number of workers by role."""
+        """Set the desired fleet."""
         await self._run("set_fleet", counts=msgspec.json.encode(fleet.counts))
 
     async def fleet(self) -> Fleet | None:
-        """Return the desired fleet; None when none was set."""
+        """Return the desired fleet."""
         blob = await self._command("GET", self._keys.fleet)
         return None if blob is None else Fleet(msgspec.json.decode(blob, type=dict[Role, int]))
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
-        """Publish a version; a repeat changes nothing.
-
-        Raises ValueError when it is not newer than the published one. Raises Fenced.
-        """
+        """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""
         newest, published, is_done = await self._run(
             "announce_weights",
             worker=who.worker,
@@ -128,7 +119,7 @@ class RedisRegistry:
         await self._run("set_run_status", status=blob)
 
     async def run_status(self) -> RunStatus:
-        """Return the run's state; STARTING when none was set."""
+        """Return the run's state."""
         blob = await self._command("GET", self._keys.run_status)
         if blob is None:
             return RunStatus(RunState.STARTING)
@@ -146,9 +137,7 @@ class RedisRegistry:
         return {topics[key]: entries[-1][0].decode() for key, entries in dict(reply or {}).items()}
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell`` called with why calls are asked again, for people; with "" when that is
-        over.
-        """
+        """Have ``tell`` called with why calls are repeated, in words, and with "" afterwards."""
         self._connection.on_trouble = tell
 
     async def aclose(self) -> None:
@@ -170,8 +159,8 @@ class RedisRegistry:
 
 
 class RedisHeartbeatWriter:
-    """The blocking side, with an event loop and a connection of its own. Used by one thread at a
-    time.
+    """The blocking side, with an event loop and a connection of its own, for one
+    thread at a time.
     """
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
@@ -181,8 +170,9 @@ class RedisHeartbeatWriter:
         self._connection = PipelinedConnection(self._client)
 
     def beat(self, heartbeat: Heartbeat) -> bool:
-        """Write a heartbeat; False when the incarnation is fenced. Raises LedgerUnavailable, after
-        ``timeout_s`` at most.
+        """Write a heartbeat; return False when fenced.
+
+        Raises LedgerUnavailable, after ``timeout_s`` at most.
         """
         who = heartbeat.who
         with ledger_faults("heartbeat"):
