@@ -1,5 +1,6 @@
-# /usr/bin/env bash What the real engines promise on this machine, in one table: ops/bench/gpu says
-# what is measured and how.
+#!/usr/bin/env bash
+# What the real engines promise on this machine, in one table: ops/bench/gpu says what is measured
+# and how.
 #
 #   ops/gpu_check.sh [--only PART] [--json FILE]
 #
