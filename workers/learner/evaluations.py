@@ -1,12 +1,13 @@
 """Evaluations as the learner keeps them: asked for, waited for, recorded.
 
-*Consumes* the ledger's evaluation lane. *Produces* one EvaluationRow an evaluation. *Waits for* generators and the reward
-worker, with a deadline: an evaluation that is not complete by then is recorded with the responses that are there.
+*Consumes* the ledger's evaluation lane. *Produces* one EvaluationRow an evaluation. *Waits for*
+generators and the reward worker, with a deadline: an evaluation that is not complete by then is
+recorded with the responses that are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pipeline.ledger.contract import EvaluationRequest, EvaluationState
@@ -27,8 +28,12 @@ class _Pending:
 class Evaluations:
     """Requests evaluations one after another and collects them."""
 
-    def __init__(self, ctx: ActorContext, *, num_prompts: int, next_number: int = 0) -> None:
+    def __init__(
+        self, ctx: ActorContext, record: Callable[[EvaluationRow], None], *, num_prompts: int, next_number: int = 0
+    ) -> None:
+        """Record rows with ``record``, in the same step in which they are no longer pending."""
         self._ctx = ctx
+        self._record = record
         self._num_prompts = min(num_prompts, ctx.config.evaluation.num_prompts)
         self.next_number = next_number
         self._pending: list[_Pending] = []
@@ -39,8 +44,8 @@ class Evaluations:
         return tuple((one.number, one.policy_version) for one in self._pending)
 
     async def resume(self, pending: Iterable[tuple[int, int]]) -> None:
-        """Go on collecting what was pending at a checkpoint. Numbers that were asked for after it are passed over: their
-        responses belong to weights that were given up."""
+        """Go on collecting what was pending at a checkpoint. Numbers that were asked for after it
+        are passed over: their responses belong to weights that were given up."""
         deadline_s = self._ctx.clock.monotonic() + self._ctx.config.evaluation.timeout_s
         self._pending += [_Pending(number, version, deadline_s) for number, version in pending]
         while await self._ctx.ledger.evaluation(self.next_number) is not None:
@@ -67,9 +72,8 @@ class Evaluations:
         self._pending.append(_Pending(self.next_number, policy_version, deadline_s))
         self.next_number += 1
 
-    async def collect(self) -> list[EvaluationRow]:
-        """Return those that are complete by now, or past their deadline."""
-        rows: list[EvaluationRow] = []
+    async def collect(self) -> None:
+        """Record the evaluations that are complete by now, or past their deadline."""
         for pending in list(self._pending):
             state = await self._ctx.ledger.evaluation(pending.number)
             is_late = self._ctx.clock.monotonic() >= pending.deadline_s
@@ -80,18 +84,17 @@ class Evaluations:
                 num_responses = len(state.samples) if state is not None else 0
                 self._ctx.log.warning("evaluation_incomplete", number=pending.number, num_responses=num_responses)
             if state is not None and state.samples:
-                rows.append(_row(pending, state, at_s=self._ctx.clock.time()))
-        return rows
+                self._record(_row(pending, state, at_s=self._ctx.clock.time()))
 
-    async def wait(self) -> list[EvaluationRow]:
-        """Wait for all that was requested, each until its deadline or until the worker drains."""
-        rows: list[EvaluationRow] = []
+    async def wait(self) -> None:
+        """Record all that was requested, each when it is complete or at its deadline, until the
+        worker drains.
+        """
         while self._pending and not self._ctx.draining.is_set():
             self._ctx.waiting_for(WaitingFor.INPUT, f"evaluation {self._pending[0].number}")
-            rows += await self.collect()
+            await self.collect()
             if self._pending:
                 await self._ctx.clock.sleep(_POLL_S)
-        return rows
 
 
 def _row(pending: _Pending, state: EvaluationState, *, at_s: float) -> EvaluationRow:

@@ -1,33 +1,31 @@
 """The learner: claimed units in, policy versions and checkpoints out.
 
-*Consumes* claims of ready units. *Produces* one policy version an update, published to the generators, and checkpoints. *Waits
-for* enough ready units (the scorers make them ready), and for generators that lag too far behind to take new weights.
+*Consumes* claims of ready units. *Produces* one policy version an update, published to the
+generators, and checkpoints. *Waits for* enough ready units (the scorers make them ready), and for
+generators that lag too far behind to take new weights.
 
-One update: claim, fetch, advantages and masks, proximal log-probs, one or more optimiser steps, publish version + 1. A batch
-is settled, that is counted as trained for good, only together with the checkpoint that holds its effect; until then it is
-leased to this incarnation, and comes back whole if this process dies. Checkpoints are written while the next update is made
+One update: claim, fetch, advantages and masks, proximal log-probs, one or more optimiser steps,
+publish version + 1. A batch is settled, that is counted as trained for good, only together with the
+checkpoint that holds its effect; until then it is leased to this incarnation, and comes back whole
+if this process dies. Checkpoints are written while the next update is made
 (``workers.checkpoint_writer``).
 
-With a critic there is a gate before the first update: until the value worker's heartbeat says that the critic is good enough
-(or has had its time), what is claimed is dropped with reason ``value_warmup``, so that generation goes on and its credit
-returns.
+With a critic there is a gate before the first update: until the value worker's heartbeat says that
+the critic is good enough (or has had its time), what is claimed is dropped with reason
+``value_warmup``, so that generation goes on and its credit returns.
 
-Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``, ``trained_tokens``, ``accuracy``,
-``reward``, ``evaluation_accuracy``, ``refused_steps``, ``checkpoint_version``, ``failed_checkpoints``.
+Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``,
+``trained_tokens``, ``accuracy``, ``reward``, ``evaluation_accuracy``, ``refused_steps``,
+``checkpoint_version``, ``failed_checkpoints``.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import ClassVar
 
-import numpy as np
-
-from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
@@ -38,37 +36,75 @@ from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History,
 from pipeline.observability.samples import Samples
 from pipeline.preflight.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.actor import Actor
+from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
 from pipeline.training.checkpoints import CHECKPOINTS, CheckpointFolder
 from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointWriter
 from workers.engines.build import build_training_backend
-from workers.engines.training.seam import StepResult, TrainingBackend
+from workers.engines.training.seam import TrainingBackend
 from workers.learner.critic_watch import CriticWatch
+from workers.learner.ending import Ending
 from workers.learner.evaluations import Evaluations
 from workers.learner.forecast import Forecast
 from workers.learner.hopeless import HopelessData
 from workers.learner.policy_update import PolicyUpdate
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
+from workers.learner.update_row import update_row
 from workers.learner.weight_publisher import WeightPublisher
+from workers.learner.work_wait import Chore, NotYet, WorkWait
 
 _POLL_S = 0.02
 _FIRST_CHECKPOINT_S = 30.0
 """The first update that ends later than this is kept at once."""
 _CHECKPOINT_COST = 10.0
-"""Between two checkpoints that are due by time lies at least so many times what the last one took."""
+"""Between two checkpoints that are due by time lies at least so many times what the
+last one took.
+"""
 _LONGEST_POLL_S = 0.1
+_CRITIC_EVERY_S = 0.5
+_EVALUATIONS_EVERY_S = 0.1
+_REPAIR_EVERY_S = 1.0
+_IDLE_EVERY_S = 0.25
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
-"""A learner that has waited this long, and this many times what its last checkpoint took, writes one: see ``_settle_idle``."""
+"""A learner that has waited this long, and this many times what its last checkpoint took, writes
+one: see ``_settle_idle``.
+"""
 
 
 class Learner(Actor):
     """Trains the policy on what the ledger has ready."""
 
     role: ClassVar[Role] = Role.LEARNER
+
+    def __init__(self, ctx: ActorContext) -> None:
+        super().__init__(ctx)
+        # From setup to teardown: the parts.
+        self._backend: TrainingBackend
+        self._folder: CheckpointFolder
+        self._writer: CheckpointWriter
+        self._updates: PolicyUpdate
+        self._recorder: UpdateRecorder
+        self._publisher: WeightPublisher
+        self._history: History
+        self._samples: Samples
+        self._version_history: VersionHistory
+        self._evaluations: Evaluations
+        self._critic: CriticWatch | None
+        self._hopeless: HopelessData
+        self._wait: WorkWait
+        # From update to update: what a checkpoint holds.
+        self._num_updates = 0
+        self._version = 0
+        # From checkpoint to checkpoint.
+        self._applied: dict[str, tuple[str, ...]] = {}
+        """Claims that no checkpoint holds yet, with their units."""
+        self._has_checkpoint = False
+        self._is_resumed = False
+        self._kept_s = 0.0
+        """When the last checkpoint began, by the monotonic clock."""
 
     async def setup(self) -> None:
         """Join the ledger, restore the newest good checkpoint, publish its weights."""
@@ -82,7 +118,7 @@ class Learner(Actor):
         checkpoint = await self.ctx.compute(self._folder.take_over)
         state = checkpoint.state if checkpoint else {}
         self.ctx.starting(loading(config.model.path))
-        self._backend: TrainingBackend = await self.ctx.compute(build_training_backend, config)
+        self._backend = await self.ctx.compute(build_training_backend, config)
         if checkpoint is not None:
             self.ctx.starting(f"loading checkpoint {checkpoint.path.name}")
             await self.ctx.compute(self._backend.load, checkpoint.path)
@@ -91,7 +127,6 @@ class Learner(Actor):
         loaded = checkpoint.path if checkpoint else None
         await self.ctx.compute(self._recorder.begin, loaded, int(state.get("policy_version", 0)))
         self._num_updates = int(state.get("num_updates", 0))
-        self._applied: dict[str, tuple[str, ...]] = {}  # claims that no checkpoint holds yet, with their units
         self._writer = CheckpointWriter(self.ctx, self._folder)
         returned = await self.ctx.ledger.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = WeightPublisher(self.ctx)
@@ -103,7 +138,10 @@ class Learner(Actor):
         self._history = History.resume(history, last_version=resumed)
         self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
         self._evaluations = Evaluations(
-            self.ctx, num_prompts=source.num_evaluation_prompts, next_number=int(state.get("next_evaluation", 0))
+            self.ctx,
+            self._record,
+            num_prompts=source.num_evaluation_prompts,
+            next_number=int(state.get("next_evaluation", 0)),
         )
         recorded = {row.number for row in read_history(history) if isinstance(row, EvaluationRow)}
         await self._evaluations.resume(one for one in state.get("evaluations", ()) if one[0] not in recorded)
@@ -113,6 +151,14 @@ class Learner(Actor):
         self._kept_s = self.ctx.clock.monotonic()
         algorithm = config.algorithm
         self._hopeless = HopelessData(algorithm.max_generation_batches * algorithm.groups_per_update)
+        chores = [
+            Chore("collecting evaluations", _EVALUATIONS_EVERY_S, self._evaluations.collect),
+            Chore("repairing weights", _REPAIR_EVERY_S, self._repair_weights),
+            Chore("an early checkpoint", _IDLE_EVERY_S, self._settle_idle),
+        ]
+        if self._critic is not None:
+            chores.append(Chore("looking at the critic", _CRITIC_EVERY_S, self._critic.look))
+        self._wait = WorkWait(self.ctx, chores)
         self.ctx.log.info(
             "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
         )
@@ -125,33 +171,24 @@ class Learner(Actor):
         await self._publish()
 
     async def run(self) -> None:
-        """Update until there are enough updates, the data is exhausted or hopeless, or a stop is asked for."""
+        """Update until there are enough updates, the data is exhausted or hopeless, or a stop is
+        asked for.
+        """
         config = self.ctx.config
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
-            self._record(await self._evaluations.wait())
+            await self._evaluations.wait()
         ending = await self._wait_for_critic()
         while ending is None and self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
             started = time.monotonic()
-            forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
-            outcome = await self.ctx.ledger.claim(self.ctx.who, policy_version=self._version)
-            while isinstance(outcome, ClaimRefused) and not self.ctx.draining.is_set():
-                if ending := await self._is_over(outcome):
-                    break
-                self._say_waiting(outcome, await self._critic.trouble() if self._critic else "")
-                self._record(await self._evaluations.collect())
-                await self._publisher.repair(self._version, self._backend)
-                await self._settle_idle(time.monotonic() - started)
-                now = self.ctx.clock.monotonic()
-                pause = forecast.pause_s(now, num_ready=outcome.num_ready, num_needed=outcome.num_needed)
-                await self.ctx.clock.sleep(pause)
-                outcome = await self.ctx.ledger.claim(self.ctx.who, policy_version=self._version)
-            if isinstance(outcome, ClaimRefused):
-                break
-            await self._update(outcome, wait_s=time.monotonic() - started)
+            claim = await self._wait_for_batch()
+            if isinstance(claim, Claim):
+                await self._update(claim, wait_s=time.monotonic() - started)
+            else:
+                ending = claim
         if self.ctx.draining.is_set():
             return
-        await self._finish(ending)
+        await self._finish(ending and ending.reason)
 
     async def drain(self) -> None:
         """Keep what was learned since the last checkpoint."""
@@ -165,28 +202,8 @@ class Learner(Actor):
         self._recorder.close()
         self._publisher.close()
 
-    async def _wait_for_critic(self) -> str | None:
-        """Drop what is ready until the critic is good enough; return why that can never be, or None."""
-        critic = self._critic
-        while critic is not None and not critic.is_open and not self.ctx.draining.is_set():
-            view = await critic.look()
-            if view.is_open:
-                self.ctx.log.info("critic_ready", detail=view.detail)
-                break
-            self.ctx.waiting_for(WaitingFor.INPUT, view.detail)
-            await self._publisher.repair(self._version, self._backend)
-            refused = await critic.drop_batch(self._version)
-            if refused is None:
-                self._hopeless.claimed()
-                continue
-            if ending := await self._is_over(refused):
-                return ending
-            self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
-            self._record(await self._evaluations.collect())
-            await self.ctx.clock.sleep(_POLL_S)
-        return None
-
-    # -- one update ----------------------------------------------------------------------------------------------------
+    # -- one update
+    # ----------------------------------------------------------------------------------------------------
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
@@ -217,14 +234,15 @@ class Learner(Actor):
                 await self._publish()
             publish_s = time.monotonic() - started
         if samples:
-            row = _row(self._num_updates, self._version, samples, stepped.results, self._version_history)
+            row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history)
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
             self._history.append(row)
             self._show(row)
             await self.ctx.compute(self._samples.keep, units, number, version)
-        self._record(await self._evaluations.collect())
+        await self._evaluations.collect()
         every = self.ctx.config.evaluation.every_updates
-        is_last = self._num_updates >= self.ctx.config.run.num_updates  # evaluated at the end in any case
+        # evaluated at the end in any case
+        is_last = self._num_updates >= self.ctx.config.run.num_updates
         if self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last:
             await self._evaluations.request(self._version)
         if self._is_checkpoint_due():
@@ -249,8 +267,9 @@ class Learner(Actor):
             await self._writer.complete(self._checkpoint)
 
     def _is_checkpoint_due(self) -> bool:
-        """Whether so many updates, or so much time, would be lost with this process. The first checkpoint comes soon: a process
-        that dies again and again before it would begin at the same place each time."""
+        """Whether so many updates, or so much time, would be lost with this process. The first
+        checkpoint comes soon: a process that dies again and again before it would begin at the same
+        place each time."""
         settings = self.ctx.config.checkpoint
         if self._num_updates % settings.every_updates == 0:
             return True
@@ -283,73 +302,104 @@ class Learner(Actor):
 
         await self._writer.write(self._version, self._backend.snapshot, state, settle)
 
-    async def _settle_idle(self, waited_s: float) -> None:
-        """Checkpoint early when nothing comes: what is trained but not settled holds memory of the ledger, and admission may
-        be waiting for just that."""
+    async def _settle_idle(self) -> None:
+        """Checkpoint early when no work comes. Units that are trained but not settled hold memory
+        of the ledger, and admission may be waiting for just that."""
+        waited_s = self._wait.waited_s
         least_s = max(_IDLE_S, _IDLE_CHECKPOINTS * self._writer.last_s)
         idle_s = min(waited_s, self.ctx.clock.monotonic() - self._writer.ended_s)
         if self._applied and idle_s >= least_s and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", waited_s=waited_s, claims=len(self._applied))
             await self._checkpoint()
 
-    # -- waiting and ending --------------------------------------------------------------------------------------------
+    # -- waiting and ending
+    # --------------------------------------------------------------------------------------------
 
-    def _say_waiting(self, refused: ClaimRefused, trouble: str = "") -> None:
+    async def _wait_for_batch(self) -> Claim | Ending | None:
+        """Claim a batch as soon as the ledger has one; None at the drain."""
+        forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
+
+        async def ask() -> Claim | Ending | NotYet:
+            outcome = await self.ctx.ledger.claim(self.ctx.who, policy_version=self._version)
+            if isinstance(outcome, Claim):
+                return outcome
+            if ending := await self._is_over(outcome):
+                return ending
+            self._report_wait(outcome)
+            now = self.ctx.clock.monotonic()
+            return NotYet(forecast.pause_s(now, num_ready=outcome.num_ready, num_needed=outcome.num_needed))
+
+        return await self._wait.until(ask)
+
+    async def _wait_for_critic(self) -> Ending | None:
+        """Drop what is ready until the critic is good enough; return why that can never be, or
+        None.
+        """
+        critic = self._critic
+        if critic is None or critic.is_open or self.ctx.draining.is_set():
+            return None
+        await critic.look()
+
+        async def ask() -> Ending | NotYet | None:
+            if critic.is_open:
+                self.ctx.log.info("critic_ready", detail=critic.view.detail)
+                return None
+            self.ctx.waiting_for(WaitingFor.INPUT, critic.view.detail)
+            refused = await critic.drop_batch(self._version)
+            if refused is None:
+                self._hopeless.claimed()
+                return NotYet(0.0)
+            self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
+            return await self._is_over(refused) or NotYet(_POLL_S)
+
+        return await self._wait.until(ask)
+
+    async def _repair_weights(self) -> None:
+        await self._publisher.repair(self._version, self._backend)
+
+    def _report_wait(self, refused: ClaimRefused) -> None:
         self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
         what = f"{refused.num_ready} of {refused.num_needed} ready"
         if refused.wait is ClaimWait.LATE_WORK:
             what = f"{refused.oldest_running}, which would be too stale after this update"
         elif refused.oldest_running:
             what += f"; the oldest that is not is {refused.oldest_running}"
-        if trouble:
-            what = f"{trouble}; {what}"
+        if self._critic is not None and self._critic.trouble:
+            what = f"{self._critic.trouble}; {what}"
         self.ctx.waiting_for(WaitingFor.INPUT, what)
 
-    async def _is_over(self, refused: ClaimRefused) -> str | None:
-        """Return why no update can fill any more, in words, or None."""
-        audit_hint = "see `headrace audit` for what became of every prompt"
+    async def _is_over(self, refused: ClaimRefused) -> Ending | None:
+        """Return why no update can fill any more, or None."""
         if refused.wait is ClaimWait.STARVED:
-            return (
-                f"the prompts are exhausted after {self._num_updates} updates: {refused.num_ready} of {refused.num_needed} "
-                f"units are ready and nothing is on the way; set data.epochs higher or add prompts ({audit_hint})"
-            )
+            return Ending.starved(refused, self._num_updates)
         unusable = self._hopeless.look(refused, await self.ctx.ledger.totals())
         if unusable is None:
             return None
-        after = f"after {self._num_updates} updates, while {refused.num_ready} of {refused.num_needed} units were ready"
-        if num_failed := unusable[DropReason.DEAD_LETTER]:
-            return (
-                f"{unusable.total()} groups in a row could not be trained on {after}, {num_failed} of them because a response "
-                f"could not be scored: mend the verifier, its tracebacks are in {self.ctx.run_dir / 'logs'} ({audit_hint})"
-            )
-        return (
-            f"{unusable.total()} groups in a row were all right or all wrong, so none had anything to learn from, {after}: the "
-            f"data is too easy or too hard for this policy; change the data or algorithm.max_generation_batches ({audit_hint})"
-        )
+        return Ending.hopeless(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
     async def _finish(self, ending: str | None) -> None:
-        """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the run is finished."""
+        """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the
+        run is finished.
+        """
         await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
         await self.ctx.ledger.cancel_in_flight(self.ctx.who)
         if self._evaluations.is_enabled:
             await self._evaluations.request(self._version)
-            self._record(await self._evaluations.wait())
+            await self._evaluations.wait()
         detail = ending or f"{self._num_updates} updates done"
         state = RunState.FINISHED
         self.ctx.log.info("run_finished", detail=detail, policy_version=self._version)
         await self.ctx.registry.set_run_status(RunStatus(state, detail))
         self.ctx.finish(ExitCode.STARVED if ending else ExitCode.OK)
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- telling
+    # -------------------------------------------------------------------------------------------------------
 
-    def _record(self, rows: list[EvaluationRow]) -> None:
-        for row in rows:
-            self._history.append(row)
-            self.ctx.counters["evaluation_accuracy"] = row.accuracy
-            self.ctx.log.info(
-                "evaluation", **{name: getattr(row, name) for name in ("number", "policy_version", "accuracy")}
-            )
+    def _record(self, row: EvaluationRow) -> None:
+        self._history.append(row)
+        self.ctx.counters["evaluation_accuracy"] = row.accuracy
+        self.ctx.log.info("evaluation", number=row.number, policy_version=row.policy_version, accuracy=row.accuracy)
 
     def _show(self, row: UpdateRow) -> None:
         counters = self.ctx.counters
@@ -360,44 +410,3 @@ class Learner(Actor):
         self.ctx.log.info(
             "update", update=row.update, accuracy=row.accuracy, loss=row.loss, staleness_max=row.staleness_max
         )
-
-
-def _row(
-    update: int,
-    version: int,
-    samples: Sequence[TrainingSample],
-    results: Sequence[StepResult],
-    version_history: VersionHistory,
-) -> UpdateRow:
-    """Summarise an update; ``version`` is the one that it published, so the learner was at ``version - 1``."""
-    trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
-    ages = np.concatenate(
-        [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
-    )
-    finished = [s for s in samples if s.is_finished]
-    sums: Counter[str] = Counter()
-    for result in results:
-        sums.update(result.metrics)
-    return UpdateRow(
-        update=update,
-        policy_version=version,
-        at_s=time.time(),
-        num_trajectories=len(samples),
-        num_response_tokens=sum(s.response_length for s in samples),
-        num_trained_tokens=sum(int(s.loss_mask.sum()) for s in samples),
-        reward=float(np.mean([s.reward for s in finished])) if finished else 0.0,
-        accuracy=float(np.mean([s.accuracy for s in finished])) if finished else 0.0,
-        response_length=float(np.mean([s.num_context_tokens + s.response_length for s in finished or samples])),
-        staleness_mean=float(ages.mean()),
-        staleness_max=int(ages.max()),
-        num_segments_mean=float(np.mean([np.unique(s.versions).size for s in samples])),
-        loss=float(np.mean([r.loss for r in results])),
-        grad_norm=float(np.mean([r.grad_norm for r in results])),
-        learning_rate=results[-1].learning_rate,
-        num_refused_steps=sum(not r.applied for r in results),
-        wait_s=0.0,
-        logprob_s=0.0,
-        step_s=0.0,
-        publish_s=0.0,
-        metrics={name: value / len(results) for name, value in sums.items()},
-    )

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _SERVE_TIMEOUT_S = 0.5
-_REPAIR_EVERY_S = 1.0
 _TURNS_TO_TAKE = 2
 """The first may have begun before the version was there."""
 _SILENT_AFTER_S = 5.0
@@ -52,7 +51,6 @@ class WeightPublisher:
         folder = weights_folder(ctx.run_dir, shared_memory=settings.shared_memory)
         self._store = WeightsStore(folder, keep=settings.keep, max_part_bytes=settings.max_part_mb << 20)
         self._endpoint = ""
-        self._next_mend = 0.0
 
     async def start(self) -> None:
         """Serve ranges of the files when some generator may need them: to other hosts, so when the links go over tcp."""
@@ -81,7 +79,7 @@ class WeightPublisher:
         )
 
     async def repair(self, policy_version: int, backend: TrainingBackend) -> None:
-        """Publish the newest version again if it is damaged; look only when a generator has refused it, and seldom.
+        """Publish the newest version again if it is damaged; look only when a generator has refused it.
 
         Must be called while the backend still has just that version's weights.
 
@@ -89,9 +87,6 @@ class WeightPublisher:
             WeightsDamaged: The same weights do not give the same bytes again; a new learner publishes under a new number.
         """
         ctx = self._ctx
-        if ctx.clock.monotonic() < self._next_mend:
-            return
-        self._next_mend = ctx.clock.monotonic() + _REPAIR_EVERY_S
         beats = await ctx.registry.heartbeats()
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
             return

@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from pipeline.config.learning import EvaluationSection
 from pipeline.ledger.contract import EvaluationRequest
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.observability.history import EvaluationRow
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -30,6 +31,13 @@ class Bench:
     ledger: MemoryLedger
     clock: ManualClock
     evaluations: Evaluations
+    rows: list[EvaluationRow]
+
+    def collected(self) -> list[EvaluationRow]:
+        """Return what was recorded since the last call."""
+        rows = self.rows[:]
+        self.rows.clear()
+        return rows
 
     async def answer(self, accuracies: list[float]) -> None:
         """Sample and score as many evaluation responses as there are accuracies."""
@@ -61,7 +69,8 @@ async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
         )
         assert LEARNER.role is Role.LEARNER
         try:
-            yield Bench(ctx, ledger, clock, Evaluations(ctx, num_prompts=100))
+            rows = list[EvaluationRow]()
+            yield Bench(ctx, ledger, clock, Evaluations(ctx, rows.append, num_prompts=100), rows)
         finally:
             ctx.close()
 
@@ -69,21 +78,26 @@ async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
 async def test_a_complete_evaluation_becomes_one_row(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
         await bench.evaluations.request(3)
-        assert await bench.evaluations.collect() == []
+        await bench.evaluations.collect()
+        assert bench.collected() == []
         await bench.answer([1.0, 0.0, 1.0, 1.0])
-        (row,) = await bench.evaluations.collect()
+        await bench.evaluations.collect()
+        (row,) = bench.collected()
         assert (row.number, row.policy_version, row.num_responses, row.accuracy) == (0, 3, 4, 0.75)
         assert (row.oldest_version, row.newest_version, row.num_failed) == (3, 3, 0)
-        assert await bench.evaluations.collect() == [], "told once"
+        await bench.evaluations.collect()
+        assert bench.collected() == [], "told once"
 
 
 async def test_an_evaluation_past_its_deadline_is_recorded_with_what_is_there(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
         await bench.evaluations.request(3)
         await bench.answer([1.0])
-        assert await bench.evaluations.collect() == []
+        await bench.evaluations.collect()
+        assert bench.collected() == []
         await bench.clock.advance(60.0)
-        (row,) = await bench.evaluations.collect()
+        await bench.evaluations.collect()
+        (row,) = bench.collected()
         assert (row.num_responses, row.accuracy) == (1, 1.0)
 
 
@@ -95,7 +109,7 @@ async def test_waiting_ends_at_the_deadline_when_nobody_answers_and_records_noth
             await bench.clock.advance(59.0)
             assert not job.done()
             await bench.clock.advance(2.0)
-        assert job.result() == []
+        assert job.done() and bench.collected() == []
 
 
 async def test_an_evaluation_that_the_ledger_forgot_is_given_up_at_the_deadline(tmp_path: Path) -> None:
@@ -104,25 +118,27 @@ async def test_an_evaluation_that_the_ledger_forgot_is_given_up_at_the_deadline(
         bench.ctx.ledger = MemoryLedger(lambda _: 1, bench.clock.time)
         await bench.ctx.ledger.open(make_spec())
         await bench.clock.advance(61.0)
-        assert await bench.evaluations.wait() == []
+        await bench.evaluations.wait()
+        assert bench.collected() == []
 
 
 async def test_waiting_ends_when_the_worker_drains(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
         await bench.evaluations.request(3)
         bench.ctx.draining.set()
-        assert await bench.evaluations.wait() == []
+        await bench.evaluations.wait()
+        assert bench.collected() == []
 
 
 async def test_numbers_go_on_after_a_restart_and_prompts_are_those_there_are(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
-        later = Evaluations(bench.ctx, num_prompts=2, next_number=5)
+        later = Evaluations(bench.ctx, bench.rows.append, num_prompts=2, next_number=5)
         await later.request(9)
         assert later.next_number == 6
         state = await bench.ledger.evaluation(5)
         assert state is not None
         assert state.request.num_prompts == 2
-        assert not Evaluations(bench.ctx, num_prompts=0).is_enabled
+        assert not Evaluations(bench.ctx, bench.rows.append, num_prompts=0).is_enabled
 
 
 async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) -> None:
@@ -132,3 +148,23 @@ async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) 
         state = await bench.ledger.evaluation(0)
         assert state is not None
         assert state.request == EvaluationRequest(0, 9, num_prompts=3, samples_per_prompt=5, temperature=0.7, top_p=0.6)
+
+
+async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pending(tmp_path: Path) -> None:
+    """A checkpoint between the two would lose it: the checkpoint holds what is pending, the history what is recorded."""
+    async with _opened(tmp_path) as bench:
+        pending = list[int]()
+        later = Evaluations(bench.ctx, lambda row: pending.append(len(later.pending)), num_prompts=100)
+        await later.request(3)
+        await later.request(4)
+        seen = list[tuple[int, int]]()
+
+        async def slow(number: int) -> object:
+            seen.append((len(later.pending), len(pending)))
+            return await MemoryLedger.evaluation(bench.ledger, number)
+
+        await bench.answer([1.0] * 8)
+        bench.ledger.evaluation = slow  # pyright: ignore[reportAttributeAccessIssue]
+        await later.collect()
+        assert seen == [(2, 0), (1, 1)]
+        assert pending == [1, 0]

@@ -32,8 +32,8 @@ from tests.pipeline.runtime.fakes import small_config
 from tests.workers.dying import Reaper, World
 from tests.workers.recording import RecordingTraining, policy_logprobs
 from workers.engines.training.seam import StepResult
-from workers.learner.learner import _row
 from workers.learner.policy_update import PolicyUpdate, Stepped
+from workers.learner.update_row import update_row
 
 WINDOW, LIMIT = 6, 20
 LOSS = {
@@ -191,9 +191,9 @@ async def test_a_critics_advantages_use_the_discount_and_lambda_of_the_run(tmp_p
 def test_staleness_is_told_of_tokens_that_carry_loss_and_of_all_where_none_does() -> None:
     result = StepResult(True, 0.25, 1.0, 1e-3, {}, 8)
     trained, masked = aged([2, 2, 5, 5], [False, False, True, True]), aged([3, 3, 4], [False] * 3)
-    row = _row(7, 7, [trained, masked], [result], VersionHistory())
+    row = update_row(7, 7, [trained, masked], [result], VersionHistory())
     assert (row.staleness_mean, row.staleness_max) == (pytest.approx((1 + 1 + 3 + 3 + 2) / 5), 3)
-    row = _row(7, 7, [trained], [result], VersionHistory())
+    row = update_row(7, 7, [trained], [result], VersionHistory())
     assert (row.staleness_mean, row.staleness_max) == (1.0, 1)
 
 

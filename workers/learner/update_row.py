@@ -1,0 +1,57 @@
+"""One row of the history, from what an update trained on."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.ledger.version_history import VersionHistory
+from pipeline.observability.history import UpdateRow
+from workers.engines.training.seam import StepResult
+
+
+def update_row(
+    update: int,
+    version: int,
+    samples: Sequence[TrainingSample],
+    results: Sequence[StepResult],
+    version_history: VersionHistory,
+) -> UpdateRow:
+    """Return the summary of an update that published ``version``; its times are 0, for the caller
+    to replace.
+    """
+    trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
+    ages = np.concatenate(
+        [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
+    )
+    finished = [s for s in samples if s.is_finished]
+    sums: Counter[str] = Counter()
+    for result in results:
+        sums.update(result.metrics)
+    return UpdateRow(
+        update=update,
+        policy_version=version,
+        at_s=time.time(),
+        num_trajectories=len(samples),
+        num_response_tokens=sum(s.response_length for s in samples),
+        num_trained_tokens=sum(int(s.loss_mask.sum()) for s in samples),
+        reward=float(np.mean([s.reward for s in finished])) if finished else 0.0,
+        accuracy=float(np.mean([s.accuracy for s in finished])) if finished else 0.0,
+        response_length=float(np.mean([s.num_context_tokens + s.response_length for s in finished or samples])),
+        staleness_mean=float(ages.mean()),
+        staleness_max=int(ages.max()),
+        num_segments_mean=float(np.mean([np.unique(s.versions).size for s in samples])),
+        loss=float(np.mean([r.loss for r in results])),
+        grad_norm=float(np.mean([r.grad_norm for r in results])),
+        learning_rate=results[-1].learning_rate,
+        num_refused_steps=sum(not r.applied for r in results),
+        wait_s=0.0,
+        logprob_s=0.0,
+        step_s=0.0,
+        publish_s=0.0,
+        metrics={name: value / len(results) for name, value in sums.items()},
+    )
