@@ -35,9 +35,6 @@ _REPORT_EVERY_S = 5.0
 _NOW_S = 120.0
 _ENDING_S = 60.0
 """For what follows the drain: the report, and the ledger's server."""
-_SILENT_S = 5.0
-_FENCED_S = 2.0
-"""A fenced worker ends with its next heartbeat, a second later at most."""
 
 
 @click.command(epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 runs/demo")
@@ -237,6 +234,7 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
     """Drain, then end, the workers that a dead supervisor left; return whether there were any."""
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import server_runs
+    from pipeline.runtime.liveness import HEARTBEAT_EVERY_S
     from pipeline.runtime.registry.contract import RunState, RunStatus
     from pipeline.supervisor.processes import Processes
 
@@ -266,12 +264,14 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
         for found in processes.find():
             await asyncio.to_thread(processes.end, found)
         if now:
-            await asyncio.sleep(_FENCED_S)
+            # a fenced worker ends with its next heartbeat
+            await asyncio.sleep(2 * HEARTBEAT_EVERY_S)
     return True
 
 
 def _may_live(beat: Heartbeat) -> bool:
     from pipeline.ledger.server.embedded import process_runs
+    from pipeline.runtime.liveness import is_silent
 
     is_gone = beat.host == socket.gethostname() and not process_runs(beat.pid)
-    return not is_gone and time.time() - beat.at_s < _SILENT_S
+    return not is_gone and not is_silent(beat.at_s, time.time())

@@ -87,7 +87,7 @@ def audit(run: Path | None, as_json: bool) -> int:
     generated again because a generator died.
     """
     from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
-    from pipeline.runtime.registry.memory import SILENT_AFTER_S
+    from pipeline.runtime.liveness import is_silent
 
     async def look() -> int:
         async with look_at(run) as at:
@@ -96,7 +96,7 @@ def audit(run: Path | None, as_json: bool) -> int:
             regenerated = read_regenerated(
                 at.run_dir,
                 found.tokens_stored,
-                {str(beat.who) for beat in beats if now - beat.at_s < SILENT_AFTER_S},
+                {str(beat.who) for beat in beats if not is_silent(beat.at_s, now)},
                 window_tokens=at.config.generation.window_tokens,
             )
             if as_json:

@@ -25,7 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.liveness import SILENT_AFTER_S
+from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.errors import ConfigError
 
@@ -55,7 +55,7 @@ class HeartbeatCollector(Collector):
         counters = GaugeMetricFamily("headrace_counter", "The role's own counters", labels=[*_WORKER, "name"])
         for beat in self._heartbeats:
             labels = [str(beat.who.role), beat.who.worker]
-            up.add_metric(labels, float(now - beat.at_s <= SILENT_AFTER_S))
+            up.add_metric(labels, float(not is_silent(beat.at_s, now)))
             progress.add_metric(labels, beat.progress)
             still.add_metric(labels, max(0.0, now - beat.progress_at_s))
             version.add_metric(labels, beat.policy_version)

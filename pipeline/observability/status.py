@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pipeline.process.work import WorkReport, piece_limit_s
-from pipeline.runtime.liveness import SILENT_AFTER_S
+from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
 from protocol.ids import Role
 from protocol.printable import printable_line
@@ -142,7 +142,7 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> W
     since_heartbeat_s = max(0.0, now_s - beat.at_s)
     since_progress_s = max(0.0, beat.at_s - max(beat.progress_at_s, beat.moved_at_s))
     health = Health.LIVE
-    if since_heartbeat_s > SILENT_AFTER_S:
+    if is_silent(beat.at_s, now_s):
         health = Health.SILENT
     elif beat.waiting_for not in _PATIENT:
         has_work = beat.waiting_for is WaitingFor.COMPUTE

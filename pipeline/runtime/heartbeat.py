@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
+from pipeline.runtime.liveness import HEARTBEAT_EVERY_S
 from pipeline.runtime.registry.contract import Heartbeat, HeartbeatWriter
 from protocol.errors import LedgerFull, LedgerRefused, LedgerUnavailable
 
@@ -36,7 +37,7 @@ class HeartbeatThread:
         on_fenced: Callable[[], None],
         on_deaf: Callable[[], None],
         log: FilteringBoundLogger,
-        interval_s: float = 1.0,
+        interval_s: float = HEARTBEAT_EVERY_S,
         grace_s: float = 3.0,
     ) -> None:
         self._writer = writer

@@ -1,8 +1,41 @@
-"""When a worker counts as silent."""
+"""How long a sign of life may be away: the one place of these limits.
+
+Status, metrics, ``why``, ``audit``, ``down``, the critic's gate, generators and the learner all read
+heartbeats. They agree on a worker because they take the limit from here.
+
+    limit                   seconds  reason
+    HEARTBEAT_EVERY_S             1  cheap for a fleet, and quick enough for a person
+    UNREACHED_SAID_AFTER_S        2  a handshake takes milliseconds; two heartbeats name the mailbox
+    SILENT_AFTER_S                5  five heartbeats missed: no pause of a healthy process is as long
+    UNREACHED_AFTER_S             5  as long as silence: a mailbox and its worker are given up together
+    UNLISTED_AFTER_S             10  twice as long: links are not torn down for a pause that ends
+    REPLACED_AFTER_S             20  twice that: a restart costs a model's load, a wait does not
+    RESTARTED_WITHIN_S           20  a replacement is at work, or has ended again, within as long
+
+They grow in this order: a worker is reported as silent before its mailbox is left out, and that is
+before it is replaced. ``supervisor.silent_after_s`` changes the replacement alone.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+HEARTBEAT_EVERY_S: Final = 1.0
+"""Between two heartbeats of one worker."""
+UNREACHED_SAID_AFTER_S: Final = 2.0
+"""A mailbox without an answer for so long is named in the heartbeat."""
 SILENT_AFTER_S: Final = 5.0
-"""Heartbeats come every second; this many missed ones are worth a word."""
+"""A worker without a heartbeat for so long is silent: reported as such, and counted on for nothing."""
+UNREACHED_AFTER_S: Final = 5.0
+"""A mailbox without an answer for so long cannot be reached: its sender waits for it no longer."""
+UNLISTED_AFTER_S: Final = 10.0
+"""A worker without a sign of life for so long is offered no messages; it may come back."""
+REPLACED_AFTER_S: Final = 20.0
+"""A worker without a heartbeat for so long is replaced, unless ``supervisor.silent_after_s`` differs."""
+RESTARTED_WITHIN_S: Final = 20.0
+"""A worker that ended is at work again within this, or has ended again."""
+
+
+def is_silent(at_s: float, now_s: float) -> bool:
+    """Return whether a worker whose last heartbeat is of ``at_s`` is silent at ``now_s``, both in wall-clock seconds."""
+    return now_s - at_s > SILENT_AFTER_S

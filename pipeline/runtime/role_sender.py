@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Topic, WaitingFor, link_name
 from protocol.channel import Sender
@@ -24,12 +25,6 @@ from protocol.messages import Message
 
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
-UNREACHED_AFTER_S = 5.0
-"""Seconds without an answer until a mailbox counts as unreachable; a handshake takes
-milliseconds.
-"""
-SAID_AFTER_S = 2.0
-"""Seconds without an answer until the heartbeat names a mailbox."""
 _MAX_NAMED = 4
 
 
@@ -114,7 +109,7 @@ class RoleSender:
 
     def reports(self) -> list[LinkReport]:
         """Return the heartbeat's reports: the first few links, and one for all others."""
-        self._ctx.report_unreached(self.role, _in_words(self._unreached(SAID_AFTER_S)))
+        self._ctx.report_unreached(self.role, _in_words(self._unreached(UNREACHED_SAID_AFTER_S)))
         mine, workers = self._ctx.who.worker, self.workers
         named, others = workers[:MAX_NAMED_LINKS], workers[MAX_NAMED_LINKS:]
         links = [LinkReport(name=link_name(mine, name), sent=self._num_sent.get(name, 0)) for name in named]

@@ -29,6 +29,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.process.work import LEAST_S, piece_limit_s
+from pipeline.runtime.liveness import REPLACED_AFTER_S
 from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
 from protocol.ids import Role
 
@@ -49,7 +50,7 @@ class Timeouts:
     """Without progress, from the process's start to its main loop and in a computation's first
     call.
     """
-    silent_after_s: float = 10.0
+    silent_after_s: float = REPLACED_AFTER_S
     """Without a heartbeat; a live process writes one every second."""
     checkpoint_timeout_s: float = 600.0
     drain_timeout_s: float = 20.0

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.runtime.liveness import SILENT_AFTER_S
+from pipeline.runtime.liveness import is_silent
 from protocol.ids import Role
 
 if TYPE_CHECKING:
@@ -108,9 +108,8 @@ def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig, *, now_s: fl
     settings = config.value
     counters = beat.counters
     is_open = counters.get(GATE_OPEN, 0.0) >= 1.0
-    silent_s = now_s - beat.at_s
-    if silent_s > SILENT_AFTER_S:
-        return CriticView(is_open, False, f"the value worker: silent for {silent_s:.0f} s")
+    if is_silent(beat.at_s, now_s):
+        return CriticView(is_open, False, f"the value worker: silent for {now_s - beat.at_s:.0f} s")
     if GATE_OPEN not in counters:
         return CriticView(False, True, "the value worker to start")
     words = told(counters, settings.min_explained_variance, settings.pretrain_steps)

@@ -7,12 +7,11 @@ are scored at once, work is better left to it.
 from __future__ import annotations
 
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import unreached_workers
 from protocol.ids import Role
 
 _LOOK_EVERY_S = 1.0
-_SILENT_AFTER_S = 5.0
-"""A generator without a heartbeat for so long does no work of others."""
 
 
 class Neighbours:
@@ -36,7 +35,7 @@ class Neighbours:
                 and beat.who.worker != self._ctx.who.worker
                 and beat.policy_version >= 0
                 and not unreached_workers(beat.unreached) - {Role.LEARNER}
-                and at_s - beat.at_s < _SILENT_AFTER_S
+                and not is_silent(beat.at_s, at_s)
                 for beat in beats
             )
         return self._reach_scorers

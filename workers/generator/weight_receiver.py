@@ -37,8 +37,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.liveness import UNREACHED_SAID_AFTER_S
 from pipeline.runtime.registry.contract import LinkReport, Topic, WaitingFor, WeightsAnnouncement
-from pipeline.runtime.role_sender import SAID_AFTER_S, unreached_words
+from pipeline.runtime.role_sender import unreached_words
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.shared_files import MappedFile, SharedFileReader, UnnamedFile
 from pipeline.weights.store import fetched_folder, write_publication
@@ -340,7 +341,7 @@ class WeightReceiver:
         """Say in the heartbeat when the learner's endpoint cannot be reached. There are no counters of this link."""
         self._note_reach()
         since, words = self._unreached_since, ""
-        if since is not None and (down_s := self._ctx.clock.monotonic() - since) >= SAID_AFTER_S:
+        if since is not None and (down_s := self._ctx.clock.monotonic() - since) >= UNREACHED_SAID_AFTER_S:
             words = unreached_words(Role.LEARNER, self._asked[0], down_s)
         self._ctx.report_unreached(Role.LEARNER, words)
         return []

@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.weights import TURNS
 from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
@@ -38,8 +39,6 @@ _POLL_S = 0.05
 _SERVE_TIMEOUT_S = 0.5
 _TURNS_TO_TAKE = 2
 """The first may have begun before the version was there."""
-_SILENT_AFTER_S = 5.0
-"""A generator without a heartbeat for this long is the supervisor's business, not ours."""
 
 
 class WeightPublisher:
@@ -186,5 +185,5 @@ class _Amid:
 
 
 def _lags(beat: Heartbeat, oldest_allowed: int, now_s: float) -> bool:
-    is_live = now_s - beat.at_s < _SILENT_AFTER_S and beat.waiting_for is not WaitingFor.DRAINING
+    is_live = not is_silent(beat.at_s, now_s) and beat.waiting_for is not WaitingFor.DRAINING
     return beat.who.role is Role.GENERATOR and is_live and 0 <= beat.policy_version < oldest_allowed

@@ -38,7 +38,7 @@ async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[A
     still open, as a worker's teardown is.
     """
     config = read_resolved(run_dir)
-    registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name, silent_after_s=_SILENT_AFTER_S)
+    registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name, unlisted_after_s=_SILENT_AFTER_S)
     who = await registry.register(role, worker)
     transport = open_transport(config, run_dir, who)
     try:

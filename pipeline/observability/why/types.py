@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pipeline.observability.status import Health, WorkerRow
+from pipeline.runtime.liveness import RESTARTED_WITHIN_S
 from protocol.ids import Role
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import RunState
 
 _NO_ROOM = "No space left on device"
-_MOMENT_S = 20.0
-"""Within this, a worker is started again."""
 
 
 class Outlook(StrEnum):
@@ -94,7 +93,7 @@ class Ended:
     @property
     def is_without_room(self) -> bool:
         """Whether a full disk ended it just now; its next process may end in the same way."""
-        return _NO_ROOM in self.error and self.ago_s < _MOMENT_S
+        return _NO_ROOM in self.error and self.ago_s < RESTARTED_WITHIN_S
 
     @property
     def is_worth_a_word(self) -> bool:

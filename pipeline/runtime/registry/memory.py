@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.runtime.clock import Clock, RealClock
+from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
-
-SILENT_AFTER_S = 10.0
-"""Seconds without a sign of life after which a worker gets no messages; it may return."""
 
 
 @dataclass(slots=True)
@@ -34,7 +32,7 @@ class MemoryRegistry:
     """A Registry in plain dictionaries."""
 
     clock: Clock = field(default_factory=RealClock)
-    silent_after_s: float = SILENT_AFTER_S
+    unlisted_after_s: float = UNLISTED_AFTER_S
     _workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
     _fleet: Fleet | None = None
     _weights: WeightsAnnouncement | None = None
@@ -67,7 +65,7 @@ class MemoryRegistry:
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
         """Return the endpoints of a role's recently live workers."""
-        since = self.clock.monotonic() - self.silent_after_s
+        since = self.clock.monotonic() - self.unlisted_after_s
         return {
             name: known.endpoint
             for name, known in self._workers.items()

@@ -21,8 +21,9 @@ from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
+from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
-from pipeline.runtime.registry.memory import SILENT_AFTER_S, check_grows, check_newest
+from pipeline.runtime.registry.memory import check_grows, check_newest
 from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
 
@@ -41,13 +42,13 @@ class _Status(msgspec.Struct, frozen=True):
 class RedisRegistry:
     """A Registry in Redis >= 6.2 or Valkey."""
 
-    def __init__(self, client: redis.asyncio.Redis, run: str, *, silent_after_s: float = SILENT_AFTER_S) -> None:
+    def __init__(self, client: redis.asyncio.Redis, run: str, *, unlisted_after_s: float = UNLISTED_AFTER_S) -> None:
         self._client = client
         self._connection = PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
         """A connection of its own, since a wait for news would hold up other calls."""
         self._keys = _Keys(run)
-        self._silent_after_s = silent_after_s
+        self._unlisted_after_s = unlisted_after_s
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Return a new incarnation with the next epoch."""
@@ -69,7 +70,7 @@ class RedisRegistry:
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
         """Return the endpoints of a role's recently live workers."""
-        flat: list[bytes] = await self._run("live_endpoints", silent_after=self._silent_after_s)
+        flat: list[bytes] = await self._run("live_endpoints", silent_after=self._unlisted_after_s)
         entries = {
             name.decode(): msgspec.json.decode(entry, type=_Endpoint)
             for name, entry in zip(flat[::2], flat[1::2], strict=True)

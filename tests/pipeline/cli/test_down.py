@@ -138,7 +138,7 @@ def test_down_without_a_supervisor_tells_what_drains_and_what_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # then the learner of the test counts as gone
-    monkeypatch.setattr("pipeline.cli.control._SILENT_S", 4.0)
+    monkeypatch.setattr("pipeline.runtime.liveness.SILENT_AFTER_S", 4.0)
     with begun_run(tmp_path) as (run_dir, server):
         pid = server.pid()
         assert pid is not None

@@ -287,11 +287,11 @@ async def test_a_silent_worker_is_offered_no_messages_until_it_is_heard_again(
 ):
     if kind == "memory":
         # silent from the very next moment
-        registry: Registry = MemoryRegistry(silent_after_s=-1.0)
+        registry: Registry = MemoryRegistry(unlisted_after_s=-1.0)
         heard: Registry = MemoryRegistry()
         writer: HeartbeatWriter = heard.writer()  # type: ignore[attr-defined]
     else:
-        registry, heard = RedisRegistry(redis_client, "r", silent_after_s=-10.0), RedisRegistry(redis_client, "r")
+        registry, heard = RedisRegistry(redis_client, "r", unlisted_after_s=-10.0), RedisRegistry(redis_client, "r")
         writer = RedisHeartbeatWriter(redis_server, "r")
     who = await registry.register(Role.REWARD, "reward-0")
     await registry.set_endpoint(who, "ipc://r")

@@ -12,9 +12,10 @@ import pytest
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext, Transport
+from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.role_sender import SAID_AFTER_S, UNREACHED_AFTER_S, RoleSender
+from pipeline.runtime.role_sender import RoleSender
 from protocol.channel import Mailbox
 from protocol.ids import Role
 from protocol.messages import WeightsPart
@@ -206,10 +207,10 @@ async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_ano
         sender = RoleSender(ctx, Role.REWARD)
         await sender.refresh()
         near, far = (links[f"tcp://10.0.0.{number}:5600"] for number in range(2))
-        far.down_s = SAID_AFTER_S - 0.1
+        far.down_s = UNREACHED_SAID_AFTER_S - 0.1
         ctx.refresh_links()
         assert ctx.worker_state.heartbeat().unreached == "", "a handshake may take a moment"
-        near.down_s, far.down_s = 0.0, SAID_AFTER_S
+        near.down_s, far.down_s = 0.0, UNREACHED_SAID_AFTER_S
         ctx.refresh_links()
         assert ctx.worker_state.heartbeat().unreached == "reward-1 at tcp://10.0.0.1:5600 (no answer for 2 s)"
         near.down_s = far.down_s = UNREACHED_AFTER_S - 0.1

@@ -1,0 +1,114 @@
+"""Readers of heartbeats agree on a worker, because each takes its limit from one place."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.cli.control import _may_live
+from pipeline.config.running import SupervisorSection
+from pipeline.observability.metrics import HeartbeatCollector
+from pipeline.observability.status import Health, worker_rows
+from pipeline.process.work import LEAST_S
+from pipeline.runtime import liveness
+from pipeline.runtime.clock import ManualClock
+from pipeline.runtime.heartbeat import HeartbeatThread
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.supervisor.watchdog import Timeouts
+from pipeline.training.critic_gate import view_critic
+from protocol.ids import Incarnation, Role
+from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from workers.generator.neighbours import Neighbours
+from workers.learner.weight_publisher import _lags
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def beat_of(role: Role, at_s: float) -> Heartbeat:
+    who = Incarnation(role, f"{role}-7", 1)
+    return Heartbeat(
+        who=who, pid=1, host="another", at_s=at_s, started_s=0.0, progress=1, progress_at_s=at_s,
+        waiting_for=WaitingFor.INPUT, policy_version=0,
+    )  # fmt: skip
+
+
+def in_status(folder: Path, age_s: float) -> bool:
+    (row,) = worker_rows([beat_of(Role.REWARD, 1000.0 - age_s)], now_s=1000.0, stuck_after_s=None)
+    return row.health is Health.SILENT
+
+
+def in_metrics(folder: Path, age_s: float) -> bool:
+    collector = HeartbeatCollector(ManualClock(start_s=1000.0))
+    collector.update([beat_of(Role.REWARD, 1000.0 - age_s)])
+    return next(family.samples[0].value == 0.0 for family in collector.collect() if family.name == "headrace_up")
+
+
+def at_the_critics_gate(folder: Path, age_s: float) -> bool:
+    return not view_critic([beat_of(Role.VALUE, 1000.0 - age_s)], small_config(folder), now_s=1000.0).is_live
+
+
+def for_down(folder: Path, age_s: float) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.cli.control.time", SimpleNamespace(time=lambda: 1000.0))
+        return not _may_live(beat_of(Role.REWARD, 1000.0 - age_s))
+
+
+def for_the_learner(folder: Path, age_s: float) -> bool:
+    return not _lags(beat_of(Role.GENERATOR, 1000.0 - age_s), 3, 1000.0)
+
+
+def for_a_neighbour(folder: Path, age_s: float) -> bool:
+    async def look() -> bool:
+        async with asyncio.TaskGroup() as tasks:
+            clock = ManualClock()
+            registry = MemoryRegistry(clock)
+            settings = (small_config(folder), folder, Role.GENERATOR, "generator-0", tasks)
+            ctx = await context_of(*settings, registry, memory_transport(4), clock)
+            await registry.register(Role.GENERATOR, "generator-7")
+            assert registry.beat(beat_of(Role.GENERATOR, clock.time() - age_s))
+            reaches = await Neighbours(ctx).reach_scorers()
+            ctx.close()
+        return not reaches
+
+    return asyncio.run(look())
+
+
+@pytest.mark.parametrize(
+    "is_silent", [in_status, in_metrics, at_the_critics_gate, for_down, for_the_learner, for_a_neighbour]
+)
+def test_every_reader_counts_a_worker_as_silent_from_the_same_moment_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_silent: Callable[[Path, float], bool]
+) -> None:
+    limit_s = liveness.SILENT_AFTER_S
+    assert not is_silent(tmp_path, limit_s - 0.5)
+    assert is_silent(tmp_path, limit_s + 0.5)
+    monkeypatch.setattr(liveness, "SILENT_AFTER_S", limit_s + 10.0)
+    assert not is_silent(tmp_path, limit_s + 0.5)
+
+
+def test_no_other_module_judges_the_age_of_a_heartbeat() -> None:
+    judged = re.compile(r"beat\.at_s\s*[<>]|\bat_s - beat\.at_s|SILENT\w*_S\s*(:\s*\w+\s*)?=")
+    for package in ("pipeline", "workers"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path != Path(str(liveness.__file__)):
+                assert not judged.search(path.read_text()), f"{path}: take the limit from pipeline.runtime.liveness"
+
+
+def test_a_worker_is_reported_before_it_is_left_out_and_left_out_before_it_is_replaced() -> None:
+    assert 3 * liveness.HEARTBEAT_EVERY_S <= liveness.SILENT_AFTER_S, "one lost heartbeat is no silence"
+    assert liveness.UNREACHED_SAID_AFTER_S < liveness.UNREACHED_AFTER_S <= liveness.SILENT_AFTER_S
+    assert liveness.SILENT_AFTER_S < liveness.UNLISTED_AFTER_S < liveness.REPLACED_AFTER_S
+    assert liveness.REPLACED_AFTER_S <= liveness.RESTARTED_WITHIN_S < LEAST_S
+
+
+def test_the_supervisor_the_registry_and_the_heartbeat_take_their_limits_from_there() -> None:
+    assert SupervisorSection().silent_after_s == liveness.REPLACED_AFTER_S
+    assert Timeouts(stuck_after_s=None, start_timeout_s=1.0).silent_after_s == liveness.REPLACED_AFTER_S
+    assert MemoryRegistry().unlisted_after_s == liveness.UNLISTED_AFTER_S
+    assert (HeartbeatThread.__init__.__kwdefaults__ or {})["interval_s"] == liveness.HEARTBEAT_EVERY_S
