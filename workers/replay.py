@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,17 +29,9 @@ from pipeline.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
 from pipeline.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
 from pipeline.update_log.records import Digests
 from protocol.errors import ConfigError, DataError, HeadraceError
-from workers.engines.build import (
-    build_training_backend,
-    describe_environment,
-    digest_tensors,
-    restore_random_state,
-)
+from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
 from workers.learner.policy_update import PolicyUpdate
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
 
 T = TypeVar("T")
 
@@ -174,13 +166,13 @@ class Replay:
         elif leg.checkpoint is not None:
             backend.load(read_checkpoint(self._checkpoints / leg.checkpoint).path)
         if leg.begin == 0:
-            restore_random_state(start.random_state)
+            backend.restore_random_state(start.random_state)
         place = leg.checkpoint or (
             "the start model" if leg.source is Source.START_MODEL else "where it began, made again"
         )
         self._tell(f"{start.learner} from {place}, version {leg.stretch.version(leg.begin)}")
-        self._check_start(leg, backend, config, place)
-        here = describe_environment(config)
+        self._check_start(leg, backend, place)
+        here = backend.environment()
         there = start.environment
         for name in sorted(here.keys() | there.keys()):
             if here.get(name) != there.get(name):
@@ -190,19 +182,17 @@ class Replay:
             if position in leg.kept:
                 _save(backend, scratch / leg.stretch.states[position].fingerprint.hex())
             if position < leg.end:
-                await self._make(
-                    leg.stretch.updates[position], updates, lambda: digest_tensors(config, backend.tensors()), report
-                )
+                await self._make(leg.stretch.updates[position], updates, backend.digests, report)
                 if self._request.check and report.first_difference:
                     break
         return backend
 
-    def _check_start(self, leg: Leg, backend: TrainingBackend, config: RunConfig, place: str) -> None:
+    def _check_start(self, leg: Leg, backend: TrainingBackend, place: str) -> None:
         if not self._request.check or leg.source is Source.REPLAYED:
             return
         before = leg.stretch.updates[leg.begin - 1].outcome if leg.begin else None
         expected = before.digests if before else leg.stretch.start.digests
-        if differing := _differing(expected, digest_tensors(config, backend.tensors())):
+        if differing := _differing(expected, backend.digests()):
             raise DataError(
                 f"{place} does not hold the weights that the update log tells of: {_names(differing)} differ; put back "
                 "what the run began with, or replay from another version"

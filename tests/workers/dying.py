@@ -21,7 +21,6 @@ from structlog.typing import FilteringBoundLogger
 
 import pipeline.training.checkpoints
 import workers.learner.learner
-import workers.learner.weight_publisher
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection, EvaluationSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
@@ -142,8 +141,11 @@ class Memory:
     def tensors(self) -> Iterator[tuple[str, Any]]:
         yield "weights", list(self.trained)
 
-    def adapter(self) -> None:
+    def base_publication(self) -> None:
         return None
+
+    def publication(self, base_digest: str | None = None) -> Publication:
+        return named_publication(self.trained)
 
     def snapshot(self) -> Callable[[Path], None]:
         text = json.dumps(self.trained)
@@ -200,7 +202,6 @@ class World:
         patch(workers.learner.learner.PromptSource, "load", staticmethod(lambda *_: source))
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
         patch(workers.learner.learner, "build_training_backend", lambda _: Memory())
-        patch(workers.learner.weight_publisher, "publish_weights", _publication)
         publish = WeightsStore.publish
 
         def note(store: WeightsStore, version: int, publication: Publication) -> StoredWeights:
@@ -280,8 +281,8 @@ class World:
         return [row for row in self.history() if isinstance(row, UpdateRow)]
 
 
-def _publication(config: RunConfig, tensors: Any, *, probe: Any = None) -> Publication:
-    ((_, trained),) = tensors
+def named_publication(trained: list[str]) -> Publication:
+    """What is published of weights that are names."""
     head = json.dumps(trained).encode()
     return Publication(head, len(head), iter(()))
 

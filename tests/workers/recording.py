@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
 from pipeline.rewards.verifier import Response, VerifierOutcome
+from pipeline.weights.tensorfile import Publication
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
@@ -207,8 +208,12 @@ class RecordingTraining:
     def tensors(self) -> Iterator[tuple[str, Any]]:
         yield "weights", [str(len(self.steps))]
 
-    def adapter(self) -> None:
+    def base_publication(self) -> None:
         return None
+
+    def publication(self, base_digest: str | None = None) -> Publication:
+        head = json.dumps([str(len(self.steps))]).encode()
+        return Publication(head, len(head), iter(()))
 
     def snapshot(self) -> Callable[[Path], None]:
         text = json.dumps(len(self.steps))

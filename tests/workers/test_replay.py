@@ -24,7 +24,7 @@ from protocol.errors import ConfigError, DataError, Diverged
 from protocol.ids import Incarnation, Role
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses
 from tests.workers.engines.tiny import tiny_model
-from workers.engines.build import build_training_backend, digest_tensors
+from workers.engines.build import build_training_backend
 from workers.engines.model import fingerprint
 from workers.learner.policy_update import PolicyUpdate
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
@@ -156,7 +156,7 @@ def test_a_range_begins_at_a_checkpoint_and_gives_the_weights_of_its_last_versio
     assert outcome is not None
     backend = build_training_backend(config)
     backend.load(tmp_path / "v4")
-    assert digest_tensors(config, backend.tensors()) == outcome.digests
+    assert backend.digests() == outcome.digests
 
 
 def test_a_learner_that_did_other_than_its_log_tells_is_found_at_the_first_update_by_the_names_of_its_tensors(

@@ -48,7 +48,6 @@ from protocol.channel import Requester
 from protocol.errors import ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import Role
 from protocol.messages import BASE_VERSION
-from workers.engines.build import merge_weights, view_weights
 from workers.engines.generation.seam import GenerationEngine
 
 _RETRY_S = 1.0
@@ -231,16 +230,16 @@ class WeightReceiver:
 
     def _make(self, announcement: WeightsAnnouncement, file: MappedFile, base: MappedFile | None) -> _Version:
         """Make a version of what is here."""
-        config = self._ctx.config
         if base is None or announcement.base is None:
-            return _Version(announcement, file, view_weights(config, file.data, file.lasting_path))
+            return _Version(announcement, file, self._engine.view_weights(file.data, file.lasting_path))
         started = time.perf_counter()
-        publication = merge_weights(config, file.data, base.data, announcement.base.digest)
+        digest, dtype = announcement.base.digest, self._ctx.config.weights.dtype
+        publication = self._engine.merge_weights(file.data, base.data, digest, dtype=dtype)
         folder = fetched_folder(self._ctx.run_dir, shared_memory=self._settings.shared_memory)
         merged = UnnamedFile(folder, publication.num_bytes)
         try:
             digest = write_publication(merged.data, publication)
-            tensors = view_weights(config, merged.data, merged.lasting_path)
+            tensors = self._engine.view_weights(merged.data, merged.lasting_path)
         except BaseException:
             merged.close()
             raise

@@ -22,7 +22,6 @@ from pipeline.training.checkpoints import list_checkpoints
 from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
 from pipeline.update_log.records import Batch, Origin, Start, UpdateOutcome, pack_units
 from protocol.ids import Incarnation
-from workers.engines.build import describe_environment, digest_tensors, random_state
 from workers.engines.training.seam import TrainingBackend
 from workers.learner.policy_update import Prepared, Stepped
 
@@ -125,10 +124,10 @@ class UpdateRecorder:
             policy_version=policy_version,
             num_updates=num_updates,
             config=to_toml(without_address),
-            environment=describe_environment(config),
+            environment=self._backend.environment(),
             seed=config.run.seed,
-            random_state=random_state(config),
-            digests=digest_tensors(self._config, self._backend.tensors()),
+            random_state=self._backend.random_state(),
+            digests=self._backend.digests(),
             at_s=time.time(),
         )
 
@@ -143,7 +142,7 @@ class UpdateRecorder:
                 losses=tuple(result.loss for result in results),
                 grad_norms=tuple(result.grad_norm for result in results),
                 applied=tuple(result.applied for result in results),
-                digests=digest_tensors(self._config, self._backend.tensors()),
+                digests=self._backend.digests(),
             )
         )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.actor import ActorContext
@@ -28,11 +29,9 @@ from protocol.endpoints import mailbox_endpoint
 from protocol.errors import UnknownMessage, WeightsDamaged
 from protocol.ids import Role
 from protocol.messages import BASE_VERSION, Message, WeightsPart
-from workers.engines.build import publish_adapter, publish_base, publish_weights, take_probe
 
 if TYPE_CHECKING:
     from pipeline.weights.tensorfile import Publication
-    from workers.engines.model.adapter import Adapter
     from workers.engines.training.seam import TrainingBackend
 
 _POLL_S = 0.05
@@ -89,34 +88,35 @@ class WeightPublisher:
         beats = await ctx.registry.heartbeats()
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
             return
-        for version in (BASE_VERSION, policy_version):
+        writes = {BASE_VERSION: self._write_base, policy_version: partial(self._write, policy_version)}
+        for version, write in writes.items():
             damaged = self._store.held(version)
             if damaged is None or await asyncio.to_thread(damaged.is_intact):
                 continue
-            again = await ctx.compute(self._write, version, backend)
-            ctx.log.error("weights_repaired", path=str(again.path), digest=again.digest)
-            if again.digest != damaged.digest:
+            again = await ctx.compute(write, backend)
+            digest = again.digest if again is not None else "nothing"
+            ctx.log.error("weights_repaired", path=str(damaged.path), digest=digest)
+            if digest != damaged.digest:
                 raise WeightsDamaged(
-                    f"version {version} was damaged where it lay ({damaged.digest}), and its weights now give {again.digest}"
+                    f"version {version} was damaged where it lay ({damaged.digest}), and its weights now give {digest}"
                 )
 
     def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
-        adapter = backend.adapter()
-        if adapter is not None and policy_version != BASE_VERSION and self._store.held(BASE_VERSION) is None:
-            self._write(BASE_VERSION, backend)
-        started = time.perf_counter()
-        stored = self._store.publish(policy_version, self._publication(policy_version, backend, adapter))
-        self._ctx.count("published_bytes", stored.num_bytes)
-        self._ctx.count("published_s", time.perf_counter() - started)
-        return stored
+        """Lay a version out and store it, after its base, if it has one and that is not stored yet."""
+        base = self._store.held(BASE_VERSION) or self._write_base(backend)
+        started_s = time.perf_counter()
+        return self._publish(policy_version, backend.publication(base and base.digest), started_s)
 
-    def _publication(self, policy_version: int, backend: TrainingBackend, adapter: Adapter | None) -> Publication:
-        config, base = self._ctx.config, self._store.held(BASE_VERSION)
-        if adapter is None:
-            return publish_weights(config, backend.tensors(), probe=take_probe(config, backend))
-        if policy_version == BASE_VERSION or base is None:
-            return publish_base(config, adapter)
-        return publish_adapter(adapter, base.digest, probe=take_probe(config, backend))
+    def _write_base(self, backend: TrainingBackend) -> StoredWeights | None:
+        started_s = time.perf_counter()
+        below = backend.base_publication()
+        return None if below is None else self._publish(BASE_VERSION, below, started_s)
+
+    def _publish(self, version: int, publication: Publication, started_s: float) -> StoredWeights:
+        stored = self._store.publish(version, publication)
+        self._ctx.count("published_bytes", stored.num_bytes)
+        self._ctx.count("published_s", time.perf_counter() - started_s)
+        return stored
 
     def close(self) -> None:
         """Stop serving; the files stay for generators that are mapping them."""

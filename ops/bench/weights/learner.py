@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,14 @@ import torch
 from ops.bench.weights.actor import actor
 from ops.bench.weights.model import make_model
 from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.ledger.server.embedded import open_ledger
 from pipeline.supervisor import leftovers
 from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.model.adapter import Adapter
+from workers.engines.training.publishing import TorchPublishing
 from workers.learner.weight_publisher import WeightPublisher
 
 _LIMIT_S = 600.0
@@ -93,7 +95,7 @@ class Turn:
         return self.write_s + self.verify_s + self.pause_s
 
 
-class _Weights:
+class _Weights(TorchPublishing):
     """A learner's weights, of which some change from version to version, or an adapter on them,
     which does.
     """
@@ -114,6 +116,10 @@ class _Weights:
     def adapter(self) -> Adapter | None:
         """Return the adapter, if there is one."""
         return Adapter(self._layers, 1.0, below=self._tensors.items) if self._layers else None
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """No probe is published here."""
+        raise NotImplementedError(f"{len(samples)} samples to score, expected none: these weights are of no model")
 
     def step(self, number: int) -> None:
         """Move some by about a unit in bf16's last place, or all of an adapter."""

@@ -8,18 +8,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from protocol.errors import EngineError
+from pipeline.weights.store import write_publication
+from pipeline.weights.tensorfile import Publication
+from protocol.errors import EngineError, WeightsRejected
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 from tests.workers.engines.tiny import VOCABULARY
 from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
+from workers.engines.model.weights_file import publish_tensors
 
 EMPTY = np.empty(0, np.int32)
+
+
+def bytes_of(published: Publication) -> np.ndarray:
+    """Return a publication's bytes, uint8 [num_bytes]."""
+    data = np.empty(published.num_bytes, np.uint8)
+    write_publication(data, published)
+    return data
+
+
 LIMIT = 40
 STOP = 1
 
@@ -78,6 +91,10 @@ class GenerationContract(ABC):
     def weights(self, version: int) -> Mapping[str, Any]:
         """Return weights that the engine takes; those of different versions may differ."""
 
+    def published(self, version: int) -> np.ndarray:
+        """Return the bytes of ``weights(version)`` as a learner publishes them."""
+        return bytes_of(publish_tensors(self.weights(version).items(), dtype="float32"))
+
     def check(self, asked: WindowRequest, window: SampledWindow) -> None:
         """Compare a window with what version 0 should have sampled."""
         assert window.tokens.size == window.behavior_logprobs.size == sum(s.num_tokens for s in window.segments)
@@ -92,6 +109,18 @@ class GenerationContract(ABC):
             return engine
 
         return make
+
+    def test_a_published_version_is_read_where_it_lies_and_served(self, tmp_path: Path) -> None:
+        engine, given = self.bare(num_slots=2), self.weights(1)
+        tensors = engine.view_weights(self.published(1), tmp_path / "version")
+        assert {name: tuple(t.shape) for name, t in tensors.items()} == {n: tuple(t.shape) for n, t in given.items()}
+        engine.load_weights(tensors, 1)
+        assert (engine.policy_version, engine.unserved(tensors)) == (1, [])
+
+    def test_bytes_that_are_no_adapter_are_not_merged(self) -> None:
+        whole = self.published(0)
+        with pytest.raises(WeightsRejected, match="adapter"):
+            self.bare(num_slots=2).merge_weights(whole, whole, "00", dtype="float32")
 
     def test_more_requests_than_slots_are_all_served(self, start) -> None:
         engine = start(num_slots=3)

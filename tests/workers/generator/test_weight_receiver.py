@@ -16,6 +16,7 @@ from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.weights.tensorfile import Publication
 from protocol.errors import DeadlineExceeded, ParityFailed, WeightsDamaged
 from protocol.ids import Role
 from protocol.memory import MemoryHub
@@ -23,7 +24,7 @@ from protocol.messages import WeightsPart, WeightsRequest
 from tests.pipeline.runtime.fakes import context_of, small_config
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor
+from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.generator.weight_receiver import WeightReceiver
 from workers.learner.weight_publisher import WeightPublisher
 
@@ -62,8 +63,11 @@ class Backend:
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         yield TENSOR, make_tensor(f"{self.version:016x}", NUM_WEIGHTS)
 
-    def adapter(self) -> None:
+    def base_publication(self) -> None:
         return None
+
+    def publication(self, base_digest: str | None = None) -> Publication:
+        return publish_tensors(self.tensors())
 
 
 class Large(Backend):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.weights.store import fetched_folder, weights_folder
 from protocol.errors import WeightsDamaged, WeightsRejected
 from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.tiny import tiny_model
 from tests.workers.generator.test_weight_receiver import Recorder, World, damage, opened
+from workers.engines.generation.torch_weights import TorchWeights
 from workers.engines.model.adapter import Adapter
+from workers.engines.training.publishing import TorchPublishing
 from workers.learner.weight_publisher import WeightPublisher
 
 
-class Adapting:
+class Adapting(TorchPublishing):
     """The part of a training backend with an adapter that publishing reads."""
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -34,12 +37,15 @@ class Adapting:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         raise AssertionError("merged weights are not published")
 
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        raise AssertionError(f"no probe is published: {samples}")
+
     def served(self, version: int) -> dict[str, torch.Tensor]:
         """What a generator must compute with."""
         return merged(make_adapter(self._model, seed=version))
 
 
-class TorchRecorder(Recorder):
+class TorchRecorder(TorchWeights, Recorder):
     """An engine that keeps a copy of the tensors that it was given."""
 
     def load_weights(self, tensors: Any, policy_version: int) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.running import WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.process.work import WorkReport
@@ -21,17 +23,18 @@ from pipeline.weights import TURNS
 from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from workers.engines.training.publishing import TorchPublishing
 from workers.learner.weight_publisher import WeightPublisher
 
 
-class Backend:
+class Backend(TorchPublishing):
     """The part of a training backend that publishing reads."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "weight", torch.arange(6.0).reshape(2, 3)
 
-    def adapter(self) -> None:
-        return None
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        raise AssertionError(f"no probe is published: {samples}")
 
 
 def _config(folder: Path) -> RunConfig:

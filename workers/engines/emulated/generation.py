@@ -15,17 +15,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from protocol.errors import EngineError
+from pipeline.weights.tensorfile import Publication
+from protocol.errors import EngineError, WeightsRejected
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
 from workers.engines.emulated.journal import SamplingJournal
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.pace import Pace
-from workers.engines.emulated.weights import check_tensors
+from workers.engines.emulated.weights import check_tensors, view_weights
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.engines.generation.windows import check_request, is_live_already, segments
 
@@ -115,6 +117,19 @@ class EmulatedEngine:
     def policy_version(self) -> int:
         """Version that new tokens are sampled with; -1 before the first weights."""
         return self._policy_version
+
+    def view_weights(self, data: np.ndarray, path: Path) -> Mapping[str, Any]:
+        """Return the one tensor."""
+        del path
+        return view_weights(data)
+
+    def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
+        """Refuse an adapter: there are only whole versions of emulated weights."""
+        del adapter, base, dtype
+        raise WeightsRejected(
+            f"an adapter on weights with digest {base_digest} was published, expected emulated weights; learner and "
+            "generators must be emulated alike"
+        )
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
         """They are used where they lie."""

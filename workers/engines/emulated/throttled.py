@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from protocol.ids import TrajectoryId
 from workers.engines.emulated.pace import Pace
 from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow, WindowRequest
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+
+    from pipeline.weights.tensorfile import Publication
 
 
 class ThrottledEngine:
@@ -42,6 +46,14 @@ class ThrottledEngine:
     def policy_version(self) -> int:
         """Version that new tokens are sampled with."""
         return self._engine.policy_version
+
+    def view_weights(self, data: np.ndarray, path: Path) -> Mapping[str, Any]:
+        """Return a version's tensors."""
+        return self._engine.view_weights(data, path)
+
+    def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
+        """Lay out what an adapter makes of its base."""
+        return self._engine.merge_weights(adapter, base, base_digest, dtype=dtype)
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Bring weights near."""

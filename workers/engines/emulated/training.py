@@ -7,7 +7,7 @@ A checkpoint holds ``emulated.json`` and no model: there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,14 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from protocol.errors import EngineError
+from workers.engines.emulated import weights
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.state import LearnedState
-from workers.engines.emulated.weights import TENSOR, make_tensor
 from workers.engines.training.seam import StepResult
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
+    from pipeline.weights.tensorfile import Publication
 
 
 class EmulatedTraining:
@@ -61,21 +62,41 @@ class EmulatedTraining:
             raise EngineError("an optimiser step was asked for on 0 samples; skip it")
         num_tokens = _num_tokens(samples)
         self._pace.spend(self._step_s + self._token_s * num_tokens)
-        weights = objective.token_weights(samples)
+        by_token = objective.token_weights(samples)
         self._state = self._state.after(
             part
-            for sample, weight in zip(samples, weights, strict=True)
+            for sample, weight in zip(samples, by_token, strict=True)
             for part in (sample.name.encode(), sample.tokens.tobytes(), (sample.advantages * weight).tobytes())
         )
-        loss = -sum(float((sample.advantages * weight).sum()) for sample, weight in zip(samples, weights, strict=True))
+        loss = -sum(float((sample.advantages * weight).sum()) for sample, weight in zip(samples, by_token, strict=True))
         return StepResult(applied=True, loss=loss, grad_norm=1.0, learning_rate=0.0, metrics={}, num_tokens=num_tokens)
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the one tensor."""
-        yield TENSOR, make_tensor(self._state.digest, self._num_weights)
+        yield weights.TENSOR, weights.make_tensor(self._state.digest, self._num_weights)
 
-    def adapter(self) -> None:
-        """There is none."""
+    def base_publication(self) -> None:
+        """There is none: whole versions are published."""
+
+    def publication(self, base_digest: str | None = None) -> Publication:
+        """Lay out the one tensor."""
+        del base_digest
+        return weights.publish_tensors(self.tensors())
+
+    def digests(self) -> dict[str, bytes]:
+        """Return the one tensor's digest."""
+        return weights.digest_tensors(self.tensors())
+
+    def environment(self) -> dict[str, str]:
+        """Return that nothing but data matters."""
+        return {"device": "emulated"}
+
+    def random_state(self) -> dict[str, bytes]:
+        """There are no random streams."""
+        return {}
+
+    def restore_random_state(self, states: Mapping[str, bytes]) -> None:
+        """There are no random streams."""
 
     def snapshot(self) -> Callable[[Path], None]:
         """Return what writes ``emulated.json`` as of now; it raises OSError."""

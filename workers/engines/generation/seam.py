@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
+
+if TYPE_CHECKING:
+    from pipeline.weights.tensorfile import Publication
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,30 @@ class GenerationEngine(Protocol):
     @property
     def policy_version(self) -> int:
         """Version that new tokens are sampled with; -1 before the first weights."""
+        ...
+
+    def view_weights(self, data: np.ndarray, path: Path) -> Mapping[str, Any]:
+        """Return a version's tensors where they lie, as ``load_weights`` takes them.
+
+        Args:
+            data: uint8 [bytes of the version], verified; they stay as they are while the version is served.
+            path: Where processes of this host may map the same bytes.
+
+        Raises WeightsDamaged when the bytes are no version.
+        """
+        ...
+
+    def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
+        """Lay out the whole version that an adapter makes of its base, floating-point numbers as ``dtype``.
+
+        Args:
+            adapter: uint8 [bytes of the adapter's version]
+            base: uint8 [bytes of the base's version]. Neither may change before the publication is written.
+            base_digest: Of ``base``.
+            dtype: ``float32`` or ``bfloat16``.
+
+        Raises WeightsDamaged when one of them cannot be read, WeightsRejected when they do not fit.
+        """
         ...
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:

@@ -1,6 +1,4 @@
-"""What the learner thinks of one fixed sequence: published with every version, so that an engine can be held against it.
-
-*Consumes* the training backend. *Produces* a probe. *Waits for* one small forward pass.
+"""One fixed sequence, whose log-probs the learner publishes with every version, so that an engine can be held against it.
 
 The sequence is the same in every run of a model: token ids spread over the vocabulary by a fixed stream. What matters is not
 what it says but that every weight has a part in its log-probs, the output layer's row of every probed token among them.
@@ -13,8 +11,6 @@ import numpy as np
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import read_model_config
-from workers.engines.model.weights_file import ParityProbe
-from workers.engines.training.seam import TrainingBackend
 
 PROBE_TOKENS = 48
 
@@ -25,14 +21,14 @@ def probe_tokens(vocabulary: int, longest: int) -> np.ndarray:
     return rng.integers(0, vocabulary, size=min(PROBE_TOKENS, longest)).astype(np.int32)
 
 
-def take_probe(config: RunConfig, backend: TrainingBackend) -> ParityProbe:
-    """Score the probe's sequence with the backend's present weights, at the sampling temperature."""
+def probe_sample(config: RunConfig) -> TrainingSample:
+    """Return the probe's sequence for a run's model, to be scored at the sampling temperature."""
     folder = read_model_config(config.model.path)
     vocabulary = folder.get("vocab_size") or folder["text_config"]["vocab_size"]
     tokens = probe_tokens(int(vocabulary), config.data.max_prompt_tokens + config.generation.max_response_tokens)
     num_scored = tokens.size - 1
     zeros = np.zeros(num_scored, np.float32)
-    sample = TrainingSample(
+    return TrainingSample(
         name="probe",
         tokens=tokens,
         prompt_length=1,
@@ -43,5 +39,3 @@ def take_probe(config: RunConfig, backend: TrainingBackend) -> ParityProbe:
         reference_logprobs=None,
         old_logprobs=None,
     )
-    (logprobs,) = backend.response_logprobs([sample])
-    return ParityProbe(tokens, logprobs.astype(np.float32))

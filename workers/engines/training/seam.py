@@ -7,7 +7,7 @@ from the learner's one compute thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ from pipeline.algorithms.batching import TrainingSample
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
-    from workers.engines.model.adapter import Adapter
+    from pipeline.weights.tensorfile import Publication
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,31 @@ class TrainingBackend(Protocol):
         """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors (emulated ones: arrays)."""
         ...
 
-    def adapter(self) -> Adapter | None:
-        """Return what is trained on top of weights that never change, to be published in their place; None when there is no
-        such thing. The tensors may be the live ones."""
+    def base_publication(self) -> Publication | None:
+        """Lay out the weights that never change, when only an adapter on top of them is trained. They are published once.
+        None when whole versions are published."""
+        ...
+
+    def publication(self, base_digest: str | None = None) -> Publication:
+        """Lay out the present weights for generators, before they change: the whole of them, or the adapter when
+        ``base_digest`` names the base that was published. A probe of what the learner computes is among them when the
+        run's engines need one (``workers.engines.training.parity_probe``)."""
+        ...
+
+    def digests(self) -> dict[str, bytes]:
+        """Return a digest of each of ``tensors``, by name: equal digests mean equal bits, types and shapes."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Return what the numbers depend on besides data: device, threads, libraries."""
+        ...
+
+    def random_state(self) -> dict[str, bytes]:
+        """Return the backend's random streams, by device."""
+        ...
+
+    def restore_random_state(self, states: Mapping[str, bytes]) -> None:
+        """Put back what ``random_state`` returned."""
         ...
 
     def snapshot(self) -> Callable[[Path], None]:

@@ -35,6 +35,7 @@ from workers.engines.training.policy_gradient import (
     check_samples,
     sample_logprobs,
 )
+from workers.engines.training.publishing import PublishSettings, TorchPublishing, publish_settings
 from workers.engines.training.seam import StepResult
 from workers.engines.training.trained_weights import TrainedWeights, WholeModel
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from workers.engines.training.lora import LoraSettings
 
 
-class TorchTraining:
+class TorchTraining(TorchPublishing):
     """A policy and its optimiser behind :class:`workers.engines.training.seam.TrainingBackend`."""
 
     def __init__(
@@ -59,6 +60,7 @@ class TorchTraining:
         gradient_checkpointing: bool = False,
         tokenizer_from: Path | None = None,
         lora: LoraSettings | None = None,
+        publishing: PublishSettings | None = None,
     ) -> None:
         """Train ``model``.
 
@@ -70,6 +72,7 @@ class TorchTraining:
             gradient_checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
             tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
             lora: Train an adapter of this shape instead of the weights.
+            publishing: How the weights leave; fp32 without a probe when absent.
 
         Raises:
             EngineError: The model's sequences cannot be packed.
@@ -82,6 +85,7 @@ class TorchTraining:
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._optimizer = GuardedAdamW(self._weights.parameters, optimizer)
+        self.publishing = publishing or PublishSettings()
 
     @property
     def num_steps(self) -> int:
@@ -130,7 +134,7 @@ class TorchTraining:
         return self._weights.tensors()
 
     def adapter(self) -> Adapter | None:
-        """Return the adapter, if one is trained; see :class:`workers.engines.training.seam.TrainingBackend`."""
+        """Return the adapter, if one is trained; see :class:`workers.engines.training.publishing.TorchPublishing`."""
         return self._weights.adapter()
 
     def snapshot(self) -> Callable[[Path], None]:
@@ -187,6 +191,7 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         gradient_checkpointing=config.model.gradient_checkpointing,
         tokenizer_from=model_path,
         lora=lora_settings(config),
+        publishing=publish_settings(config),
     )
 
 

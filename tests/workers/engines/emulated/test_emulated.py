@@ -22,7 +22,7 @@ from pipeline.weights.store import write_publication
 from protocol.errors import ConfigError, DataError, EngineError, WeightsDamaged, WeightsRejected
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
-from tests.workers.engines.generation_contract import GenerationContract, drain, request
+from tests.workers.engines.generation_contract import GenerationContract, bytes_of, drain, request
 from tests.workers.engines.tiny import VOCABULARY, make_samples
 from workers.engines.emulated.generation import EmulatedEngine, EngineCosts
 from workers.engines.emulated.law import LengthLaw, TokenLaw
@@ -61,6 +61,9 @@ class TestEmulatedEngine(GenerationContract):
 
     def weights(self, version: int) -> Mapping[str, Any]:
         return weights(version)
+
+    def published(self, version: int) -> np.ndarray:
+        return bytes_of(publish_tensors(weights(version).items()))
 
     def check(self, asked: WindowRequest, window: SampledWindow) -> None:
         """The window is the stretch of the response that was drawn beforehand, and ends where it must."""
@@ -237,10 +240,12 @@ from workers.engines import build as engines
 build(config)
 engine, backend = engines.build_generation_engine(config), engines.build_training_backend(config)
 engines.build_scoring_engine(config), engines.build_value_engine(config)
-published = engines.publish_weights(config, backend.tensors())
+published = backend.publication()
 data = np.empty(published.num_bytes, np.uint8)
 write_publication(data, published)
-engine.load_weights(engines.view_weights(config, data, Path(sys.argv[2])), 0)
+engine.load_weights(engine.view_weights(data, Path(sys.argv[2])), 0)
+backend.restore_random_state(backend.random_state())
+backend.digests(), backend.environment()
 print(json.dumps(sorted(sys.modules)))
 """
 

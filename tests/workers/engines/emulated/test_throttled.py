@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from tests.workers.engines.emulated.test_emulated import TestEmulatedEngine, weights
@@ -23,6 +24,9 @@ class TestPacedEngine(GenerationContract):
 
     def weights(self, version: int) -> Mapping[str, Any]:
         return weights(version)
+
+    def published(self, version: int) -> np.ndarray:
+        return TestEmulatedEngine().published(version)
 
 
 def test_a_turn_lasts_as_long_as_its_steps_and_sequences_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel, Surrogate
 from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, DataError, EngineError
+from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
     CONTRACT,
     RANKED,
@@ -30,6 +31,7 @@ from tests.workers.engines.subjects import (
     forget_followers,
 )
 from tests.workers.engines.tiny import make_samples, plain_logprobs, tiny_model, with_old
+from workers.engines.model.weights_file import view_weights
 from workers.engines.training.ranks.launch import is_rank
 from workers.engines.training.seam import StepResult, TrainingBackend
 
@@ -92,6 +94,35 @@ def test_logprobs_leave_the_policy_as_it_was(make: Make) -> None:
     before = snapshot(backend)
     backend.response_logprobs(make_samples())
     assert same(before, snapshot(backend))
+
+
+# -- what leaves the backend -------------------------------------------------------------------------------------------
+
+
+def test_a_publication_holds_the_weights_of_its_moment(make: Make) -> None:
+    backend = make(tiny_model(), Settings())
+    backend.step(own_old(backend, make_samples()), Objective())
+    assert backend.base_publication() is None, "whole versions are published"
+    assert same(dict(view_weights(bytes_of(backend.publication()))), snapshot(backend))
+
+
+def test_digests_change_with_the_weights_and_with_nothing_else(make: Make) -> None:
+    backend = make(tiny_model(), Settings())
+    before = backend.digests()
+    assert before.keys() == snapshot(backend).keys()
+    samples = own_old(backend, make_samples())
+    assert backend.digests() == before
+    backend.step(samples, Objective())
+    assert backend.digests() != before
+
+
+def test_random_streams_come_back_as_they_were(make: Make) -> None:
+    backend = make(tiny_model(), Settings())
+    state = backend.random_state()
+    drawn = torch.rand(4)
+    backend.restore_random_state(state)
+    assert torch.equal(torch.rand(4), drawn)
+    assert {"device", "torch", "threads"} <= backend.environment().keys()
 
 
 # -- the step ----------------------------------------------------------------------------------------------------------

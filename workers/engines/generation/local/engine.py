@@ -28,6 +28,7 @@ from workers.engines.generation.local.forward import SlotForward
 from workers.engines.generation.local.slots import Occupant, SlotTable
 from workers.engines.generation.sampling import Distributions, sample
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
+from workers.engines.generation.torch_weights import TorchWeights
 from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.rng import uniforms
 
@@ -37,7 +38,7 @@ ADMIT_PATIENCE = 4
 """Decode steps after which a waiting request enters whatever is free."""
 
 
-class LocalEngine:
+class LocalEngine(TorchWeights):
     """A :class:`workers.engines.generation.seam.GenerationEngine` in this process. Not thread-safe."""
 
     def __init__(

@@ -31,6 +31,7 @@ from protocol.errors import Diverged, EngineDied, EngineError, ParityFailed
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
+from workers.engines.generation.torch_weights import TorchWeights
 from workers.engines.generation.vllm.core import Core, CoreRequest, CoreSample
 from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.check_weights import fit_weights
@@ -47,7 +48,7 @@ PROBE_S = 120.0
 PauseMode = Literal["keep", "wait", "abort"]
 
 
-class VllmEngine:
+class VllmEngine(TorchWeights):
     """A :class:`workers.engines.generation.seam.GenerationEngine`. Not thread-safe."""
 
     def __init__(

@@ -21,6 +21,7 @@ from workers.engines.model.loading import load_model, load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.packed import prepare_packed
 from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy
+from workers.engines.training.publishing import PublishSettings, publish_settings
 from workers.engines.training.ranks.group import Group, join, peers
 from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.sharded import ShardedModel, Shards
@@ -81,6 +82,7 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
         ranks,
         zero=config.learner.deepspeed if config.learner.backend == "deepspeed" else None,
         tokenizer_from=config.model.path,
+        publishing=publish_settings(config),
     )
     return ranks, backend
 
@@ -93,6 +95,7 @@ def make_training(
     *,
     zero: DeepSpeedSection | None = None,
     tokenizer_from: Path | None = None,
+    publishing: PublishSettings | None = None,
 ) -> RankedTraining:
     """Share ``model``, the same on every rank, out among them: by DeepSpeed where ``zero`` says how, else by FSDP2.
 
@@ -103,7 +106,7 @@ def make_training(
     skeleton = make_skeleton(model)
     shards = cut(module, model, optimizer, ranks.group, zero)
     sharded = ShardedModel(skeleton, shards, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)
-    return RankedTraining(shards, sharded, forward, ranks.group, ranks.lead)
+    return RankedTraining(shards, sharded, forward, ranks.group, ranks.lead, publishing)
 
 
 def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:

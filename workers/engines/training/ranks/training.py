@@ -23,6 +23,7 @@ from workers.engines.training.policy_gradient import (
     check_samples,
     sample_logprobs,
 )
+from workers.engines.training.publishing import PublishSettings, TorchPublishing
 from workers.engines.training.ranks.backend import RankedBackend
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lead import Lead
@@ -35,12 +36,21 @@ if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
 
 
-class RankedTraining(RankedBackend):
+class RankedTraining(RankedBackend, TorchPublishing):
     """A policy in shares."""
 
-    def __init__(self, shards: Shards, model: ShardedModel, forward: ForwardSettings, group: Group, lead: Lead) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        model: ShardedModel,
+        forward: ForwardSettings,
+        group: Group,
+        lead: Lead,
+        publishing: PublishSettings | None = None,
+    ) -> None:
         """Train ``shards``; ``model`` gathers, saves and loads them."""
         super().__init__(shards, model, group, lead, micro_batch_tokens=forward.micro_batch_tokens)
+        self.publishing = publishing or PublishSettings()
 
     @property
     def learning_rate(self) -> float:
@@ -64,9 +74,6 @@ class RankedTraining(RankedBackend):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
         return self._model.tensors()
-
-    def adapter(self) -> None:
-        """There is none."""
 
     def obey(self, command: Command) -> Any:
         """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""

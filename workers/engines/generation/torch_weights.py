@@ -1,0 +1,23 @@
+"""How an engine around a torch model reads versions: those that are whole, and adapters on a base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.weights.tensorfile import Publication
+from workers.engines.model import adapter as adapters
+from workers.engines.model import weights_file
+
+
+class TorchWeights:
+    """Two methods of :class:`workers.engines.generation.seam.GenerationEngine`."""
+
+    def view_weights(self, data: np.ndarray, path: Path) -> weights_file.PublishedWeights:
+        """Return the tensors, which the engine may use where they lie."""
+        return weights_file.view_weights(data, path=path, is_lasting=True)
+
+    def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
+        """Lay out what an adapter makes of its base."""
+        return adapters.publish_merged(adapter, base, base_digest, dtype=dtype)

@@ -1,0 +1,108 @@
+"""What a torch backend gives to generators and to the update log, from its weights and its process.
+
+Both torch backends, in one process and on ranks, take it from here. It is no backend by itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.preflight.versions import installed
+from workers.engines.model import adapter as adapters
+from workers.engines.model import fingerprint, weights_file
+from workers.engines.training.parity_probe import probe_sample
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+    from pipeline.weights.tensorfile import Publication
+    from workers.engines.model.adapter import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSettings:
+    """How a run's weights leave its learner."""
+
+    dtype: str = "float32"
+    """Floating-point numbers are published as ``float32`` or ``bfloat16``."""
+    probe: TrainingSample | None = None
+    """Scored with every version, for engines that must show that they compute the same."""
+    device: str = "cpu"
+    """As configured."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the numbers depend on besides the process: ranks, and libraries that are used now and then."""
+
+
+def publish_settings(config: RunConfig) -> PublishSettings:
+    """Return how a run publishes. Only vLLM does not run the learner's own model code, so only it needs a probe."""
+    environment = {"ranks": str(config.learner.ranks)}
+    environment |= {"deepspeed": installed("deepspeed") or ""} if config.learner.backend == "deepspeed" else {}
+    environment |= {"peft": installed("peft") or ""} if config.learner.lora.rank else {}
+    return PublishSettings(
+        dtype=config.weights.dtype,
+        probe=probe_sample(config) if config.generation.engine == "vllm" else None,
+        device=config.model.device,
+        environment=environment,
+    )
+
+
+class TorchPublishing(ABC):
+    """The publishing methods of :class:`workers.engines.training.seam.TrainingBackend`."""
+
+    publishing = PublishSettings()
+
+    @abstractmethod
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights."""
+
+    @abstractmethod
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return log-probs under the present weights."""
+
+    def adapter(self) -> Adapter | None:
+        """Return what is trained on top of frozen weights; None when every weight is trained. The tensors may be
+        the live ones."""
+        return None
+
+    def base_publication(self) -> Publication | None:
+        """Lay out the frozen weights below an adapter, if there is one."""
+        adapter = self.adapter()
+        return None if adapter is None else adapters.publish_base(adapter, dtype=self.publishing.dtype)
+
+    def publication(self, base_digest: str | None = None) -> Publication:
+        """Lay out the weights, or the adapter on the base of ``base_digest``, with the probe."""
+        probe = self._probe()
+        adapter = None if base_digest is None else self.adapter()
+        if adapter is None or base_digest is None:
+            return weights_file.publish_tensors(self.tensors(), dtype=self.publishing.dtype, probe=probe)
+        return adapters.publish_adapter(adapter, base_digest, probe=probe)
+
+    def digests(self) -> dict[str, bytes]:
+        """Return the digest of each tensor."""
+        return fingerprint.digest_tensors(self.tensors())
+
+    def environment(self) -> dict[str, str]:
+        """Return what the backend's numbers depend on besides data."""
+        return fingerprint.describe_environment(self.publishing.device) | dict(self.publishing.environment)
+
+    def random_state(self) -> dict[str, bytes]:
+        """Return torch's random streams by device."""
+        return fingerprint.random_state()
+
+    def restore_random_state(self, states: Mapping[str, bytes]) -> None:
+        """Put random streams back."""
+        if states:
+            fingerprint.restore_random_state(states)
+
+    def _probe(self) -> weights_file.ParityProbe | None:
+        sample = self.publishing.probe
+        if sample is None:
+            return None
+        (logprobs,) = self.response_logprobs([sample])
+        return weights_file.ParityProbe(sample.tokens, logprobs.astype(np.float32))
