@@ -49,8 +49,15 @@ CALLS = {
     "os.system",
     "os.popen",
 }
-IMPORTERS = {"pipeline/rewards/registry.py", "pipeline/cli/__init__.py", "workers/__main__.py", "ops/checks/fuzz.py"}
-"""Modules that import by name: the configuration's verifier, and tables of our own."""
+IMPORTERS = {
+    "protocol/headrace.py",
+    "pipeline/rewards/registry.py",
+    "pipeline/cli/__init__.py",
+    "workers/__main__.py",
+    "ops/checks/fuzz.py",
+}
+"""Modules that import by name: the module on a process's command line, the configuration's
+verifier, and tables of our own."""
 RIVALS = {"ops/bench/ledger/rivals.py"}
 """What the benchmarks compare with may pickle, among its own processes."""
 SECRET = "correct-horse"
