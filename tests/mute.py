@@ -29,7 +29,9 @@ DISK_FULL = b"-MISCONF Errors writing to the AOF file: No space left on device\r
 
 
 class MuteServer:
-    """Listens on a unix socket from a thread of its own, so that blocking callers can be tested, too."""
+    """Listens on a unix socket from a thread of its own, so that blocking callers can be tested,
+    too.
+    """
 
     def __init__(self, folder: Path, manner: Manner) -> None:
         self.path = folder / "server.sock"
@@ -74,7 +76,8 @@ class MuteServer:
         await self._over.wait()
         for listening in server.sockets:
             self._loop.remove_reader(listening.fileno())
-        for _ in range(5):  # asyncio forgets to close what it has just accepted when its server is closed meanwhile
+        # asyncio forgets to close what it has just accepted when its server is closed meanwhile
+        for _ in range(5):
             await asyncio.sleep(0)
         server.close()
         for writer in writers:

@@ -1,4 +1,6 @@
-"""A ledger server such as others run: on a port of the loopback, with settings of the test's choice."""
+"""A ledger server such as others run: on a port of the loopback, with settings of the test's
+choice.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def free_ports(number: int) -> list[int]:
 
 @contextmanager
 def own_server(folder: Path, *settings: str, url: str = "redis://127.0.0.1:{port}/0") -> Iterator[str]:
-    """Start a server with these lines of configuration and yield its URL once it answers there; end it after."""
+    """Start a server with these lines of configuration and yield its URL once it answers there; end
+    it after.
+    """
     [port] = free_ports(1)
     folder.mkdir(parents=True, exist_ok=True)
     conf = folder / "own.conf"

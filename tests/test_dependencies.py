@@ -23,7 +23,9 @@ _WORD = re.compile(r"'([^']+)'|(\S+)")
 
 
 def imported(packages: Iterable[str]) -> set[str]:
-    """Return the distributions that files of these packages import, at their tops or inside of functions."""
+    """Return the distributions that files of these packages import, at their tops or inside of
+    functions.
+    """
     found: set[str] = set()
     for path in (file for package in packages for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):

@@ -1,4 +1,6 @@
-"""What the documents promise and name is there: each promise of SECURITY.md has a test, each command and path exists."""
+"""What the documents promise and name is there: each promise of SECURITY.md has a test, each
+command and path exists.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ DOCUMENTS = sorted(
 )
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.toml"))
 
-# -- SECURITY.md ------------------------------------------------------------------------------------------------------------
+# -- SECURITY.md
+# ------------------------------------------------------------------------------------------------------------
 
 WITHOUT_PROMISES = {"Security", "What is protected", "What you do"}
 """Sections of definitions and of advice. Every sentence of any other names its tests."""
@@ -31,7 +34,9 @@ NOTES_ONLY = re.compile(r"(?:\[\^[a-z0-9-]+\])+")
 
 
 def promises(page: str) -> Iterator[str]:
-    """Yield every promise of a page: the clauses of a table's last column, and every sentence of the text."""
+    """Yield every promise of a page: the clauses of a table's last column, and every sentence of
+    the text.
+    """
     body = re.split(r"^\[\^[a-z0-9-]+\]:", page, maxsplit=1, flags=re.MULTILINE)[0]
     for section in re.split(r"^#+ ", body, flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
@@ -48,7 +53,9 @@ def promises(page: str) -> Iterator[str]:
 
 
 def unshown(page: str) -> list[str]:
-    """Return the promises without a note, and the notes that are missing, unused, or name a test that is not there."""
+    """Return the promises without a note, and the notes that are missing, unused, or name a test
+    that is not there.
+    """
     wrong = [f"no test: {promise}" for promise in promises(page) if not NOTE.search(promise)]
     notes = dict(re.findall(r"^\[\^([a-z0-9-]+)\]:((?:.*\n)(?:    .*\n)*)", page + "\n", flags=re.MULTILINE))
     used = {name for promise in promises(page) for name in NOTE.findall(promise)}
@@ -106,7 +113,8 @@ def test_a_promise_without_its_test_is_found(page: str, says: str) -> None:
     assert any(says in problem for problem in unshown(page)), unshown(page)
 
 
-# -- commands, targets, modules and files that documents name --------------------------------------------------------------
+# -- commands, targets, modules and files that documents name
+# --------------------------------------------------------------
 
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 ELSEWHERE = {"pip", "venv", "pytest", "http", "asyncio"}
@@ -116,7 +124,9 @@ MADE = re.compile(r"^(?:runs|bench-results|checkpoints|logs|data|models)/|[<>*{}
 
 
 def code_of(path: Path) -> Iterator[str]:
-    """Yield what a document says as code: fenced lines with their continuations, and spans; comments of a configuration."""
+    """Yield what a document says as code: fenced lines with their continuations, and spans;
+    comments of a configuration.
+    """
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix == ".toml":
         comments = "\n".join(line.partition("#")[2] for line in text.splitlines())
@@ -131,7 +141,8 @@ def code_of(path: Path) -> Iterator[str]:
 
 def unknown(code: str) -> list[str]:
     """Return what a piece of code names that is not there."""
-    code = re.sub(r"\s#\s.*", "", code).replace("-m headrace ", "-m ")  # the entry to our modules
+    # the entry to our modules
+    code = re.sub(r"\s#\s.*", "", code).replace("-m headrace ", "-m ")
     wrong: list[str] = []
     for words in re.findall(r"(?:^|[;&|]\s*)make((?:\s+[\w./=,-]+)+)", code):
         wrong += [

@@ -1,4 +1,6 @@
-"""What SECURITY.md promises of the source and of files: nothing is unpickled, no code comes with data, no password is kept."""
+"""What SECURITY.md promises of the source and of files: nothing is unpickled, no code comes with
+data, no password is kept.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,8 @@ def test_the_embedded_ledgers_password_is_in_two_private_files_and_in_no_argumen
         assert sorted(str(path.relative_to(tmp_path)) for path in holding) == ["ledger.json", "ledger/server.conf"]
         assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}
         arguments = Path(f"/proc/{server.pid()}/cmdline")
-        if arguments.exists():  # elsewhere than on Linux nothing shows them as a file
+        # elsewhere than on Linux nothing shows them as a file
+        if arguments.exists():
             assert password.encode() not in arguments.read_bytes()
     finally:
         server.stop()
@@ -217,7 +220,8 @@ def test_a_chat_template_cannot_reach_the_interpreter(tmp_path: Path) -> None:
             load_text_tokenizer(folder).render_chat([{"role": "user", "content": "x"}])
 
 
-# -- TLS: the bundled server has none, so a proxy of Python's ssl ends it before the real server --------------------------
+# -- TLS: the bundled server has none, so a proxy of Python's ssl ends it before the real server
+# --------------------------
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -282,9 +286,11 @@ async def test_a_ledger_over_tls_is_reached_only_with_the_certificate_that_is_tr
         assert await good.ping()
         await good.aclose()
         for url in (
-            f"rediss://localhost:{port}/0?ssl_ca_certs={other}",  # signed by nobody that is trusted
+            # signed by nobody that is trusted
+            f"rediss://localhost:{port}/0?ssl_ca_certs={other}",
             f"rediss://localhost:{port}/0",
-            f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}",  # a certificate of another name
+            # a certificate of another name
+            f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}",
         ):
             client = connect(url, patience_s=1.0)
             with pytest.raises(redis.exceptions.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):

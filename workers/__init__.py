@@ -1,1 +1,3 @@
-"""Floor 2: the processes, a short file per role, and the engines that they drive. Started by ``protocol.headrace``."""
+"""Floor 2: the processes, a short file per role, and the engines that they drive. Started by
+``protocol.headrace``.
+"""

@@ -1,9 +1,10 @@
 """``python -P -m workers ROLE --run DIR``: one worker process.
 
-The supervisor starts these; a person may start one by hand against a running fleet, which is how generators, reward and
-reference workers join: no configuration names them. One that is started by hand leaves when its run ends, or on SIGTERM, and is
-restarted by nobody. There is one learner and one value worker, and they are the supervisor's. Where one of them is to compute
-on several ranks, this process launches them and stands for them (``workers.engines.training.ranks``).
+The supervisor starts these; a person may start one by hand against a running fleet, which is how
+generators, reward and reference workers join: no configuration names them. One that is started by
+hand leaves when its run ends, or on SIGTERM, and is restarted by nobody. There is one learner and
+one value worker, and they are the supervisor's. Where one of them is to compute on several ranks,
+this process launches them and stands for them (``workers.engines.training.ranks``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _ALONE = frozenset({Role.LEARNER, Role.VALUE})
 
 
 def work(arguments: list[str] | None = None) -> int:
-    """Run one worker until it drains, and return its exit code (``pipeline.process.exit_codes``)."""
+    """Run one worker until it drains, and return its exit code
+    (``pipeline.process.exit_codes``).
+    """
     parser = argparse.ArgumentParser(
         prog="python -P -m workers",
         description="Run one worker of a run.",
@@ -70,7 +73,8 @@ def work(arguments: list[str] | None = None) -> int:
 def main() -> NoReturn:
     """Run one worker, and end the process with its exit code.
 
-    Everything is closed by then. Taking the interpreter and torch apart takes seconds, on a busy host many: that is left out.
+    Everything is closed by then. Taking the interpreter and torch apart takes seconds, on a busy
+    host many: that is left out.
     """
     code = work()
     sys.stdout.flush()

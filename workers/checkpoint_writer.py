@@ -1,20 +1,24 @@
 """The writing of checkpoints beside the updates: what learner and value worker share.
 
-*Consumes* snapshots, taken on the compute thread between two steps. *Produces* checkpoints on the disk, and only then the
-settling of the claims whose effect they hold. *Waits for* the disk, and for the ledger to have what the snapshot learned from
-on its own disk. *Unblocked by* both.
+*Consumes* snapshots, taken on the compute thread between two steps. *Produces* checkpoints on the
+disk, and only then the settling of the claims whose effect they hold. *Waits for* the disk, and for
+the ledger to have what the snapshot learned from on its own disk. *Unblocked by* both.
 
-A copy of weights and optimiser is most of a learner's memory again. Where less is left free than it took, nothing else is begun
-until it is written: the next update's activations beside it would bring the kernel to end the process, again and again.
+A copy of weights and optimiser is most of a learner's memory again. Where less is left free than it
+took, nothing else is begun until it is written: the next update's activations beside it would bring
+the kernel to end the process, again and again.
 
-One is written at a time. A worker whose next checkpoint is due while one is being written waits for it: so there are never
-more than two snapshots' worth of claims unsettled, nor more than one copy of the weights in memory.
+One is written at a time. A worker whose next checkpoint is due while one is being written waits for
+it: so there are never more than two snapshots' worth of claims unsettled, nor more than one copy of
+the weights in memory.
 
-The ledger's file may lack its last second when its machine dies. A checkpoint that held the effect of a claim which the ledger
-then forgot would let the claim's units be trained on twice; so the ledger is made durable first.
+The ledger's file may lack its last second when its machine dies. A checkpoint that held the effect
+of a claim which the ledger then forgot would let the claim's units be trained on twice; so the
+ledger is made durable first.
 
-A disk that refuses a checkpoint (full, most of all) keeps the one before. Work goes on, the log and the status say so, and the
-next checkpoint that is due is tried again; what is unsettled meanwhile stays claimed.
+A disk that refuses a checkpoint (full, most of all) keeps the one before. Work goes on, the log and
+the status say so, and the next checkpoint that is due is tried again; what is unsettled meanwhile
+stays claimed.
 """
 
 from __future__ import annotations
@@ -74,7 +78,8 @@ class CheckpointWriter:
         state: dict[str, Any],
         settle: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take a snapshot, and let it be written while the caller goes on; ``settle`` follows once it is on the disk.
+        """Take a snapshot, and let it be written while the caller goes on; ``settle`` follows once
+        it is on the disk.
 
         Nothing may be on its way: see :meth:`wait`.
         """
@@ -94,7 +99,8 @@ class CheckpointWriter:
             await wait({self._task}, timeout=_LOOK_S)
 
     async def complete(self, again: Callable[[], Awaitable[None]]) -> None:
-        """See to it that what was handed over last is on the disk, calling ``again`` now and then while the disk refuses it.
+        """See to it that what was handed over last is on the disk, calling ``again`` now and then
+        while the disk refuses it.
 
         Raises StorageFailed when it still does after ten minutes.
         """

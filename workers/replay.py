@@ -1,11 +1,13 @@
 """``headrace replay``: make a run's updates again from its log, and compare the weights bit by bit.
 
-*Consumes* a run's update log, its start model, and those of its checkpoints that are still there. *Produces* the same
-weights, by the learner's own lines (``workers.learner.policy_update``), and the first update after which they are not.
-*Waits for* nothing; nothing of the run is changed, and it may go on meanwhile.
+*Consumes* a run's update log, its start model, and those of its checkpoints that are still there.
+*Produces* the same weights, by the learner's own lines (``workers.learner.policy_update``), and the
+first update after which they are not. *Waits for* nothing; nothing of the run is changed, and it
+may go on meanwhile.
 
-Scores, reference log-probs and values come from the log: only the learner's part of the run is made again. With other settings
-(``--what-if``) the same data trains another policy; then differences are told, not an error.
+Scores, reference log-probs and values come from the log: only the learner's part of the run is made
+again. With other settings (``--what-if``) the same data trains another policy; then differences are
+told, not an error.
 """
 
 from __future__ import annotations
@@ -109,7 +111,8 @@ class Replay:
 
         Raises:
             DataError: There is no log, it is damaged, or the start of it is not at hand.
-            ConfigError: ``what_if`` makes no valid configuration, or the updates were made on several ranks.
+            ConfigError: ``what_if`` makes no valid configuration, or the updates were made on
+                several ranks.
         """
         segments = read_log(self._request.run_dir / UPDATES_FOLDER)
         plan = self._plan(stretches(segments))
@@ -127,7 +130,8 @@ class Replay:
         backend: TrainingBackend | None = None
         with tempfile.TemporaryDirectory(prefix="headrace-replay-") as scratch:
             for leg in plan.legs:
-                backend = None  # one model at a time in memory
+                # one model at a time in memory
+                backend = None
                 backend = await self._leg(leg, Path(scratch), report)
                 if self._request.check and report.first_difference:
                     break
@@ -286,7 +290,9 @@ def _conclude(report: Report, seconds: float, *, check: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay, and return the exit code: 1 when an update did not come out as it was and that was asked."""
+    """Replay, and return the exit code: 1 when an update did not come out as it was and that was
+    asked.
+    """
     parser = argparse.ArgumentParser(prog="headrace replay", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--from", dest="after", type=int)

@@ -1,13 +1,15 @@
-"""A demo's learning in one process: sample, score, value and train in turn, with a run's own engines, rules and backends.
+"""A demo's learning in one process: sample, score, value and train in turn, with a run's own
+engines, rules and backends.
 
     headrace bench one_process configs/vapo.toml --seeds 3
 
-There is no ledger, no wire and no other process, and each update is sampled by the weights before it (``staleness.eta`` of
-0). So a seed gives the same run again, and what a setting does to learning is seen in a minute or two. Whether a demo reaches
-its bar as it is run, asynchronously, is for ``headrace bench demos`` to say.
+There is no ledger, no wire and no other process, and each update is sampled by the weights before
+it (``staleness.eta`` of 0). So a seed gives the same run again, and what a setting does to learning
+is seen in a minute or two. Whether a demo reaches its bar as it is run, asynchronously, is for
+``headrace bench demos`` to say.
 
-*Consumes* run files of small tasks with the ``arithmetic`` verifier. *Produces* accuracies on held-out prompts, and what was
-clipped, update by update, printed and as JSON. *Waits for* nothing.
+*Consumes* run files of small tasks with the ``arithmetic`` verifier. *Produces* accuracies on
+held-out prompts, and what was clipped, update by update, printed and as JSON. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -148,11 +150,13 @@ class OneProcess:
         return num_steps
 
     def update(self) -> dict[str, float]:
-        """Sample, train the policy, then the critic, on one update's batch; return the metrics' means over the steps,
-        ``trained_tokens``, those that carried loss, and the ``explained_variance`` of the critic's steps, if it did any.
+        """Sample, train the policy, then the critic, on one update's batch; return the metrics'
+        means over the steps, ``trained_tokens``, those that carried loss, and the
+        ``explained_variance`` of the critic's steps, if it did any.
 
-        T-PPO's batch is one window of each of so many responses, of which those that are not finished go on in the next
-        update, under its weights. Every other algorithm's is whole responses.
+        T-PPO's batch is one window of each of so many responses, of which those that are not
+        finished go on in the next update, under its weights. Every other algorithm's is whole
+        responses.
         """
         if self.config.declaration.unit is Unit.CHUNK:
             units, ended = self._windows()
@@ -237,8 +241,8 @@ class OneProcess:
         return found
 
     def _windows(self) -> tuple[list[ClaimedUnit], list[ValueSample]]:
-        """Let every live response go on by a window, after new ones have filled up their number; return the windows, and what
-        the critic learns from those that finished."""
+        """Let every live response go on by a window, after new ones have filled up their number;
+        return the windows, and what the critic learns from those that finished."""
         assert self._critic is not None
         algorithm = self.config.algorithm
         while len(self._live) < algorithm.groups_per_update * algorithm.group_size:
@@ -338,8 +342,8 @@ class OneProcess:
         return [[next(values) for _ in group] for group in groups]
 
     def _learn_values(self, samples: Sequence[ValueSample]) -> list[float]:
-        """Train the critic once on every response; what does not fill a batch waits for more. Return the steps' explained
-        variances."""
+        """Train the critic once on every response; what does not fill a batch waits for more.
+        Return the steps' explained variances."""
         assert self._critic is not None
         self._ended += samples
         size, explained = self.config.value.batch_trajectories, list[float]()
@@ -352,7 +356,9 @@ class OneProcess:
 def units_of(
     config: RunConfig, groups: Sequence[Sequence[Sampled]], values: Sequence[Sequence[np.ndarray]], *, version: int
 ) -> list[ClaimedUnit]:
-    """Return whole responses as what a run's learner would claim; ``values`` are empty without a critic."""
+    """Return whole responses as what a run's learner would claim; ``values`` are empty without a
+    critic.
+    """
     units: list[ClaimedUnit] = []
     for number, (group, of) in enumerate(zip(groups, values, strict=True)):
         members = [
@@ -423,7 +429,9 @@ async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int | None, every: int) -> Told:
-    """Train by a run file, as many updates as it says or as given, evaluating before, after, and every so many."""
+    """Train by a run file, as many updates as it says or as given, evaluating before, after, and
+    every so many.
+    """
     began = time.monotonic()
     loaded = load_config([config], [*overrides, f"run.seed={seed}"])
     learner = OneProcess(loaded)

@@ -1,4 +1,6 @@
-"""Models, prompts and heavy-tailed response lengths that the benchmarks of sampling have in common."""
+"""Models, prompts and heavy-tailed response lengths that the benchmarks of sampling
+have in common.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Checks of the repository and of its tests: mutants, hostile bytes, words, and nothing undone unsaid."""
+"""Checks of the repository and of its tests: mutants, hostile bytes, words, and nothing undone
+unsaid.
+"""

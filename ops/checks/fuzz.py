@@ -4,9 +4,9 @@
 *Consumes* what libFuzzer invents (through ``atheris``, which ``make fuzz`` installs into an
 environment of its own), from a corpus that begins with one message of each type. *Produces*
 executions, coverage and peak memory as JSON, the corpus, and a file for the first input that breaks
-a promise of ``ops.checks.fuzz_targets``, or that takes more memory than ``--rss-limit-mb`` or more time
-than thirty seconds. *Waits for* its child process, for ``--seconds``. The exit code is 0 when every
-promise held.
+a promise of ``ops.checks.fuzz_targets``, or that takes more memory than ``--rss-limit-mb`` or more
+time than thirty seconds. *Waits for* its child process, for ``--seconds``. The exit code is 0 when
+every promise held.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""``python -m ops.checks.words [PATH...]``: holds the repository's prose to the rules of plain English.
+"""``python -m ops.checks.words [PATH...]``: holds the repository's prose to the rules of plain
+English.
 
 Prose is docstrings, comments and sentences in string literals of Python, comments in Lua, TOML and
 shell, and Markdown. Code, tables and quoted text are not prose. CONTRIBUTING (Words) has the rules.

@@ -1,18 +1,21 @@
-"""Train the demo's start model from nothing: a policy of mixed quality, with room for reinforcement learning.
+"""Train the demo's start model from nothing: a policy of mixed quality, with room for reinforcement
+learning.
 
-*Consumes* a seed. *Produces* a Hugging Face folder: config, generation config, tokenizer, weights, and a card with the
-figures measured. *Waits for* nothing. Held-out prompts are never trained on.
+*Consumes* a seed. *Produces* a Hugging Face folder: config, generation config, tokenizer, weights,
+and a card with the figures measured. *Waits for* nothing. Held-out prompts are never trained on.
 
     python -m ops.demo.make_tiny_model --out ops/demo/tiny_model
 
-**Why mixed demonstrations.** The demonstrator adds well, but when a subtraction goes below zero it often takes the smaller
-digit from the larger one, as pupils do: 2-9 becomes 7, not 3. The model learns the whole skill and, for this one rule, both
-answers, the wrong one more often. Greedy decoding then fails wherever a borrow occurs, while sampling finds right responses
-in most groups, which is the signal that DAPO needs. A model stopped halfway through learning has no such signal: its errors
-are not alternatives to something that it also knows.
+**Why mixed demonstrations.** The demonstrator adds well, but when a subtraction goes below zero it
+often takes the smaller digit from the larger one, as pupils do: 2-9 becomes 7, not 3. The model
+learns the whole skill and, for this one rule, both answers, the wrong one more often. Greedy
+decoding then fails wherever a borrow occurs, while sampling finds right responses in most groups,
+which is the signal that DAPO needs. A model stopped halfway through learning has no such signal:
+its errors are not alternatives to something that it also knows.
 
-**Why letters.** The letter before every step lets two layers find a term by matching, where counting positions would need
-more. Heads are 32 wide, the least that every supported engine accepts.
+**Why letters.** The letter before every step lets two layers find a term by matching, where
+counting positions would need more. Heads are 32 wide, the least that every supported engine
+accepts.
 """
 
 from __future__ import annotations
@@ -49,11 +52,17 @@ SYMBOLS = (PAD, BOS, EOS, *string.digits, *"+-=", *string.ascii_lowercase)
 MAX_POSITIONS = 256
 """Room for the longest prompt, 3 * MAX_TERMS + 1, and the longest response."""
 SMALLER_FROM_LARGER = 0.65
-"""How often the demonstrator answers a borrow wrongly. Above one half, so that greedy decoding does so too."""
+"""How often the demonstrator answers a borrow wrongly. Above one half, so that greedy decoding does
+so too.
+"""
 SHORTEST = 3
-"""Terms of the shortest demonstration: one fewer than the task's, for a short chain teaches the rules soonest."""
+"""Terms of the shortest demonstration: one fewer than the task's, for a short chain teaches the
+rules soonest.
+"""
 EVEN_SHARE = 0.1
-"""Share of demonstrations whose length is drawn evenly, so that the last letters are met often enough."""
+"""Share of demonstrations whose length is drawn evenly, so that the last letters are met often
+enough.
+"""
 
 _POOL = 1024
 _IGNORED = -100
@@ -86,7 +95,9 @@ class Measured:
 
 
 def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_POSITIONS) -> PreTrainedTokenizerFast:
-    """Build the tokenizer: one character, one token; nothing is added, unknown characters become padding."""
+    """Build the tokenizer: one character, one token; nothing is added, unknown characters become
+    padding.
+    """
     backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(symbols)}, unk_token=PAD))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
@@ -102,7 +113,9 @@ def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_P
 
 
 def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = MAX_POSITIONS) -> Qwen3ForCausalLM:
-    """Build the untrained model: Qwen3 architecture, 2 layers, 3 heads of 32, about 193,000 parameters."""
+    """Build the untrained model: Qwen3 architecture, 2 layers, 3 heads of 32, about 193,000
+    parameters.
+    """
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -125,7 +138,9 @@ def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = 
 
 
 def demonstrate(problem: Problem, rng: random.Random) -> str:
-    """Write a response as the demonstrator does: well, but for borrows, wrong SMALLER_FROM_LARGER of the time."""
+    """Write a response as the demonstrator does: well, but for borrows, wrong SMALLER_FROM_LARGER
+    of the time.
+    """
     counter = [problem.start]
     for change in problem.changes:
         value = counter[-1] + int(change)
@@ -137,7 +152,9 @@ def demonstrate(problem: Problem, rng: random.Random) -> str:
 
 
 def draw_demonstrated_terms(rng: random.Random) -> int:
-    """Draw a demonstration's length: from the task's law, begun at SHORTEST, or sometimes evenly."""
+    """Draw a demonstration's length: from the task's law, begun at SHORTEST, or
+    sometimes evenly.
+    """
     if rng.random() < EVEN_SHARE:
         return rng.randint(SHORTEST, MAX_TERMS)
     return draw_num_terms(rng, SHORTEST)
@@ -153,7 +170,9 @@ def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> It
 def batches(
     rng: random.Random, shown: Iterator[tuple[list[int], list[int]]], batch_tokens: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield token ids and labels, both int64[N, T], of demonstrations alike in length; labels cover responses only."""
+    """Yield token ids and labels, both int64[N, T], of demonstrations alike in length; labels cover
+    responses only.
+    """
     while True:
         pool = list(itertools.islice(shown, _POOL))
         pool.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
@@ -210,7 +229,8 @@ def respond(
 ) -> list[str]:
     """Return one response a prompt: greedy, or sampled at temperature 1 when ``rng`` is given.
 
-    A response that was cut at the length limit comes without its end-of-sequence mark; the others end in EOS.
+    A response that was cut at the length limit comes without its end-of-sequence mark; the others
+    end in EOS.
     """
     encoded = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"]
@@ -233,7 +253,9 @@ def respond(
 
 
 def is_right(problem: Problem, response: str) -> bool:
-    """Tell whether a response ended by itself in ``=`` and the answer; at least as strict as the arithmetic verifier."""
+    """Tell whether a response ended by itself in ``=`` and the answer; at least as strict as the
+    arithmetic verifier.
+    """
     return response.endswith(f"={problem.answer}{EOS}")
 
 

@@ -25,8 +25,8 @@ half of the responses take 13 tokens or fewer and one in forty takes 55: the str
 synchronous sampler would wait for.
 
 **Train and held-out** are apart by construction: a digest of the prompt's text says on which side
-it lies, whatever the seeds and sizes. The start model (``ops.demo.make_tiny_model``) was taught on the
-training side only.
+it lies, whatever the seeds and sizes. The start model (``ops.demo.make_tiny_model``) was taught on
+the training side only.
 """
 
 from __future__ import annotations

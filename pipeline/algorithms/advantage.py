@@ -1,7 +1,8 @@
-"""Advantages from outcomes: how much better a response did than its group; and the sums that every return is made of.
+"""Advantages from outcomes: how much better a response did than its group; and the sums that every
+return is made of.
 
-*Consumes* rewards of finished responses. *Produces* one advantage a response, or one a token. *Waits for* nothing; numpy only,
-float64 inside.
+*Consumes* rewards of finished responses. *Produces* one advantage a response, or one a token.
+*Waits for* nothing; numpy only, float64 inside.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def group_advantages(
 ) -> Float[np.ndarray, " responses"]:
     """Return ``(R_i - mean_g) / (std_g + 1e-6)`` for each response i of group g, float64.
 
-    The std is unbiased. A group of one member has mean 0 and std 1. Without ``normalize_std`` only the mean is taken off
-    (Dr.GRPO, 2503.20783). Sources: GRPO (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9).
+    The std is unbiased. A group of one member has mean 0 and std 1. Without ``normalize_std`` only
+    the mean is taken off (Dr.GRPO, 2503.20783). Sources: GRPO (2402.03300, section 4.1.2), DAPO
+    (2503.14476, eq. 9).
 
     Args:
         rewards: One reward a response.
@@ -49,7 +51,8 @@ def group_advantages(
 def leave_one_out_advantages(
     rewards: Float[np.ndarray, " responses"], groups: Shaped[np.ndarray, " responses"]
 ) -> Float[np.ndarray, " responses"]:
-    """Return ``R_i`` minus the mean of the other members of its group, float64; a group of one keeps its reward.
+    """Return ``R_i`` minus the mean of the other members of its group, float64; a group of one
+    keeps its reward.
 
     RLOO (2402.14740, section 3.3).
     """
@@ -68,16 +71,17 @@ def whiten_rows(
     *,
     min_std: float = 0.0,
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the tokens of all masks, 0 elsewhere; the variance is unbiased.
+    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the tokens of all masks, 0 elsewhere; the
+    variance is unbiased.
 
-    Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the order of the rows changes no
-    bit of the result.
+    Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the
+    order of the rows changes no bit of the result.
 
     Args:
         rows: Values, one array a response.
         masks: Tokens that count.
-        min_std: Where the std is below, only the mean is taken away: a batch of nearly equal values is noise, and would
-            become noise of unit size.
+        min_std: Where the std is below, only the mean is taken away: a batch of nearly equal values
+            is noise, and would become noise of unit size.
     """
     kept = [np.asarray(row, dtype=np.float64)[mask] for row, mask in zip(rows, masks, strict=True)]
     count = sum(row.size for row in kept)
@@ -90,14 +94,18 @@ def whiten_rows(
 
 
 def terminal_rewards(reward: float, num_tokens: int) -> Float[np.ndarray, " tokens"]:
-    """Return the rewards of a finished response's tokens, float64: 0, and the whole of it at the last."""
+    """Return the rewards of a finished response's tokens, float64: 0, and the whole of it at the
+    last.
+    """
     rewards = np.zeros(num_tokens, dtype=np.float64)
     rewards[-1:] = reward
     return rewards
 
 
 def discounted_sums(values: Float[np.ndarray, " tokens"], decay: float) -> Float[np.ndarray, " tokens"]:
-    """Return ``S_t = sum_{j >= t} decay^(j - t) x_j``, float64: of rewards the return, of deltas the advantage."""
+    """Return ``S_t = sum_{j >= t} decay^(j - t) x_j``, float64: of rewards the return, of deltas
+    the advantage.
+    """
     if decay == 1.0:
         return np.cumsum(values[::-1], dtype=np.float64)[::-1].copy()
     backwards: list[float] = []

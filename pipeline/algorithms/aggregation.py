@@ -1,11 +1,14 @@
 # ruff: noqa: S105  modes and levels named after tokens are not secrets
-"""How token losses become one number: a weight for each token, from the lengths of the whole optimiser batch.
+"""How token losses become one number: a weight for each token, from the lengths of the whole
+optimiser batch.
 
-*Consumes* the count of loss tokens in each row of a mini-batch. *Produces* one weight a row, such that the loss is
-``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. *Waits for* nothing; numpy only.
+*Consumes* the count of loss tokens in each row of a mini-batch. *Produces* one weight a row, such
+that the loss is ``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. *Waits for*
+nothing; numpy only.
 
-Since a weight depends on the whole mini-batch and never on the micro-batch that a row lands in, any cut into micro-batches,
-and any share-out over data-parallel ranks (times ``num_ranks`` where gradients are averaged), gives the same gradient.
+Since a weight depends on the whole mini-batch and never on the micro-batch that a row lands in, any
+cut into micro-batches, and any share-out over data-parallel ranks (times ``num_ranks`` where
+gradients are averaged), gives the same gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ class Aggregation(StrEnum):
     SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
     """Mean over responses of the sum over tokens: REINFORCE."""
     SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
-    """The same divided by a constant, usually the longest allowed response: Dr.GRPO (2503.20783)."""
+    """The same divided by a constant, usually the longest allowed response: Dr.GRPO
+    (2503.20783).
+    """
     TOKEN_SUM = "token-sum"
     """Plain sum."""
 
@@ -40,7 +45,8 @@ def row_weights(
     """Return the weight of every loss token of each row, float64.
 
     Args:
-        num_loss_tokens: Loss tokens in each row of the whole mini-batch, over all ranks; or what each row shall count for.
+        num_loss_tokens: Loss tokens in each row of the whole mini-batch, over all ranks; or what
+            each row shall count for.
         mode: How to average.
         norm_length: Divisor of seq-mean-token-sum-norm.
 

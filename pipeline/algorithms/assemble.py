@@ -1,9 +1,10 @@
 """From the chunks of one trajectory to one sequence.
 
-*Consumes* a trajectory's scored chunks, in order. *Produces* its tokens and one entry of everything else for each response
-token. *Waits for* nothing; numpy only.
+*Consumes* a trajectory's scored chunks, in order. *Produces* its tokens and one entry of everything
+else for each response token. *Waits for* nothing; numpy only.
 
-What the ledger promises is checked here, where a broken promise would otherwise be trained on in silence.
+What the ledger promises is checked here, where a broken promise would otherwise be trained on in
+silence.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
 
     Raises:
         NonFiniteUnit: A log-prob, a value, the reward or the accuracy is NaN or infinite.
-        LedgerError: A chunk or the reward is missing, the last chunk is not final, or chunks disagree about tokens.
+        LedgerError: A chunk or the reward is missing, the last chunk is not final, or chunks
+            disagree about tokens.
     """
     if not chunks:
         raise LedgerError(f"unit {unit} has a trajectory without chunks; expected at least 1: run `headrace audit`")
@@ -118,7 +120,8 @@ def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response:
 
 
 def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | None:
-    """Return what the reference or the value worker wrote to a chunk, float32 [tokens of the chunk]; None when it has not.
+    """Return what the reference or the value worker wrote to a chunk, float32 [tokens of the
+    chunk]; None when it has not.
 
     Raises:
         LedgerError: There is not one entry a token.

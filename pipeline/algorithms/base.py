@@ -1,7 +1,8 @@
 """The seam between the learner and a learning rule.
 
-*Consumes* claimed units, complete in every field that the rule declares. *Produces* training samples. *Waits for* nothing: a
-rule is a pure function of what it is given, so the same claim always makes the same samples.
+*Consumes* claimed units, complete in every field that the rule declares. *Produces* training
+samples. *Waits for* nothing: a rule is a pure function of what it is given, so the same claim
+always makes the same samples.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class NonFiniteUnit(HeadraceError, ValueError):
-    """A unit's arrays or scores hold NaN or infinity; the learner drops it and goes on with the others."""
+    """A unit's arrays or scores hold NaN or infinity; the learner drops it and goes on with the
+    others.
+    """
 
     def __init__(self, unit: str, what: str) -> None:
         super().__init__(
@@ -49,7 +52,9 @@ class Algorithm(Protocol):
 
     @property
     def signal_filter(self) -> bool:
-        """Whether groups whose members are all equally accurate are dropped before they are claimed."""
+        """Whether groups whose members are all equally accurate are dropped before they are
+        claimed.
+        """
         ...
 
     @property
@@ -58,10 +63,12 @@ class Algorithm(Protocol):
         ...
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make training samples, in the order of the units and of their members, ``old_logprobs`` still absent.
+        """Make training samples, in the order of the units and of their members, ``old_logprobs``
+        still absent.
 
         Raises:
             NonFiniteUnit: A unit holds NaN or infinity.
-            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or chunks disagree.
+            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or
+                chunks disagree.
         """
         ...

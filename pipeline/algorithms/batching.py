@@ -1,11 +1,12 @@
 """From claimed units to what a training step reads: samples, and packing plans without padding.
 
-*Consumes* training samples made by an algorithm. *Produces* mini-batches (one optimiser step each), micro-batches under a
-token budget (one forward each), and the arrays of a micro-batch laid end to end. *Waits for* nothing: pure functions on
-numpy arrays; no torch.
+*Consumes* training samples made by an algorithm. *Produces* mini-batches (one optimiser step each),
+micro-batches under a token budget (one forward each), and the arrays of a micro-batch laid end to
+end. *Waits for* nothing: pure functions on numpy arrays; no torch.
 
-Nothing here decides what a token is worth. Loss weights are made from the lengths of a whole mini-batch
-(``pipeline.algorithms.aggregation``) before it is cut, so every plan that uses each sample once gives the same gradient.
+Nothing here decides what a token is worth. Loss weights are made from the lengths of a whole
+mini-batch (``pipeline.algorithms.aggregation``) before it is cut, so every plan that uses each
+sample once gives the same gradient.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _TOKEN_ARRAYS = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One trajectory (or one window of it) as a training step reads it. R is the number of response tokens in ``tokens``."""
+    """One trajectory (or one window of it) as a training step reads it. R is the number of response
+    tokens in ``tokens``.
+    """
 
     name: str
     """Trajectory or chunk id, for error messages."""
@@ -52,17 +55,25 @@ class TrainingSample:
     reference_logprobs: np.ndarray | None = None
     """float32 [R]"""
     old_logprobs: np.ndarray | None = None
-    """float32 [R], the learner's own at the start of the update; filled in before the first step."""
+    """float32 [R], the learner's own at the start of the update; filled in before the
+    first step.
+    """
     nll_mask: np.ndarray | None = None
-    """bool [R]: tokens of right responses that carry imitation loss (VAPO, 4.3.2); None for none. Independent of loss_mask."""
+    """bool [R]: tokens of right responses that carry imitation loss (VAPO, 4.3.2); None for none.
+    Independent of loss_mask.
+    """
     counted_tokens: float | None = None
-    """What the sample counts for in the denominator of the loss, where that is not its number of loss tokens (T-PPO)."""
+    """What the sample counts for in the denominator of the loss, where that is not its number of
+    loss tokens (T-PPO).
+    """
     reward: float = 0.0
     accuracy: float = 0.0
     is_finished: bool = True
     """Whether the response ends here; if not, reward and accuracy are unknown and 0."""
     num_context_tokens: int = 0
-    """Earlier response tokens that ``tokens`` holds as prompt: windows of a response are trained one by one."""
+    """Earlier response tokens that ``tokens`` holds as prompt: windows of a response are trained
+    one by one.
+    """
 
     @property
     def response_length(self) -> int:
@@ -72,16 +83,22 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Samples laid end to end, without padding: N tokens, of which M are response tokens, of ``num_rows`` samples."""
+    """Samples laid end to end, without padding: N tokens, of which M are response tokens, of
+    ``num_rows`` samples.
+    """
 
     tokens: np.ndarray
     """int32 [N]"""
     position_ids: np.ndarray
     """int32 [N]: restarts at 0 with each sample."""
     cumulative_lengths: np.ndarray
-    """int32 [num_rows + 1]: sample r is ``tokens[cumulative_lengths[r]:cumulative_lengths[r + 1]]``."""
+    """int32 [num_rows + 1]: sample r is
+    ``tokens[cumulative_lengths[r]:cumulative_lengths[r + 1]]``.
+    """
     predictors: np.ndarray
-    """int64 [M]: place in ``tokens`` of the token before each response token, whose logits predict it."""
+    """int64 [M]: place in ``tokens`` of the token before each response token, whose logits predict
+    it.
+    """
     targets: np.ndarray
     """int32 [M]: the response tokens."""
     row_ids: np.ndarray
@@ -112,7 +129,9 @@ class PackedBatch:
         return int(self.tokens.size)
 
     def split(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut an array [M] of response-token values into one [R] array for each sample, in the batch's order."""
+        """Cut an array [M] of response-token values into one [R] array for each sample, in the
+        batch's order.
+        """
         counts = np.bincount(self.row_ids, minlength=self.num_rows)
         return np.split(values, np.cumsum(counts)[:-1])
 
@@ -121,8 +140,8 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     """Lay samples end to end, in the order given.
 
     Raises:
-        ValueError: There is no sample, a sample has no token before its first response token, or an array of a sample
-            does not have one entry a response token; the sample is named.
+        ValueError: There is no sample, a sample has no token before its first response token, or an
+            array of a sample does not have one entry a response token; the sample is named.
     """
     if not samples:
         raise ValueError("a packed batch was asked for of 0 samples; expected at least 1: skip the step instead")
@@ -159,9 +178,11 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
 
 
 def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
-    """Return how many tokens a learning worker passes through its model at once: what is set, else what suits the device.
+    """Return how many tokens a learning worker passes through its model at once: what is set, else
+    what suits the device.
 
-    A CPU gains nothing beyond a thousand, and its activations lie in the host's memory; a GPU needs many to be busy.
+    A CPU gains nothing beyond a thousand, and its activations lie in the host's memory; a GPU needs
+    many to be busy.
     """
     return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
 
@@ -169,16 +190,16 @@ def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Group samples into micro-batches of at most ``max_tokens`` tokens, every sample whole.
 
-    Best-fit decreasing: the longest samples first, each into the fullest micro-batch that still has room (at most 11/9 of
-    the fewest possible, plus one). A sample above the budget is alone in its micro-batch, since it cannot be cut. The same
-    lengths give the same plan.
+    Best-fit decreasing: the longest samples first, each into the fullest micro-batch that still has
+    room (at most 11/9 of the fewest possible, plus one). A sample above the budget is alone in its
+    micro-batch, since it cannot be cut. The same lengths give the same plan.
 
     Args:
         lengths: Tokens of each sample.
         max_tokens: Budget of one micro-batch.
 
-    Returns:
-        Indices into ``lengths``: each exactly once, ascending within a micro-batch, micro-batches by their first index.
+    Returns: Indices into ``lengths``: each exactly once, ascending within a micro-batch,
+        micro-batches by their first index.
 
     Raises:
         ValueError: ``max_tokens`` is not positive.
@@ -186,7 +207,8 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a micro-batch")
     batches: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # (tokens still free, micro-batch), ascending
+    # (tokens still free, micro-batch), ascending
+    rooms: list[tuple[int, int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[index]
         place = bisect_left(rooms, (length, -1))
@@ -202,9 +224,11 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
 
 
 def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group sequences that are padded to their batch's longest, at most ``max_tokens`` tokens with their padding.
+    """Group sequences that are padded to their batch's longest, at most ``max_tokens`` tokens with
+    their padding.
 
-    Neighbours in length come together, the longest first, so that there is little to pad. A sequence above the budget is alone.
+    Neighbours in length come together, the longest first, so that there is little to pad. A
+    sequence above the budget is alone.
 
     Args:
         lengths: Tokens of each sequence.
@@ -228,13 +252,15 @@ def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[in
 
 
 def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
-    """Share samples among ranks by :func:`balance`, and group each share by :func:`plan_micro_batches`.
+    """Share samples among ranks by :func:`balance`, and group each share by
+    :func:`plan_micro_batches`.
 
-    All ranks get the same number of micro-batches, for they compute in step: where one has fewer, the rest of its are empty.
-    Each has its fullest first, so that what is computed at the same time is of about the same size.
+    All ranks get the same number of micro-batches, for they compute in step: where one has fewer,
+    the rest of its are empty. Each has its fullest first, so that what is computed at the same time
+    is of about the same size.
 
-    Returns:
-        For each rank its micro-batches, as indices into ``lengths``; each index in exactly one of all.
+    Returns: For each rank its micro-batches, as indices into ``lengths``; each index in exactly one
+        of all.
 
     Raises:
         ValueError: ``num_ranks`` or ``max_tokens`` is not positive.
@@ -249,7 +275,8 @@ def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[
 
 
 def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
-    """Cut samples, in their order, into at most ``num`` mini-batches whose sizes differ by at most one; none is empty.
+    """Cut samples, in their order, into at most ``num`` mini-batches whose sizes differ by at most
+    one; none is empty.
 
     Raises:
         ValueError: ``num`` is not positive.
@@ -262,10 +289,11 @@ def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[
 
 
 def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Share samples among ranks so that their token counts are nearly equal: longest first, each to the emptiest rank.
+    """Share samples among ranks so that their token counts are nearly equal: longest first, each to
+    the emptiest rank.
 
-    The fullest rank holds at most 4/3 of the best possible. The same lengths give the same shares; a rank may get none when
-    there are fewer samples than ranks.
+    The fullest rank holds at most 4/3 of the best possible. The same lengths give the same shares;
+    a rank may get none when there are fewer samples than ranks.
 
     Returns:
         For each rank its indices into ``lengths``, ascending.

@@ -1,15 +1,17 @@
-"""The frame of every rule with a critic: from values and rewards to whitened advantages, one a token.
+"""The frame of every rule with a critic: from values and rewards to whitened advantages, one a
+token.
 
-*Consumes* stretches, each the whole of a finished response (PPO, VAPO) or one window of a response (T-PPO), with the values
-that the value process wrote. *Produces* one training sample a stretch. *Waits for* nothing.
+*Consumes* stretches, each the whole of a finished response (PPO, VAPO) or one window of a response
+(T-PPO), with the values that the value process wrote. *Produces* one training sample a stretch.
+*Waits for* nothing.
 
     delta_j = r_j + gamma V_{j+1} - V_j,     A_t = sum_{j >= t} (gamma lambda)^{j-t} delta_j     within the stretch
     V after the last token: 0 when the response is finished (by a stop token or at the cap), V_{n-1} again when it is not
     A <- clamp( (A - mean) / std ) over all tokens that carry loss, in the whole update's batch
 
-Values are a baseline here and nothing else: the value process makes its own targets (Monte-Carlo, lambda = 1) and its own
-steps, which is VAPO's decoupled GAE. Whole responses and windows go through the same lines, so that T-PPO with a window as
-long as the cap is PPO, bit for bit.
+Values are a baseline here and nothing else: the value process makes its own targets (Monte-Carlo,
+lambda = 1) and its own steps, which is VAPO's decoupled GAE. Whole responses and windows go through
+the same lines, so that T-PPO with a window as long as the cap is PPO, bit for bit.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class TokenSpan:
     reference_logprobs: np.ndarray | None
     """float32 [N]"""
     score: RewardScore | None
-    """Of the whole response, which ends with this stretch; None for a window of an unfinished one."""
+    """Of the whole response, which ends with this stretch; None for a window of an
+    unfinished one.
+    """
 
     @property
     def num_tokens(self) -> int:
@@ -113,11 +117,13 @@ class CriticRule(ABC):
         """
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a stretch, in the order of the units; a changed order changes no bit of any sample.
+        """Make one sample a stretch, in the order of the units; a changed order changes no bit of
+        any sample.
 
         Raises:
             NonFiniteUnit: A unit holds NaN or infinity.
-            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or chunks disagree.
+            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or
+                chunks disagree.
         """
         stretches = [stretch for unit in units for stretch in self.stretches(unit)]
         masks = [self.policy_mask(stretch) for stretch in stretches]
@@ -129,8 +135,8 @@ class CriticRule(ABC):
         ]
 
     def policy_lambda(self, stretch: TokenSpan) -> float:
-        """Return lambda of a stretch, by the length of the response so far; half a window more is expected of one that is not
-        finished (T-PPO's port)."""
+        """Return lambda of a stretch, by the length of the response so far; half a window more is
+        expected of one that is not finished (T-PPO's port)."""
         if not self.adaptive_lambda_alpha:
             return self.gae_lambda
         expected = 0 if stretch.score is not None else self.window_tokens // 2
@@ -145,8 +151,9 @@ class CriticRule(ABC):
         return discounted_sums(deltas, self.gamma * self.policy_lambda(stretch))
 
     def policy_mask(self, stretch: TokenSpan) -> np.ndarray:
-        """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window, whose advantages are the most
-        biased, and nothing of an over-long response under filtering."""
+        """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window,
+        whose advantages are the most biased, and nothing of an over-long response under filtering.
+        """
         if stretch.score is not None and stretch.score.masked:
             return np.zeros(stretch.num_tokens, dtype=np.bool_)
         is_finished = stretch.score is not None
@@ -160,10 +167,12 @@ class CriticRule(ABC):
         return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
 
     def _counted_tokens(self, stretches: Sequence[TokenSpan]) -> list[float]:
-        """Return what each stretch counts for in the denominator of the loss: its tokens, the dropped tail included.
+        """Return what each stretch counts for in the denominator of the loss: its tokens, the
+        dropped tail included.
 
-        For a token mean each counts for the mean over the update's batch instead, so that a token weighs the same in whatever
-        mini-batch it falls: the loss of one is ``sum / N_batch * num_minibatches`` (T-PPO's port).
+        For a token mean each counts for the mean over the update's batch instead, so that a token
+        weighs the same in whatever mini-batch it falls: the loss of one is
+        ``sum / N_batch * num_minibatches`` (T-PPO's port).
         """
         counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in stretches]
         if self.objective.aggregation is not Aggregation.TOKEN_MEAN or not counts:
@@ -173,7 +182,9 @@ class CriticRule(ABC):
     def _sample(
         self, stretch: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
     ) -> TrainingSample:
-        """Make a sample. Only a right response that is imitated needs its earlier tokens as response; else they are prompt."""
+        """Make a sample. Only a right response that is imitated needs its earlier tokens as
+        response; else they are prompt.
+        """
         imitate = self.objective.imitation_coefficient > 0.0 and stretch.score is not None and is_right(stretch.score)
         num_earlier = stretch.num_earlier if imitate else 0
         reference = stretch.reference_logprobs

@@ -1,7 +1,9 @@
-"""How far the sampler is from the learner: the numbers to watch when sampling runs ahead or on another engine.
+"""How far the sampler is from the learner: the numbers to watch when sampling runs ahead or on
+another engine.
 
-*Consumes* proximal (``old``) and behaviour log-probs. *Produces* metrics, one entry a token or one a row. *Waits for* nothing;
-nothing is differentiated. Where a mean over tokens is one over the loss mask, a mean over rows is one over all samples.
+*Consumes* proximal (``old``) and behaviour log-probs. *Produces* metrics, one entry a token or one
+a row. *Waits for* nothing; nothing is differentiated. Where a mean over tokens is one over the loss
+mask, a mean over rows is one over all samples.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ ROW_METRICS = (
 def token_divergence(
     old_logprobs: Float[Tensor, "*tokens"], behavior_logprobs: Float[Tensor, "*tokens"]
 ) -> dict[str, Float[Tensor, "*tokens"]]:
-    """Return metrics of each token: both log-probs; two estimates of KL(behaviour || proximal); ``rho^2 - 1``.
+    """Return metrics of each token: both log-probs; two estimates of KL(behaviour || proximal);
+    ``rho^2 - 1``.
 
-    ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3`` is ``rho - 1 - log rho``, which never is.
+    ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3`` is
+    ``rho - 1 - log rho``, which never is.
     """
     z = (old_logprobs - behavior_logprobs).detach()
     return {
@@ -53,7 +57,8 @@ def row_divergence(
 ) -> dict[str, Float[Tensor, " rows"]]:
     """Return metrics of each row: perplexities, and the squared product of its rho, minus 1.
 
-    A row without a token of the mask counts as one of log-prob 0, as in verl. ``sequence_chi2`` saturates at ``exp(+-40)``.
+    A row without a token of the mask counts as one of log-prob 0, as in verl. ``sequence_chi2``
+    saturates at ``exp(+-40)``.
     """
     proximal = row_mean(old_logprobs.detach(), mask, row_ids, num_rows)
     behavior = row_mean(behavior_logprobs.detach(), mask, row_ids, num_rows)

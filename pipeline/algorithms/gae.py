@@ -1,10 +1,10 @@
 """Advantages from a value model: GAE, its length-adaptive form, and EGAE for truncated windows.
 
-*Consumes* values of the states before each token, and rewards. *Produces* advantages and value targets, one a token. *Waits
-for* nothing; numpy only, float64 inside.
+*Consumes* values of the states before each token, and rewards. *Produces* advantages and value
+targets, one a token. *Waits for* nothing; numpy only, float64 inside.
 
-``V_t`` belongs to the state before token t: a causal model computes it at the preceding token. A value read at the token
-itself would shift every delta by one.
+``V_t`` belongs to the state before token t: a causal model computes it at the preceding token. A
+value read at the token itself would shift every delta by one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pipeline.algorithms.advantage import whiten_rows
 
 
 def adaptive_lambda(length: int, *, alpha: float = 0.05, floor: float = 0.0) -> float:
-    """Return ``lambda = 1 - 1 / (alpha l)``, so that the weights of GAE's sum add up to ``alpha l``; at least ``floor``.
+    """Return ``lambda = 1 - 1 / (alpha l)``, so that the weights of GAE's sum add up to
+    ``alpha l``; at least ``floor``.
 
-    VAPO (2504.05118, section 4.2). The paper has no floor, and lambda is negative below ``l = 1 / alpha``; 0, ours, is always
-    sensible, T-PPO's port takes 0.95.
+    VAPO (2504.05118, section 4.2). The paper has no floor, and lambda is negative below
+    ``l = 1 / alpha``; 0, ours, is always sensible, T-PPO's port takes 0.95.
     """
     return max(1.0 - 1.0 / (alpha * length), floor)
 
@@ -35,9 +36,10 @@ def window_deltas(
 ) -> Float[np.ndarray, " tokens"]:
     """Return the deltas of one window; its advantages are ``discounted_sums(deltas, gamma * lam)``.
 
-    ``delta_j = r_j + gamma V_{j+1} - V_j``. After the last token of a finished response V is 0: GAE (1506.02438, eq. 16) over
-    the whole of it. After that of an unfinished window it is ``V_{n-1}`` again, the state never having been fed to the value
-    model, so that with gamma = 1 and no reward the last delta is 0: EGAE, T-PPO (2506.15050).
+    ``delta_j = r_j + gamma V_{j+1} - V_j``. After the last token of a finished response V is 0: GAE
+    (1506.02438, eq. 16) over the whole of it. After that of an unfinished window it is ``V_{n-1}``
+    again, the state never having been fed to the value model, so that with gamma = 1 and no reward
+    the last delta is 0: EGAE, T-PPO (2506.15050).
     """
     after = 0.0 if is_finished else float(values[-1])
     following = np.append(np.asarray(values[1:], dtype=np.float64), after)
@@ -45,7 +47,8 @@ def window_deltas(
 
 
 def window_policy_mask(num_tokens: int, *, is_finished: bool, num_ignored: int) -> Bool[np.ndarray, " tokens"]:
-    """Mark the tokens of a window that train the policy: all, but for the last ones of an unfinished window.
+    """Mark the tokens of a window that train the policy: all, but for the last ones of an
+    unfinished window.
 
     Their advantages are the most biased by the truncation. T-PPO's port ignores 8.
     """
@@ -60,9 +63,10 @@ def whiten_windows(
     clamp: float = 10.0,
     min_std: float = 0.0,
 ) -> list[Float[np.ndarray, " _"]]:
-    """Whiten over the tokens that train the policy, in all windows together, then bound to ``+-clamp``; 0 elsewhere.
+    """Whiten over the tokens that train the policy, in all windows together, then bound to
+    ``+-clamp``; 0 elsewhere.
 
-    The mask of the loss must be the same: a token left out of it but whitened would get ``-mean / std``. T-PPO's port; the
-    least std is ours (``whiten_rows``).
+    The mask of the loss must be the same: a token left out of it but whitened would get
+    ``-mean / std``. T-PPO's port; the least std is ours (``whiten_rows``).
     """
     return [np.clip(row, -clamp, clamp) for row in whiten_rows(advantages, masks, min_std=min_std)]

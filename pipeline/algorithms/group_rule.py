@@ -1,10 +1,11 @@
-"""The frame of every rule without a critic: complete groups in, one sample a response out, all its tokens alike.
+"""The frame of every rule without a critic: complete groups in, one sample a response out, all its
+tokens alike.
 
 *Consumes* complete groups. *Produces* one training sample a response. *Waits for* nothing.
 
-A rule of this kind is one equation, from the rewards of a batch to the advantages of its tokens: a subclass that defines
-``advantages``. How tokens are clipped and averaged is the objective's business, by the settings that the rule's name brings
-(``catalogue.PRESETS``).
+A rule of this kind is one equation, from the rewards of a batch to the advantages of its tokens: a
+subclass that defines ``advantages``. How tokens are clipped and averaged is the objective's
+business, by the settings that the rule's name brings (``catalogue.PRESETS``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Responses:
     groups: np.ndarray
     """int64 [responses], which group each belongs to."""
     masks: tuple[np.ndarray, ...]
-    """bool [tokens] for each: the tokens that carry loss; none of an over-long response under filtering."""
+    """bool [tokens] for each: the tokens that carry loss; none of an over-long response under
+    filtering.
+    """
 
     def spread(self, advantages: np.ndarray) -> list[np.ndarray]:
         """Give every token of response i ``advantages[i]``."""
@@ -75,7 +78,8 @@ class GroupRule(ABC):
         """Return the advantages of each response's tokens, float64 [tokens]."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a response; those under over-long filtering carry no loss and still count in their group.
+        """Make one sample a response; those under over-long filtering carry no loss and still count
+        in their group.
 
         Raises:
             NonFiniteUnit: A unit holds NaN or infinity.

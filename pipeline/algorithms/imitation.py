@@ -8,11 +8,14 @@ from __future__ import annotations
 from protocol.trajectory import RewardScore
 
 RIGHT_ACCURACY = 0.5
-"""Raw accuracy above which a response is right. VAPO does not say where it draws the line; verifiers here give 0 or 1."""
+"""Raw accuracy above which a response is right. VAPO does not say where it draws the line;
+verifiers here give 0 or 1.
+"""
 
 
 def is_right(score: RewardScore) -> bool:
-    """Whether a finished response is worth imitating: right before any shaping, and not under over-long filtering.
+    """Whether a finished response is worth imitating: right before any shaping, and not under
+    over-long filtering.
 
     VAPO (2504.05118, section 4.3.2), and T-PPO's port, where the score must be above 0.
     """

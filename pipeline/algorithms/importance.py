@@ -1,11 +1,12 @@
-"""Weights and masks for the gap between the policy that sampled and the policy at the start of the update.
+"""Weights and masks for the gap between the policy that sampled and the policy at the start of the
+update.
 
-*Consumes* proximal (``old``) and behaviour log-probs, one entry a token. *Produces* weights, masks and metrics, none of them
-differentiable. *Waits for* nothing.
+*Consumes* proximal (``old``) and behaviour log-probs, one entry a token. *Produces* weights, masks
+and metrics, none of them differentiable. *Waits for* nothing.
 
-``rho = proximal / behaviour``. It corrects staleness and the numerics of another engine. Weights multiply the clipped token
-loss; denominators stay unweighted. Token-level weights suit partial rollouts: a product over a row that spans several
-versions saturates at ``exp(+-20)``.
+``rho = proximal / behaviour``. It corrects staleness and the numerics of another engine. Weights
+multiply the clipped token loss; denominators stay unweighted. Token-level weights suit partial
+rollouts: a product over a row that spans several versions saturates at ``exp(+-20)``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def behavior_ratio(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> Float[Tensor, " tokens"]:
-    """Return each token's rho, of itself or of its row, without gradient; its logarithm is clamped to +-20."""
+    """Return each token's rho, of itself or of its row, without gradient; its logarithm is clamped
+    to +-20.
+    """
     if level is ImportanceLevel.TOKEN:
         return importance_ratio(old_logprobs, behavior_logprobs)
     over_row = row_sum if level is ImportanceLevel.SEQUENCE else row_mean
@@ -45,9 +48,11 @@ def behavior_ratio(
 
 
 def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return what the clipped loss is multiplied by where the ratio of proximal to behaviour policy is ``rho``.
+    """Return what the clipped loss is multiplied by where the ratio of proximal to behaviour policy
+    is ``rho``.
 
-    TIS: ``min(rho, cap)``, verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its usual band is 0.5 to 5.
+    TIS: ``min(rho, cap)``, verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its
+    usual band is 0.5 to 5.
     """
     match objective.importance:
         case Importance.NONE | Importance.BYPASS:
@@ -69,9 +74,11 @@ def mean_weight(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> float:
-    """Return the mean weight over the tokens of the mask, or over their rows where a row shares one; 1 where that is 0.
+    """Return the mean weight over the tokens of the mask, or over their rows where a row shares
+    one; 1 where that is 0.
 
-    All of a mini-batch's tokens come in one call: a mean over a part of it would be another estimator.
+    All of a mini-batch's tokens come in one call: a mean over a part of it would be another
+    estimator.
     """
     rho = behavior_ratio(objective.importance_level, old_logprobs, behavior_logprobs, mask, row_ids, num_rows)
     weights = correction_weights(objective, rho)
@@ -91,7 +98,9 @@ def rejection_mask(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> Bool[Tensor, " tokens"]:
-    """Mark the tokens whose divergence, or whose row's, is within the objective's bounds; all where it rejects nothing."""
+    """Mark the tokens whose divergence, or whose row's, is within the objective's bounds; all where
+    it rejects nothing.
+    """
     if objective.rejection is Rejection.NONE:
         return torch.ones_like(mask)
     values = _divergence(log_ratio(old_logprobs, behavior_logprobs).detach(), objective.rejection)
@@ -135,10 +144,12 @@ def approximate_proximal(
     current_version: int,
     linear: bool = False,
 ) -> Float[Tensor, "*tokens"]:
-    """Guess the proximal policy's log-probs, between behaviour and current, without another forward pass.
+    """Guess the proximal policy's log-probs, between behaviour and current, without another forward
+    pass.
 
-    ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, 0 where the current version sampled or the version is negative (not
-    sampled); log-linear: ``b + a (theta - b)``; linear: ``log((1 - a) e^b + a e^theta + 1e-10)``. As in AReaL (2505.24298).
+    ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, 0 where the current version sampled or the
+    version is negative (not sampled); log-linear: ``b + a (theta - b)``; linear:
+    ``log((1 - a) e^b + a e^theta + 1e-10)``. As in AReaL (2505.24298).
     """
     lag = (current_version - versions).to(logprobs.dtype)
     share = ((lag - 1.0) / lag.where(lag != 0, lag.new_ones(()))).clamp(0.0, 1.0)

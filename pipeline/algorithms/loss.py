@@ -1,7 +1,9 @@
-"""The loss of one optimiser step, on packed tokens: surrogate, off-policy weight, KL, entropy and imitation terms.
+"""The loss of one optimiser step, on packed tokens: surrogate, off-policy weight, KL, entropy and
+imitation terms.
 
-*Consumes* an objective, and log-probs of the response tokens of whole rows, packed end to end [N]. *Produces* a loss and
-metrics for each token. *Waits for* nothing. How a backend uses it: ``pipeline.algorithms.objective``.
+*Consumes* an objective, and log-probs of the response tokens of whole rows, packed end to end [N].
+*Produces* a loss and metrics for each token. *Waits for* nothing. How a backend uses it:
+``pipeline.algorithms.objective``.
 """
 
 from __future__ import annotations
@@ -36,11 +38,12 @@ def token_loss(
     versions: Int[Tensor, " tokens"] | None = None,
     mean_weight: float = 1.0,
 ) -> tuple[Float[Tensor, " tokens"], dict[str, Float[Tensor, " tokens"]]]:
-    """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached metrics of each.
+    """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached
+    metrics of each.
 
-    Loss and gradient are exactly 0 off the mask, whatever stands there, and on rejected tokens. Multiply by
-    ``token_weights`` and sum for the loss; sum a metric over all micro-batches and divide by the number of mask tokens for
-    its mean.
+    Loss and gradient are exactly 0 off the mask, whatever stands there, and on rejected tokens.
+    Multiply by ``token_weights`` and sum for the loss; sum a metric over all micro-batches and
+    divide by the number of mask tokens for its mean.
 
     Args:
         objective: Settings.
@@ -53,8 +56,10 @@ def token_loss(
         mask: Tokens that carry loss.
         row_ids: Response of each token, 0 .. num_rows - 1. Rows are whole.
         num_rows: Responses in this micro-batch.
-        versions: Policy version that sampled each token; required when the proximal policy is interpolated.
-        mean_weight: What importance weights are divided by: ``importance.mean_weight`` of the whole mini-batch, or 1.
+        versions: Policy version that sampled each token; required when the proximal policy is
+            interpolated.
+        mean_weight: What importance weights are divided by: ``importance.mean_weight`` of the whole
+            mini-batch, or 1.
 
     Raises:
         ValueError: Reference log-probs, entropies or versions are needed and absent.

@@ -1,20 +1,23 @@
 # ruff: noqa: S105  levels named after tokens are not secrets
-"""What one optimiser step minimises: the terms of the loss, their settings, and the weight of every token.
+"""What one optimiser step minimises: the terms of the loss, their settings, and the weight of every
+token.
 
-*Consumes* the algorithm section of a configuration, and the samples of whole mini-batches. *Produces* settings and weights in
-numpy. *Waits for* nothing. The terms themselves are torch's business, in ``pipeline.algorithms.loss``; a process that only
-prepares samples, or trains nothing at all, need not load it. A training backend uses both in three lines:
+*Consumes* the algorithm section of a configuration, and the samples of whole mini-batches.
+*Produces* settings and weights in numpy. *Waits for* nothing. The terms themselves are torch's
+business, in ``pipeline.algorithms.loss``; a process that only prepares samples, or trains nothing
+at all, need not load it. A training backend uses both in three lines:
 
     weights = objective.token_weights(samples)                    # once, from the whole mini-batch
     losses, metrics = token_loss(objective, logprobs=..., ...)    # for each micro-batch
     (losses * weights_of_this_micro_batch).sum().backward()       # times num_ranks where gradients are averaged
 
-Imitation (VAPO's positive-example loss) has a mask and a denominator of its own, made from the whole mini-batch in the same
-way: ``imitation_weights``, and ``loss.imitation_loss``.
+Imitation (VAPO's positive-example loss) has a mask and a denominator of its own, made from the
+whole mini-batch in the same way: ``imitation_weights``, and ``loss.imitation_loss``.
 
-Three policies (2505.24298, section 5.2). *Behaviour* sampled the token, perhaps some versions ago and with other numerics.
-*Proximal* is the learner at the start of the update; the surrogate clips around it. *Current* is being trained. The
-importance mode says how behaviour is accounted for; none corrects the same gap twice.
+Three policies (2505.24298, section 5.2). *Behaviour* sampled the token, perhaps some versions ago
+and with other numerics. *Proximal* is the learner at the start of the update; the surrogate clips
+around it. *Current* is being trained. The importance mode says how behaviour is accounted for; none
+corrects the same gap twice.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Surrogate(StrEnum):
 
 
 class Importance(StrEnum):
-    """How the gap between behaviour and proximal policy is corrected. rho = proximal / behaviour, never differentiated."""
+    """How the gap between behaviour and proximal policy is corrected. rho = proximal / behaviour,
+    never differentiated.
+    """
 
     NONE = "none"
     """Not at all: clip around the proximal policy with weight 1."""
@@ -56,9 +61,13 @@ class Importance(StrEnum):
     ICEPOP = "icepop"
     """Weight rho where floor <= rho <= cap, else 0."""
     DECOUPLED = "decoupled"
-    """Weight rho, unbounded but for the clamp of its logarithm: decoupled PPO (2505.24298, section 5.2)."""
+    """Weight rho, unbounded but for the clamp of its logarithm: decoupled PPO (2505.24298, section
+    5.2).
+    """
     BYPASS = "bypass"
-    """The behaviour policy is the proximal one: clip around it, with no further weight, since the ratio holds rho already."""
+    """The behaviour policy is the proximal one: clip around it, with no further weight, since the
+    ratio holds rho already.
+    """
 
 
 class ImportanceLevel(StrEnum):
@@ -79,7 +88,9 @@ class Rejection(StrEnum):
     RATIO = "ratio"
     """``exp(z)``"""
     K1 = "k1"
-    """``-z``, between the logarithms of the bounds: the bounds are ratios of behaviour to proximal (verl)."""
+    """``-z``, between the logarithms of the bounds: the bounds are ratios of behaviour to proximal
+    (verl).
+    """
     K2 = "k2"
     """``z^2 / 2``"""
     K3 = "k3"
@@ -89,7 +100,9 @@ class Rejection(StrEnum):
 
 
 class RejectionLevel(StrEnum):
-    """Over what a rejection's quantity is taken: of each token by itself, or over a row's loss tokens, all of which go."""
+    """Over what a rejection's quantity is taken: of each token by itself, or over a row's loss
+    tokens, all of which go.
+    """
 
     TOKEN = "token"
     SUM = "seq-sum"
@@ -101,9 +114,13 @@ class Proximal(StrEnum):
     """Where the proximal policy's log-probs come from."""
 
     RECOMPUTE = "recompute"
-    """From a forward pass before the first step of an update; none is needed when it is the only step."""
+    """From a forward pass before the first step of an update; none is needed when it is the only
+    step.
+    """
     INTERPOLATE = "interpolate"
-    """Guessed at each step between behaviour and current policy by their versions (AReaL): spares that pass."""
+    """Guessed at each step between behaviour and current policy by their versions (AReaL): spares
+    that pass.
+    """
     INTERPOLATE_LINEAR = "interpolate-linear"
     """The same between the probabilities, not between their logarithms."""
 
@@ -201,7 +218,9 @@ class Objective:
 
     @property
     def needs_old(self) -> bool:
-        """Whether ``token_loss`` reads the proximal policy's log-probs; if not, they need not be computed."""
+        """Whether ``token_loss`` reads the proximal policy's log-probs; if not, they need not be
+        computed.
+        """
         return self.importance is not Importance.BYPASS and self.proximal is Proximal.RECOMPUTE
 
     @property
@@ -214,7 +233,8 @@ class Objective:
         return row_weights(num_loss_tokens, self.aggregation, norm_length=self.norm_length)
 
     def token_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float64 [R] for each sample of a whole mini-batch: what its token losses are multiplied by; 0 off the mask.
+        """Return float64 [R] for each sample of a whole mini-batch: what its token losses are
+        multiplied by; 0 off the mask.
 
         The loss of the mini-batch is the sum of all products, however it is cut.
         """
@@ -226,9 +246,11 @@ class Objective:
         return [weight * sample.loss_mask for weight, sample in zip(weights, samples, strict=True)]
 
     def imitation_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float64 [R] for each sample of a whole mini-batch: what its imitation losses are multiplied by.
+        """Return float64 [R] for each sample of a whole mini-batch: what its imitation losses are
+        multiplied by.
 
-        ``mu / number of imitation tokens`` on those tokens, 0 elsewhere: mu times the mean NLL. Source: VAPO, section 4.3.2.
+        ``mu / number of imitation tokens`` on those tokens, 0 elsewhere: mu times the mean NLL.
+        Source: VAPO, section 4.3.2.
         """
         masks = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
         weight = self.imitation_coefficient / max(1, sum(int(np.count_nonzero(mask)) for mask in masks))

@@ -3,10 +3,12 @@
     A_t = sum_k (gamma lambda)^k delta_{t+k} over the whole response, lambda fixed (0.95), whitened over the batch
     loss = token mean of max(-A r, -A clip(r, 1 - eps, 1 + eps))
 
-Needs no group: one response a prompt will do. Meaningless with an untrained critic: with lambda below 1 a reward at the end is
-worth ``lambda^100``, half a percent at 0.95, a hundred tokens before, so the critic must carry it; see the gate of the learner.
-With a learner ahead of the values' versions, values are those of the moment each chunk was cut; they are a baseline, so age
-costs variance and (for lambda below 1) bias of the order of the critic's own change, never correctness of the ratio.
+Needs no group: one response a prompt will do. Meaningless with an untrained critic: with lambda
+below 1 a reward at the end is worth ``lambda^100``, half a percent at 0.95, a hundred tokens
+before, so the critic must carry it; see the gate of the learner. With a learner ahead of the
+values' versions, values are those of the moment each chunk was cut; they are a baseline, so age
+costs variance and (for lambda below 1) bias of the order of the critic's own change, never
+correctness of the ratio.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     A_i = R_i - mean_{j != i} R_j = G / (G - 1) (R_i - mean_j R_j),    loss: mean over i of sum over t
 
-Unbiased, since a response is not part of its own baseline. The paper takes one on-policy step with ``-A log pi``; here the
-clipped ratio has the same gradient in that step and stays sane in further ones. Meaningless for groups of one response.
+Unbiased, since a response is not part of its own baseline. The paper takes one on-policy step with
+``-A log pi``; here the clipped ratio has the same gradient in that step and stays sane in further
+ones. Meaningless for groups of one response.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Sums, means and maxima over the tokens of each row of a packed batch.
 
-*Consumes* values of packed tokens [N] and the row of each. *Produces* one value a row, or that value at each of its tokens.
-*Waits for* nothing.
+*Consumes* values of packed tokens [N] and the row of each. *Produces* one value a row, or that
+value at each of its tokens. *Waits for* nothing.
 
-A row is a whole response; packing keeps rows whole, so what is computed here does not depend on how a batch is cut.
+A row is a whole response; packing keeps rows whole, so what is computed here does not depend on how
+a batch is cut.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def row_counts(mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], n
 def row_mean(
     values: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int
 ) -> Float[Tensor, " rows"]:
-    """Average ``values`` over the tokens of each row where the mask is set; 0 for a row without any."""
+    """Average ``values`` over the tokens of each row where the mask is set; 0 for a row without
+    any.
+    """
     counts = row_counts(mask, row_ids, num_rows).clamp(min=1)
     return row_sum(values, mask, row_ids, num_rows) / counts.to(values.dtype)
 
@@ -35,6 +38,8 @@ def row_mean(
 def row_max(
     values: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int
 ) -> Float[Tensor, " rows"]:
-    """Take the largest of ``values`` in each row where the mask is set; -inf for a row without any. Not differentiable."""
+    """Take the largest of ``values`` in each row where the mask is set; -inf for a row without any.
+    Not differentiable.
+    """
     lowest = values.new_full((), float("-inf"))
     return lowest.repeat(num_rows).scatter_reduce(0, row_ids, values.detach().where(mask, lowest), reduce="amax")

@@ -1,6 +1,7 @@
 """Every learning rule's class by name.
 
-*Consumes* nothing. *Produces* the table that ``pipeline.algorithms.build`` looks a name up in. *Waits for* nothing.
+*Consumes* nothing. *Produces* the table that ``pipeline.algorithms.build`` looks a name up in.
+*Waits for* nothing.
 """
 
 from __future__ import annotations

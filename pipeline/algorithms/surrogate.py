@@ -1,8 +1,9 @@
-"""What a policy gradient step minimises at each token: clipped, sequence-ratio and clipped-weight surrogates.
+"""What a policy gradient step minimises at each token: clipped, sequence-ratio and clipped-weight
+surrogates.
 
-*Consumes* log-probs under the current and the proximal policy and advantages, one entry a token. *Produces* a loss a token,
-not yet aggregated. *Waits for* nothing. Padding and masked tokens are the caller's business; see
-:class:`pipeline.algorithms.objective.Objective`.
+*Consumes* log-probs under the current and the proximal policy and advantages, one entry a token.
+*Produces* a loss a token, not yet aggregated. *Waits for* nothing. Padding and masked tokens are
+the caller's business; see :class:`pipeline.algorithms.objective.Objective`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 from pipeline.algorithms.rows import row_mean
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before they are exponentiated, so that no ratio overflows (verl)."""
+"""Log-ratios are clamped to +-20 before they are exponentiated, so that no ratio
+overflows (verl).
+"""
 MAX_SEQUENCE_LOG_RATIO = 10.0
 """Upper clamp of GSPO's log-ratio (verl)."""
 
@@ -33,7 +36,9 @@ class TokenLoss:
 
 
 def log_ratio(logprobs: Float[Tensor, "*tokens"], old_logprobs: Float[Tensor, "*tokens"]) -> Float[Tensor, "*tokens"]:
-    """Return ``z = clamp(logp - old, -20, 20)``; the ratio is ``exp(z)``. PPO (1707.06347), clamp as in verl."""
+    """Return ``z = clamp(logp - old, -20, 20)``; the ratio is ``exp(z)``. PPO (1707.06347), clamp
+    as in verl.
+    """
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -45,11 +50,12 @@ def clipped_loss(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> TokenLoss:
-    """Return ``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, bounded by ``-A c`` where the advantage is negative.
+    """Return ``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, bounded by ``-A c`` where the
+    advantage is negative.
 
-    The gradient vanishes where A > 0 and r > 1 + eps_high, where A < 0 and r < 1 - eps_low, and, with a dual clip, where
-    A < 0 and r > c. Sources: PPO (1707.06347, eq. 7); decoupled bounds: DAPO (2503.14476, eq. 8); dual clip:
-    1912.09729, eq. 5.
+    The gradient vanishes where A > 0 and r > 1 + eps_high, where A < 0 and r < 1 - eps_low, and,
+    with a dual clip, where A < 0 and r > c. Sources: PPO (1707.06347, eq. 7); decoupled bounds:
+    DAPO (2503.14476, eq. 8); dual clip: 1912.09729, eq. 5.
 
     Args:
         ratio: pi_theta / pi_proximal, differentiable.
@@ -79,8 +85,9 @@ def sequence_ratio(
 ) -> Float[Tensor, " tokens"]:
     """Return GSPO's ratio: the geometric mean of a row's token ratios, at each of its tokens.
 
-    ``s_i = exp(mean_t (logp_t - old_t))``, written per token as ``sg(s_i) exp(logp_t - sg(logp_t))``, so that each token's
-    gradient is its own. GSPO (2507.18071, section 4.3, GSPO-token).
+    ``s_i = exp(mean_t (logp_t - old_t))``, written per token as
+    ``sg(s_i) exp(logp_t - sg(logp_t))``, so that each token's gradient is its own. GSPO
+    (2507.18071, section 4.3, GSPO-token).
     """
     mean = row_mean((logprobs - old_logprobs).detach(), mask, row_ids, num_rows)
     exponent = logprobs - logprobs.detach() + mean[row_ids]
@@ -95,7 +102,8 @@ def cispo_loss(
     clip_low: float,
     clip_high: float,
 ) -> TokenLoss:
-    """Return ``-sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp``: the weight is clipped, the gradient never vanishes.
+    """Return ``-sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp``: the weight is clipped, the
+    gradient never vanishes.
 
     The paper leaves the lower bound off (eps_low = 1). CISPO (2506.13585, eq. 4 and 5).
     """

@@ -1,7 +1,7 @@
 """The clipped regression of a value model to its targets.
 
-*Consumes* new and stored values and value targets, one a token. *Produces* a loss a token, not yet aggregated.
-*Waits for* nothing.
+*Consumes* new and stored values and value targets, one a token. *Produces* a loss a token, not yet
+aggregated. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ def clipped_value_loss(
     clip_low: float,
     clip_high: float,
 ) -> TokenLoss:
-    """Return ``max((V - R)^2, (clip(V, V_old - clip_low, V_old + clip_high) - R)^2) / 2`` at each token.
+    """Return ``max((V - R)^2, (clip(V, V_old - clip_low, V_old + clip_high) - R)^2) / 2`` at each
+    token.
 
-    The gradient vanishes where the clipped error is the larger and the value has left its interval. PPO's reference code;
-    verl clips by 0.5 on both sides, T-PPO's port by 0.5 below and 0.6 above.
+    The gradient vanishes where the clipped error is the larger and the value has left its interval.
+    PPO's reference code; verl clips by 0.5 on both sides, T-PPO's port by 0.5 below and 0.6 above.
     """
     bounded = torch.clamp(values, old_values - clip_low, old_values + clip_high)
     free_error, bounded_error = (values - targets).square(), (bounded - targets).square()

@@ -1,7 +1,7 @@
 """What a value model is regressed on, and how well it does.
 
-*Consumes* rewards of finished responses, and values. *Produces* targets, one a token, and the explained variance.
-*Waits for* nothing; numpy only, float64 inside.
+*Consumes* rewards of finished responses, and values. *Produces* targets, one a token, and the
+explained variance. *Waits for* nothing; numpy only, float64 inside.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from pipeline.algorithms.gae import window_deltas
 def lambda_targets(
     rewards: Float[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], *, gamma: float, lam: float
 ) -> Float[np.ndarray, " tokens"]:
-    """Return ``A_t + V_t`` of GAE over a finished response: the lambda-return, bootstrapped from the values it was given.
+    """Return ``A_t + V_t`` of GAE over a finished response: the lambda-return, bootstrapped from
+    the values it was given.
 
-    At lambda = 1 the values cancel and Monte-Carlo targets are left, whatever the critic (VAPO, T-PPO, whose port leaves gamma
-    out): with gamma = 1 and a reward at the end every token has that reward. Below 1 the reward fades with lambda^(T - t) and
-    the critic learns from itself: what PPO does, and VAPO's decoupled GAE undoes (VC-PPO, 2503.01491).
+    At lambda = 1 the values cancel and Monte-Carlo targets are left, whatever the critic (VAPO,
+    T-PPO, whose port leaves gamma out): with gamma = 1 and a reward at the end every token has that
+    reward. Below 1 the reward fades with lambda^(T - t) and the critic learns from itself: what PPO
+    does, and VAPO's decoupled GAE undoes (VC-PPO, 2503.01491).
     """
     if lam == 1.0:
         return discounted_sums(rewards, gamma)
@@ -31,7 +33,8 @@ def lambda_targets(
 def explained_variance(
     values: Float[np.ndarray, " tokens"], targets: Float[np.ndarray, " tokens"], weights: Float[np.ndarray, " tokens"]
 ) -> float:
-    """Return ``1 - Var(G - V) / Var(G)`` under token weights: 1 is perfect, 0 no better than a constant, below 0 worse.
+    """Return ``1 - Var(G - V) / Var(G)`` under token weights: 1 is perfect, 0 no better than a
+    constant, below 0 worse.
 
     0 when all targets are alike: there is nothing to explain.
     """

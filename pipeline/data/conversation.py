@@ -1,11 +1,13 @@
-"""What a reward model reads of a response: the conversation that it ends, in the reward model's own words.
+"""What a reward model reads of a response: the conversation that it ends, in the reward model's own
+words.
 
 *Consumes* a prompt, a response, and the reward model's tokenizer. *Produces* token ids. Pure.
 
-With a chat template of its own, the reward model reads the line's messages (a ``prompt`` column, put into
-``data.prompt_template``, is one message of the user) and the response as the assistant's. Without one it reads the texts of
-prompt and response, end to end, with the special tokens that its tokenizer adds to any text. Either way the text is tokenised
-anew, since its tokens need not be the policy's. Nothing is cut: half a response is another response.
+With a chat template of its own, the reward model reads the line's messages (a ``prompt`` column,
+put into ``data.prompt_template``, is one message of the user) and the response as the assistant's.
+Without one it reads the texts of prompt and response, end to end, with the special tokens that its
+tokenizer adds to any text. Either way the text is tokenised anew, since its tokens need not be the
+policy's. Nothing is cut: half a response is another response.
 """
 
 from __future__ import annotations
@@ -16,15 +18,20 @@ from pipeline.data.tokenizer import TextTokenizer
 from protocol.trajectory import Prompt
 
 MESSAGES = "messages"
-"""In a prompt's ``extra``: the conversation that its text was rendered from, kept when the run has a reward model."""
+"""In a prompt's ``extra``: the conversation that its text was rendered from, kept when the run has
+a reward model.
+"""
 
 
 def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str) -> np.ndarray:
-    """Return int32 [tokens of prompt and response]. Raises DataError when the chat template refuses them."""
+    """Return int32 [tokens of prompt and response]. Raises DataError when the chat template refuses
+    them.
+    """
     if not tokenizer.has_chat_template:
         return np.array(tokenizer.encode(prompt.text + response), np.int32)
     before = prompt.extra.get(MESSAGES) or [{"role": "user", "content": prompt.text}]
     text = tokenizer.apply_chat_template(
         [*before, {"role": "assistant", "content": response}], add_generation_prompt=False
     )
-    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)  # the template writes them itself
+    # the template writes them itself
+    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)

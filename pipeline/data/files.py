@@ -1,8 +1,8 @@
 """Rows of prompt and response files, streamed.
 
-*Consumes* a path ending in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``. *Produces* a Row for
-every line, or a BadRow that says why the line cannot be read. *Waits for* the disk. Memory holds one line, or one batch
-of Parquet rows, at a time.
+*Consumes* a path ending in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``.
+*Produces* a Row for every line, or a BadRow that says why the line cannot be read. *Waits for* the
+disk. Memory holds one line, or one batch of Parquet rows, at a time.
 """
 
 from __future__ import annotations
@@ -68,8 +68,11 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 def count_rows(path: Path) -> int:
-    """Return about how many rows ``read_rows`` yields: lines, or rows of a Parquet file. Raises DataError as it does."""
-    read_rows(path)  # says what is wrong with the name
+    """Return about how many rows ``read_rows`` yields: lines, or rows of a Parquet file. Raises
+    DataError as it does.
+    """
+    # says what is wrong with the name
+    read_rows(path)
     if path.suffix.lower() == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq

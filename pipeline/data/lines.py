@@ -49,8 +49,8 @@ class Unusable:
 
 
 def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> PromptLine | Unusable:
-    """Check one row, judged by ``default_verifier`` if it names none. A column that holds null counts as absent, as Parquet
-    has it."""
+    """Check one row, judged by ``default_verifier`` if it names none. A column that holds null
+    counts as absent, as Parquet has it."""
     present = {name: value for name, value in columns.items() if value is not None}
     prompt = _prompt(present)
     if isinstance(prompt, Unusable):
@@ -71,7 +71,8 @@ def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> Prompt
     if "id" in present and not identity:
         return _wrong("id", present, "text or a number")
     extra = {name: value for name, value in present.items() if name not in _OWN_COLUMNS}
-    try:  # what the wire cannot carry must not come to light in the middle of a run
+    # what the wire cannot carry must not come to light in the middle of a run
+    try:
         check_values(memoryview(msgspec.msgpack.encode([prompt, answer, extra])))
     except MessageTooLarge as error:
         return Unusable(SkipReason.TOO_LARGE, str(error))

@@ -1,11 +1,12 @@
 """The order of an epoch as a function: a seeded permutation with random access and no table.
 
-*Consumes* a seed, an epoch and an index. *Produces* the index of a prompt. Pure integer arithmetic, so it is the same on every
-machine and under every library version, and a run resumes at any position at no cost.
+*Consumes* a seed, an epoch and an index. *Produces* the index of a prompt. Pure integer arithmetic,
+so it is the same on every machine and under every library version, and a run resumes at any
+position at no cost.
 
-A balanced Feistel network permutes the smallest square power of two that holds the range; indices that leave the range are
-sent round again until they return to it (cycle walking; under 4 rounds on average). Luby and Rackoff, 1988; Black and
-Rogaway, 2002.
+A balanced Feistel network permutes the smallest square power of two that holds the range; indices
+that leave the range are sent round again until they return to it (cycle walking; under 4 rounds on
+average). Luby and Rackoff, 1988; Black and Rogaway, 2002.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ _MASK = (1 << 64) - 1
 
 
 def permuted(index: int, size: int, *, seed: int, epoch: int) -> int:
-    """Return where ``index`` of ``range(size)`` goes in the given epoch; distinct indices go to distinct places.
+    """Return where ``index`` of ``range(size)`` goes in the given epoch; distinct indices go to
+    distinct places.
 
     Raises:
         IndexError: ``index`` is outside the range.
@@ -41,7 +43,9 @@ def _feistel(value: int, half_bits: int, key: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """One step of SplitMix64: a bijection of 64-bit integers that spreads every bit (Steele and others, 2014)."""
+    """One step of SplitMix64: a bijection of 64-bit integers that spreads every bit (Steele and
+    others, 2014).
+    """
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,6 +1,7 @@
 """What was read and what was skipped, with the first examples of each reason.
 
-*Consumes* one word per line read. *Produces* counts and sentences for people. In memory it is of fixed size.
+*Consumes* one word per line read. *Produces* counts and sentences for people. In memory it is of
+fixed size.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The stream of prompts: a position in, a prompt out.
 
-*Consumes* prompt files and a tokenizer, once, when loaded. *Produces* prompts by position, a report of what was skipped, and a
-digest that all workers of a run must share. *Waits for* nothing afterwards.
+*Consumes* prompt files and a tokenizer, once, when loaded. *Produces* prompts by position, a report
+of what was skipped, and a digest that all workers of a run must share. *Waits for* nothing
+afterwards.
 
-``at(position)`` is a pure function: the epoch is ``position // num_prompts``, and each epoch has its own seeded order. Whoever
-asks, whenever, after whatever restart, gets the same prompt, so a group's number is all that the ledger needs to keep.
+``at(position)`` is a pure function: the epoch is ``position // num_prompts``, and each epoch has
+its own seeded order. Whoever asks, whenever, after whatever restart, gets the same prompt, so a
+group's number is all that the ledger needs to keep.
 
 Prompts are held as MessagePack, about the size of the files.
 """
@@ -73,9 +75,13 @@ class PromptSource:
         """Of the training files."""
         self.evaluation_report = evaluation_report
         self.digest = digest
-        """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits, tokenizer), of seed and order."""
+        """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits,
+        tokenizer), of seed and order.
+        """
         self.verifiers = verifiers
-        """Names of all verifiers that lines or the configuration ask for; each is registered, or named by the configuration."""
+        """Names of all verifiers that lines or the configuration ask for; each is registered, or
+        named by the configuration.
+        """
 
     @classmethod
     def load(cls, config: RunConfig, tokenizer: PromptTokenizer) -> PromptSource:
@@ -86,7 +92,8 @@ class PromptSource:
             tokenizer: ``TextTokenizer``, or anything with its ``encode`` and ``render_chat``.
 
         Raises:
-            DataError: a file is missing or unreadable, or no line of the training or of the evaluation files is usable.
+            DataError: a file is missing or unreadable, or no line of the training or of the
+                evaluation files is usable.
             ConfigError: the template has no place for the prompt, or a verifier does not exist.
         """
         data = config.data
@@ -130,7 +137,9 @@ class PromptSource:
         return len(self._evaluation)
 
     def at(self, position: int) -> Prompt:
-        """Return the training prompt at a position of the endless stream, from 0. Raises IndexError below 0."""
+        """Return the training prompt at a position of the endless stream, from 0. Raises IndexError
+        below 0.
+        """
         if position < 0:
             raise IndexError(f"position {position} is before the first prompt")
         epoch, index = divmod(position, len(self._train))
@@ -139,15 +148,19 @@ class PromptSource:
         return _prompt(self._train[index])
 
     def evaluation_at(self, index: int) -> Prompt:
-        """Return a held-out prompt, in the order of the files. Raises IndexError outside 0 .. num_evaluation_prompts - 1."""
+        """Return a held-out prompt, in the order of the files. Raises IndexError outside 0 ..
+        num_evaluation_prompts - 1.
+        """
         if not 0 <= index < len(self._evaluation):
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
 
     def overlap(self) -> list[tuple[str, str]]:
-        """Return the id of each held-out prompt that is a training prompt too, with the first such one's, in the files' order.
+        """Return the id of each held-out prompt that is a training prompt too, with the first such
+        one's, in the files' order.
 
-        Two prompts are the same when their texts, as they are sampled, differ at most in white space.
+        Two prompts are the same when their texts, as they are sampled, differ at most in white
+        space.
         """
         held_out = [(prompt.prompt_id, _essence(prompt.text)) for prompt in map(_prompt, self._evaluation)]
         wanted = {essence for _, essence in held_out}
@@ -239,7 +252,9 @@ class _Reader:
 
 
 def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Name each file by its stem; a stem that came before gets a number, so that prompt ids stay distinct."""
+    """Name each file by its stem; a stem that came before gets a number, so that prompt ids stay
+    distinct.
+    """
     labelled: list[tuple[Path, str]] = []
     taken: dict[str, int] = {}
     for path in paths:

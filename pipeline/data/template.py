@@ -1,8 +1,8 @@
 """The environment in which Hugging Face chat templates render.
 
-*Consumes* nothing. *Produces* a sandboxed Jinja environment with what templates expect: white space trimmed around
-blocks, ``break`` and ``continue``, ``raise_exception``, JSON that is not escaped for HTML, and ``{% generation %}``
-blocks, which render as their content.
+*Consumes* nothing. *Produces* a sandboxed Jinja environment with what templates expect: white space
+trimmed around blocks, ``break`` and ``continue``, ``raise_exception``, JSON that is not escaped for
+HTML, and ``{% generation %}`` blocks, which render as their content.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import jinja2.sandbox
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks the assistant's words for training; a prompt only wants the
-    words."""
+    """``{% generation %}...{% endgeneration %}`` marks the assistant's words for training; a prompt
+    only wants the words."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's own declaration
 

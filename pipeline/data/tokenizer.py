@@ -1,12 +1,15 @@
-"""A model folder's tokenizer without torch: text to tokens, chat messages to a prompt, tokens to text.
+"""A model folder's tokenizer without torch: text to tokens, chat messages to a prompt, tokens to
+text.
 
-*Consumes* ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, ``chat_template.jinja``. *Produces*
-token ids and text, the same as ``transformers.AutoTokenizer`` does. *Waits for* nothing. Only the ``tokenizers``
-package is loaded (20 ms); importing AutoTokenizer imports torch (2.4 s and a few hundred MB), which a process that only
-decodes need not carry.
+*Consumes* ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one,
+``chat_template.jinja``. *Produces* token ids and text, the same as ``transformers.AutoTokenizer``
+does. *Waits for* nothing. Only the ``tokenizers`` package is loaded (20 ms); importing
+AutoTokenizer imports torch (2.4 s and a few hundred MB), which a process that only decodes need not
+carry.
 
-One deliberate difference: chat templates do not see today's date (``strftime_now``), because two workers must read the
-same prompt from the same line, whatever the day; templates then fall back to the date written in them.
+One deliberate difference: chat templates do not see today's date (``strftime_now``), because two
+workers must read the same prompt from the same line, whatever the day; templates then fall back to
+the date written in them.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ class PromptTokenizer(Protocol):
     """What reading prompts needs of a tokenizer; any object with these two methods will do."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return token ids, with the tokenizer's own special tokens (such as a first token) added."""
+        """Return token ids, with the tokenizer's own special tokens (such as a first
+        token) added.
+        """
         ...
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[int]]:
@@ -74,7 +79,9 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids, with the tokenizer's special tokens (such as a first token) added unless told otherwise."""
+        """Return token ids, with the tokenizer's special tokens (such as a first token) added
+        unless told otherwise.
+        """
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -82,7 +89,8 @@ class TextTokenizer:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; as a prompt, up to where the assistant's answer begins, or else as it stands.
+        """Return the text of a conversation; as a prompt, up to where the assistant's answer
+        begins, or else as it stands.
 
         Raises:
             DataError: there is no chat template, or it refuses these messages.
@@ -99,9 +107,12 @@ class TextTokenizer:
             raise DataError(f"the chat template refuses these messages: {error}") from error
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
-        """Return the prompt text that the chat template makes of messages, and its token ids. Raises DataError."""
+        """Return the prompt text that the chat template makes of messages, and its token ids.
+        Raises DataError.
+        """
         text = self.apply_chat_template(messages)
-        return text, self.encode(text, add_special_tokens=False)  # the template writes them itself
+        # the template writes them itself
+        return text, self.encode(text, add_special_tokens=False)
 
     def _compile(self) -> jinja2.Template:
         import jinja2
@@ -137,7 +148,8 @@ def load_text_tokenizer(path: Path) -> TextTokenizer:
         )
     try:
         text = file.read_text(encoding="utf-8")
-        json.loads(text)  # the tokenizers package raises bare Exception for whatever is wrong
+        # the tokenizers package raises bare Exception for whatever is wrong
+        json.loads(text)
         config_file = path / _CONFIG
         config: Any = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -159,7 +171,8 @@ def _template_of(path: Path, config: Mapping[str, Any]) -> str | None:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
-    if isinstance(template, list):  # named templates
+    # named templates
+    if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None

@@ -2,14 +2,17 @@
 
 *Consumes* responses. *Produces* verdicts of accuracy 0 or 1. The rules:
 
-1. A number is ASCII digits, with an optional decimal part, or a decimal part alone: ``42``, ``3.50``, ``.5``.
+1. A number is ASCII digits, with an optional decimal part, or a decimal part alone: ``42``,
+   ``3.50``, ``.5``.
 2. Commas between groups of three digits belong to it: ``1,234`` is one number, ``1,23`` is two.
-3. A minus (``-`` or ``−``) or plus directly before it is its sign, unless a digit or a closing bracket comes before
+3. A minus (``-`` or ``−``) or plus directly before it is its sign, unless a digit or a closing
+   bracket comes before
    that: ``5-3`` is 5 and 3, ``x=-3`` is -3.
-4. The last number counts. What stands after it (a full stop, a unit, a bracket) does not matter; digits may touch
-   letters.
-5. Equality is of values, exact at any length: ``042``, ``42.0`` and ``+42`` equal ``42``; ``-0`` equals ``0``; ``0.33``
-   does not equal ``0.333``. No rounding, no fractions, no exponents: ``1e3`` is 1 and 3.
+4. The last number counts. What stands after it (a full stop, a unit, a bracket) does not matter;
+   digits may touch letters.
+5. Equality is of values, exact at any length: ``042``, ``42.0`` and ``+42`` equal ``42``; ``-0``
+   equals ``0``; ``0.33`` does not equal ``0.333``. No rounding, no fractions, no exponents: ``1e3``
+   is 1 and 3.
 
 An answer that is not one number by these rules is a failure of the data, not a wrong response.
 """
@@ -29,7 +32,9 @@ _NUMBER = re.compile(
 _DIGITS = "0123456789"
 
 Number = tuple[bool, str, str]
-"""(negative, whole digits without leading zeros, decimal digits without trailing zeros): equal values, equal tuples."""
+"""(negative, whole digits without leading zeros, decimal digits without trailing zeros): equal
+values, equal tuples.
+"""
 
 
 def last_number(text: str) -> Number | None:
@@ -41,10 +46,11 @@ def last_number(text: str) -> Number | None:
 
 
 def _last_run(text: str) -> str:
-    """Return the part of ``text`` that holds its last number, so that a response of any length costs next to nothing.
+    """Return the part of ``text`` that holds its last number, so that a response of any length
+    costs next to nothing.
 
-    That is the last run of digits, commas and points, with the two characters before it: the sign, and what decides
-    whether it is one.
+    That is the last run of digits, commas and points, with the two characters before it: the sign,
+    and what decides whether it is one.
     """
     end = max(text.rfind(digit) for digit in _DIGITS) + 1
     start = len(text[:end].rstrip(_DIGITS + ".,"))
@@ -52,7 +58,9 @@ def _last_run(text: str) -> str:
 
 
 def exact_number(text: str) -> Number | None:
-    """Return ``text``, surrounding white space aside, as a number; None when it is not exactly one."""
+    """Return ``text``, surrounding white space aside, as a number; None when it is
+    not exactly one.
+    """
     match = _NUMBER.fullmatch(text.strip())
     return None if match is None else _canonical(match)
 

@@ -1,17 +1,19 @@
 r"""DAPO's rule-based mathematics verifier, with its exact behaviour, quirks included.
 
-*Consumes* a response and a ground truth. *Produces* +1 or -1 and the answer that was read. Only the last 300 characters
-count. The last ``Answer: ...`` line is normalised and compared as text with the normalised truth; without such a line,
-the content of the last ``\boxed{...}`` in the last 100 characters must equal the truth as it stands.
+*Consumes* a response and a ground truth. *Produces* +1 or -1 and the answer that was read. Only the
+last 300 characters count. The last ``Answer: ...`` line is normalised and compared as text with the
+normalised truth; without such a line, the content of the last ``\boxed{...}`` in the last 100
+characters must equal the truth as it stands.
 
-Answers that a person would accept and this does not: ``42.``, ``042``, ``42.0``, ``**42**``, and anything after the
-number such as an end-of-turn marker. That is what published DAPO runs were trained with; for laxer rules use ``math``.
+Answers that a person would accept and this does not: ``42.``, ``042``, ``42.0``, ``**42**``, and
+anything after the number such as an end-of-turn marker. That is what published DAPO runs were
+trained with; for laxer rules use ``math``.
 
-It runs in the worker, so its time is linear in answer and response, whatever they say: where verl's patterns take quadratic
-time, plain searches do the same.
+It runs in the worker, so its time is linear in answer and response, whatever they say: where verl's
+patterns take quadratic time, plain searches do the same.
 
-Behaviour of verl's ``verl/utils/reward_score/math_dapo.py``; golden family ``math_verifier``. The word lists are those
-of Minerva (arXiv 2206.14858, appendix D.1).
+Behaviour of verl's ``verl/utils/reward_score/math_dapo.py``; golden family ``math_verifier``. The
+word lists are those of Minerva (arXiv 2206.14858, appendix D.1).
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ _REMOVED = (
 
 _UNWRAPPED = ("\\text{", "\\textbf{", "\\overline{")
 _REWRITTEN = (
-    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),  # \frac12 is \frac{1}{2}
+    # \frac12 is \frac{1}{2}
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),
     (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
 )
 
@@ -108,9 +111,11 @@ def normalize(answer: str) -> str:
 
 
 def _unwrapped(line: str) -> str:
-    r"""Return what stands between a line's first two dollar signs, those included, freed of text, textbf, overline and box.
+    r"""Return what stands between a line's first two dollar signs, those included, freed of text,
+    textbf, overline and box.
 
-    As verl's patterns have it: ``.*?\$(.*?)\$.*``, ``\\text\{(.*?)\}`` and its like, ``\\boxed\{(.*)\}``.
+    As verl's patterns have it: ``.*?\$(.*?)\$.*``, ``\\text\{(.*?)\}`` and its like,
+    ``\\boxed\{(.*)\}``.
     """
     first = line.find("$")
     second = line.find("$", first + 1)
@@ -125,7 +130,9 @@ def _unwrapped(line: str) -> str:
 
 
 def _freed(line: str, opening: str) -> str:
-    """Return the line with every ``opening...}`` replaced by what it holds up to its first closing brace."""
+    """Return the line with every ``opening...}`` replaced by what it holds up to its first closing
+    brace.
+    """
     parts: list[str] = []
     position = 0
     while (start := line.find(opening, position)) >= 0:
@@ -138,7 +145,9 @@ def _freed(line: str, opening: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}``, braces balanced; None when there is none or it does not end."""
+    r"""Return the content of the last ``\boxed{...}``, braces balanced; None when there is none or
+    it does not end.
+    """
     start = text.rfind(_BOX)
     if start < 0:
         return None

@@ -1,15 +1,17 @@
 r"""Mathematics: the response's committed final answer must equal the answer.
 
-*Consumes* responses. *Produces* verdicts of accuracy 0 or 1, each with its reason. Runs in a sandbox process: simplifying an
-expression that a model wrote can take for ever or all memory (``9**9**9**9``), and only killing the process ends that.
+*Consumes* responses. *Produces* verdicts of accuracy 0 or 1, each with its reason. Runs in a
+sandbox process: simplifying an expression that a model wrote can take for ever or all memory
+(``9**9**9**9``), and only killing the process ends that.
 
-``verify`` (the verifier ``math``) takes what ``final_answer`` finds that the response commits itself to. Numbers, with their
-currency and unit, are compared exactly; other expressions by math-verify; words letter by letter. ``verify_loosely``
-(``math_loose``) takes the last expression that math-verify finds anywhere, commitment or not: for measuring models whose
-answers have no form, not for training, which finds out what it lets through.
+``verify`` (the verifier ``math``) takes what ``final_answer`` finds that the response commits
+itself to. Numbers, with their currency and unit, are compared exactly; other expressions by
+math-verify; words letter by letter. ``verify_loosely`` (``math_loose``) takes the last expression
+that math-verify finds anywhere, commitment or not: for measuring models whose answers have no form,
+not for training, which finds out what it lets through.
 
-The answer is read as LaTeX, ``$`` or ``\boxed`` around it or not; of a GSM8K solution, what follows its ``####``. An answer
-without any expression is a failure of the data.
+The answer is read as LaTeX, ``$`` or ``\boxed`` around it or not; of a GSM8K solution, what follows
+its ``####``. An answer without any expression is a failure of the data.
 """
 
 from __future__ import annotations
@@ -50,9 +52,12 @@ _WARM_UP = (
 
 
 def warm_up() -> None:
-    """Build the parser's tables and import what comparisons need, so that the first response does not pay for them."""
+    """Build the parser's tables and import what comparisons need, so that the first response does
+    not pay for them.
+    """
     for name in ("math_verify.parser", "math_verify.grader", "math_verify.utils"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # it warns that its own time limit is off: ours is outside
+        # it warns that its own time limit is off: ours is outside
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     for answer, value in _WARM_UP:
         _are_equal(answer, value)
 
@@ -106,7 +111,8 @@ def _is_right(answer: str, value: str) -> bool:
         return expected == got or _percent_of(answer) * expected == _percent_of(value) * got
     if (
         "=" in value and "=" not in answer and not re.search(r"[,;]", value.replace("{,}", ""))
-    ):  # x = 18, or 9 * 2 = 18: the last side is the answer, the others agree
+        # x = 18, or 9 * 2 = 18: the last side is the answer, the others agree
+    ):
         *before, value = (side.strip() for side in value.split("="))
         if not all(_are_equal(answer, side) for side in before if not re.search(r"[A-Za-z]", _COMMAND.sub("", side))):
             return False
@@ -115,7 +121,9 @@ def _is_right(answer: str, value: str) -> bool:
 
 
 def number_of(value: str) -> Fraction | None:
-    """Return the number that ``value`` is, unit and currency aside; None when it is something else."""
+    """Return the number that ``value`` is, unit and currency aside; None when it is
+    something else.
+    """
     plain = _FRACTION.sub(r"\1\2/\3", in_words(_SPACES.sub("", value.replace("{,}", ","))).strip(" \t\n$*_`.()"))
     plain = re.sub(r"^\\\(\s*|\s*\\\)$", "", re.sub(r"^[A-Za-z]\s*=\s*", "", plain))
     match = LEADING_NUMBER.match(plain)
@@ -153,7 +161,9 @@ def _are_equal(answer: str, value: str) -> bool:
 
 
 def _holds(gold: list[Any], found: list[Any]) -> bool:
-    """Compare by math-verify, whose own limits of time need SIGALRM and end only pure Python: the sandbox is the limit."""
+    """Compare by math-verify, whose own limits of time need SIGALRM and end only pure Python: the
+    sandbox is the limit.
+    """
     from math_verify import verify as is_equal
 
     return is_equal(gold, found, timeout_seconds=None)

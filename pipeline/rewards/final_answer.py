@@ -2,15 +2,15 @@ r"""What a response commits itself to: its final answer, or why it has none.
 
 *Consumes* a response's text. *Produces* a Commitment. Pure, without sympy. The rules:
 
-1. Three forms state a final answer, in this order of precedence: a box, ``\boxed{18}``; four hashes, ``#### 18``; the word
-   "answer", as a label (``**Answer:** 18``) or a sentence (``The answer is 18 dollars.``). A form that stands inside another
-   one says what that one states.
-2. Of the form with the highest precedence that is there, the last statement counts, and every statement after it, of any form:
-   all of them must be right.
-3. A statement that is empty, negated ("is not 18"), hedged ("I think", "probably", "about"), one of several ("18 or 21"), a
-   question, or taken back by what comes after it ("Wait, ...") is wrong.
-4. In a sentence, what stands after a number is its unit: it has no other number until an aside begins ("because", "in", a
-   bracket).
+1. Three forms state a final answer, in this order of precedence: a box, ``\boxed{18}``; four
+   hashes, ``#### 18``; the word "answer", as a label (``**Answer:** 18``) or a sentence
+   (``The answer is 18 dollars.``). A form that stands inside another one says what that one states.
+2. Of the form with the highest precedence that is there, the last statement counts, and every
+   statement after it, of any form: all of them must be right.
+3. A statement that is empty, negated ("is not 18"), hedged ("I think", "probably", "about"), one of
+   several ("18 or 21"), a question, or taken back by what comes after it ("Wait, ...") is wrong.
+4. In a sentence, what stands after a number is its unit: it has no other number until an aside
+   begins ("because", "in", a bracket).
 
 A response without any of these forms commits itself to nothing, whatever numbers it has.
 """
@@ -76,7 +76,8 @@ def commitment(text: str) -> Commitment:
     return Commitment(values=tuple(dict.fromkeys([*(statement.value for statement in counted), *bare])))
 
 
-# -- what one value says ----------------------------------------------------------------------------------------------------
+# -- what one value says
+# ----------------------------------------------------------------------------------------------------
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _CURRENCY = r"(?:\\?[$£€¥₹]|(?:US|USD|EUR|GBP|Rs\.?)(?![A-Za-z]))"
@@ -129,7 +130,9 @@ def in_words(value: str) -> str:
 
 
 def flaw(value: str) -> str:
-    """Return why an expression states no single value, as "18 or 21" or "not 18"; empty when it does."""
+    """Return why an expression states no single value, as "18 or 21" or "not 18"; empty when it
+    does.
+    """
     plain = in_words(value)
     if _ALTERNATIVES.search(plain):
         return "alternatives"
@@ -155,7 +158,9 @@ def unit_flaw(rest: str) -> str:
 
 
 def goes_on(rest: str) -> bool:
-    r"""Whether an expression goes on after the number at its start: ``18x``, ``18 * 2``, ``2\pi``; not ``18 cm``."""
+    r"""Whether an expression goes on after the number at its start: ``18x``, ``18 * 2``, ``2\pi``;
+    not ``18 cm``.
+    """
     if re.match(
         r"\s*(?:[*^=×÷·!]|\\(?:cdot|times|div|pi|sqrt|frac|dfrac|pm|in)\b|[-+/:−]\s*[0-9($\\{]|[x]\s*[0-9])", rest
     ):
@@ -170,7 +175,8 @@ def _has_digit(text: str) -> bool:
     return re.search(r"[0-9]", text) is not None
 
 
-# -- finding statements -----------------------------------------------------------------------------------------------------
+# -- finding statements
+# -----------------------------------------------------------------------------------------------------
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{)?|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*")
@@ -223,7 +229,9 @@ _TAKEN_BACK = re.compile(
 
 
 def _boxes(text: str) -> list[Statement]:
-    """Find every box in one pass over the braces; only the last one can count, so only that is judged."""
+    """Find every box in one pass over the braces; only the last one can count, so only that is
+    judged.
+    """
     found: list[Statement] = []
     opened: list[tuple[int, int] | None] = []
     for match in _BRACES.finditer(text):
@@ -246,7 +254,9 @@ def _boxes(text: str) -> list[Statement]:
 
 
 def _box(text: str, box: Statement, earlier: Sequence[Statement]) -> Statement:
-    """Judge a box by its content, what follows in its sentence, the boxes before it there, and the words before it."""
+    """Judge a box by its content, what follows in its sentence, the boxes before it there, and the
+    words before it.
+    """
     stop = _sentence_stop(text, box.end)
     rest = text[box.end : stop].lstrip(" \t$*_.)\\]")
     values, start, choice = [box.value], box.start, False
@@ -326,7 +336,8 @@ _OF_THE_FRAME = frozenset({"negated", "hedged"})
 
 
 def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
-    r"""Leave out a statement whose value is another statement, as the sentence of ``The answer is \boxed{18}``.
+    r"""Leave out a statement whose value is another statement, as the sentence of
+    ``The answer is \boxed{18}``.
 
     A frame that has a number of its own, or that says "not", stays, with its problem.
     """
@@ -349,7 +360,8 @@ def _context_flaw(text: str, start: int, form: Form) -> str:
     """Judge what stands before a statement in its sentence, and a doubt in the sentence before."""
     begin = _sentence_start(text, start)
     before = text[begin:start]
-    if form is Form.BOX and not before.strip(" \t$*_\\[(#>-"):  # a formula of its own goes on with the line above
+    # a formula of its own goes on with the line above
+    if form is Form.BOX and not before.strip(" \t$*_\\[(#>-"):
         above = text[:begin].rstrip(" \t\n$*_\\[(")
         if _GOES_ON.search(above[-20:]):
             before = above[_sentence_start(above, len(above)) :]
@@ -386,7 +398,9 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def _sentence_start(text: str, place: int) -> int:
-    """Return where the sentence at ``place`` begins; a line break ends a sentence, a decimal point does not."""
+    """Return where the sentence at ``place`` begins; a line break ends a sentence, a decimal point
+    does not.
+    """
     start = max(0, place - _CONTEXT_CHARS)
     for match in _SENTENCE_END.finditer(text, start, place):
         start = match.end()

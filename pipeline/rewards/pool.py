@@ -1,14 +1,17 @@
 """The verification engine: batches of responses in, one outcome for each out.
 
-*Consumes* responses, each naming its verifier. *Produces* outcomes in the same order. *Waits for* sandbox processes, each call
-within its time limit. Cheap built-in verifiers run here, by the batch; everything else runs in killable processes, one
-response a call or as many as the verifier takes, as many calls at once as there are processes, which start when first needed.
+*Consumes* responses, each naming its verifier. *Produces* outcomes in the same order. *Waits for*
+sandbox processes, each call within its time limit. Cheap built-in verifiers run here, by the batch;
+everything else runs in killable processes, one response a call or as many as the verifier takes, as
+many calls at once as there are processes, which start when first needed.
 
-An answer that is not judged within the limit is wrong, and its verdict says so (``judged``). When a call with several responses
-fails or is late, each is judged by itself, so that one response spoils no other.
+An answer that is not judged within the limit is wrong, and its verdict says so (``judged``). When a
+call with several responses fails or is late, each is judged by itself, so that one response spoils
+no other.
 
-A verifier may start processes of its own, which die with it. While calls run, they are counted a few times a second, by
-session, and too many are killed: the kernel's own limit counts the account's other processes, too, and exempts root.
+A verifier may start processes of its own, which die with it. While calls run, they are counted a
+few times a second, by session, and too many are killed: the kernel's own limit counts the account's
+other processes, too, and exempts root.
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ class PoolConfig(Protocol):
 
 
 class VerifierPool:
-    """Scores batches. Use as ``async with VerifierPool(config.reward) as pool`` or call ``start`` and ``aclose``."""
+    """Scores batches. Use as ``async with VerifierPool(config.reward) as pool`` or call ``start``
+    and ``aclose``.
+    """
 
     def __init__(
         self,
@@ -80,7 +85,9 @@ class VerifierPool:
         memory_bytes: int = MEMORY_BYTES,
         max_processes: int = MAX_PROCESSES,
     ) -> None:
-        """``configured``: import paths that the configuration names; a response that names another one is not scored."""
+        """``configured``: import paths that the configuration names; a response that names another
+        one is not scored.
+        """
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s = config.timeout_s
@@ -104,7 +111,8 @@ class VerifierPool:
         return [process.pid for process in self._processes if process.pid is not None]
 
     async def start(self, verifiers: Iterable[str] = ()) -> None:
-        """Load the named verifiers now, so that a wrong name or a module that fails to import is told at once.
+        """Load the named verifiers now, so that a wrong name or a module that fails to import is
+        told at once.
 
         Raises:
             ConfigError: a verifier does not exist or cannot be imported.
@@ -168,7 +176,9 @@ class VerifierPool:
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
-        """Count the processes of every sandbox while the block runs, and end a sandbox that has too many."""
+        """Count the processes of every sandbox while the block runs, and end a sandbox that has too
+        many.
+        """
         failed: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
             counting = tasks.create_task(self._count())
@@ -228,7 +238,9 @@ class VerifierPool:
         outcomes: list[VerifierOutcome | None],
         told: Callable[[int], None],
     ) -> None:
-        """Judge by one call; by one each, where that of several fails or is late. Each call is told as a piece of work."""
+        """Judge by one call; by one each, where that of several fails or is late. Each call is told
+        as a piece of work.
+        """
         judged = await process.call(spec, [responses[index] for index in indices], self._timeout_s)
         if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
             work.step()

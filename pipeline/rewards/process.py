@@ -1,9 +1,11 @@
-"""The parent's end of one sandbox process: start, call within a deadline, kill with all that it started.
+"""The parent's end of one sandbox process: start, call within a deadline, kill with all that it
+started.
 
-*Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the child, never longer than
-the call's time limit; then the child is killed, the answer counts as wrong, and the next call starts another child. Starting
-and importing have a limit of their own, and are no part of the call's. What a verifier started dies with it: its
-process group at one blow, then what left the group, by the mark in its environment (``pipeline.process.descendants``).
+*Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the
+child, never longer than the call's time limit; then the child is killed, the answer counts as
+wrong, and the next call starts another child. Starting and importing have a limit of their own, and
+are no part of the call's. What a verifier started dies with it: its process group at one blow, then
+what left the group, by the mark in its environment (``pipeline.process.descendants``).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from pipeline.rewards.verifier import (
 from protocol import headrace
 
 STARTUP_TIMEOUT_S = 60.0
-"""For starting a process and importing a verifier, which is not what the call's own limit is about."""
+"""For starting a process and importing a verifier, which is not what the call's own
+limit is about.
+"""
 _MAX_CALLS = 20_000
 """Then a process is replaced, so that what a verifier leaks is bounded."""
 
@@ -78,7 +82,9 @@ class SandboxProcess:
         return self._loaded.get(spec.path, 1)
 
     async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[VerifierOutcome]:
-        """Judge responses; late ones are wrong. When the child dies, every one of them gets the failure."""
+        """Judge responses; late ones are wrong. When the child dies, every one of them gets the
+        failure.
+        """
         reply = await self.load(spec)
         if reply is None:
             reply = await self._exchange(spec, tuple(responses), timeout_s)
@@ -137,7 +143,9 @@ class SandboxProcess:
                 await self.kill()
 
     def _has_ended(self) -> bool:
-        """Whether the child ended since the last call; its closed pipe is seen before its exit code."""
+        """Whether the child ended since the last call; its closed pipe is seen before its exit
+        code.
+        """
         process = self._process
         if process is None:
             return False
@@ -150,7 +158,8 @@ class SandboxProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's interrupt is for the worker, which ends its children in order
+            # a terminal's interrupt is for the worker, which ends its children in order
+            start_new_session=True,
             env={"OMP_NUM_THREADS": "1", **without_ledger_password(os.environ), SANDBOX_MARK: self._mark},
         )
         return self._process
@@ -183,8 +192,11 @@ class SandboxProcess:
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill a child that is not reaped, so that its number is still its own, with every process of its group, at one blow."""
-    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself a moment ago
+    """Kill a child that is not reaped, so that its number is still its own, with every process of
+    its group, at one blow.
+    """
+    # it may have ended by itself a moment ago
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -1,8 +1,8 @@
 """Names of verifiers, and where each is.
 
-*Consumes* a name from the configuration; or from a data line or a message, which may name registered ones only. *Produces* a
-VerifierSpec: an import path, and whether it runs in a sandbox process. Nothing is imported here: a verifier that fails or
-hangs at import does so in its sandbox.
+*Consumes* a name from the configuration; or from a data line or a message, which may name
+registered ones only. *Produces* a VerifierSpec: an import path, and whether it runs in a sandbox
+process. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ class VerifierSpec:
     sandboxed: bool
     """Whether it runs in a killable process; else in the worker itself, by the batch."""
     sound: bool = False
-    """Whether a response is to blame when the process dies of it twice: then the answer is not judged, and that no failure."""
+    """Whether a response is to blame when the process dies of it twice: then the answer is not
+    judged, and that no failure.
+    """
 
 
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
-"""Verifiers that go by the reward model's score alone: lines need no answer for them, and the run needs a reward model."""
+"""Verifiers that go by the reward model's score alone: lines need no answer for them, and the run
+needs a reward model.
+"""
 
 _SPECS: dict[str, VerifierSpec] = {}
 
@@ -46,8 +50,10 @@ def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = Fals
     Args:
         name: what configurations and data lines say.
         path: the function's import path.
-        sandboxed: False only for cheap functions that cannot hang whatever the response says, and are not async.
-        sound: True only for functions that no response should end: where one does twice, the answer counts as not judged.
+        sandboxed: False only for cheap functions that cannot hang whatever the response says, and
+            are not async.
+        sound: True only for functions that no response should end: where one does twice, the answer
+            counts as not judged.
 
     Raises:
         ConfigError: the name is taken by another path, or the path is not an import path.
@@ -82,7 +88,8 @@ def resolve(name: str) -> VerifierSpec:
 
 
 def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
-    """Find the verifier that a data line or a message names: a registered one, or one that the configuration names too.
+    """Find the verifier that a data line or a message names: a registered one, or one that the
+    configuration names too.
 
     An import path is code to run. That is the configuration's to say, never the data's.
 
@@ -99,18 +106,20 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
 
 
 def load(path: str) -> Judge:
-    """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where there is one.
+    """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where
+    there is one.
 
     Raises:
-        ConfigError: the module or the function is not there, it is not callable, or its signature is none that is known.
-            Errors inside the module pass through.
+        ConfigError: the module or the function is not there, it is not callable, or its signature
+            is none that is known. Errors inside the module pass through.
     """
     module_name, _, attributes = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
+            # the module is there; something that it imports is not
+            raise
         if module_name.partition(".")[0] in PACKAGES:
             hint = "pipeline, protocol and workers are Headrace's own packages: give yours another name"
         else:

@@ -1,12 +1,14 @@
 """The child process that runs verifiers which may raise, hang, print or grow.
 
-*Consumes* calls on standard input, one at a time. *Produces* one reply for each on what was standard output when it started.
-*Waits for* its parent's next call; ends when the parent closes the pipe. Frames are a 4-byte big-endian length and MessagePack.
+*Consumes* calls on standard input, one at a time. *Produces* one reply for each on what was
+standard output when it started. *Waits for* its parent's next call; ends when the parent closes the
+pipe. Frames are a 4-byte big-endian length and MessagePack.
 
-The limits of a life: memory, open files, the size of a file (the kernel refuses more; each process that a verifier starts has
-the same), no core files, and for each call an alarm of the kernel that ends the process even when the parent is gone. On Linux
-it ends with its parent, which counts the processes that it may have (``pipeline.rewards.pool``). Whatever a verifier prints
-goes nowhere. This guards against accidents and hostile *responses*; it does not make hostile *code* safe to run.
+The limits of a life: memory, open files, the size of a file (the kernel refuses more; each process
+that a verifier starts has the same), no core files, and for each call an alarm of the kernel that
+ends the process even when the parent is gone. On Linux it ends with its parent, which counts the
+processes that it may have (``pipeline.rewards.pool``). Whatever a verifier prints goes nowhere.
+This guards against accidents and hostile *responses*; it does not make hostile *code* safe to run.
 """
 
 from __future__ import annotations
@@ -50,21 +52,28 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """One outcome for each response; one failure when loading failed; none when loading went well."""
+    """One outcome for each response; one failure when loading failed; none when
+    loading went well.
+    """
 
     outcomes: tuple[VerifierOutcome, ...] = ()
     max_batch: int = 1
     """How many responses the verifier takes a call; told when it is loaded."""
     is_last: bool = False
-    """The process ends after this reply: the verifier asked it to, or exhausted its memory or stack."""
+    """The process ends after this reply: the verifier asked it to, or exhausted its memory or
+    stack.
+    """
 
 
 def main() -> None:
-    """Serve calls until the parent closes the pipe. Arguments: bytes of memory, folders where verifiers' modules are."""
+    """Serve calls until the parent closes the pipe. Arguments: bytes of memory, folders where
+    verifiers' modules are.
+    """
     memory_bytes, *folders = sys.argv[1:]
     calls, replies = _take_pipes()
     _limit(int(memory_bytes))
-    sys.path += folders  # last: a module in them hides none that is installed
+    # last: a module in them hides none that is installed
+    sys.path += folders
     decoder = msgspec.msgpack.Decoder(Call)
     verifiers: dict[str, Judge] = {}
     while header := calls.read(HEADER.size):
@@ -123,7 +132,9 @@ def _encode(reply: Reply) -> bytes:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Keep the pipes under numbers of our own and give user code nothing to read from or print to."""
+    """Keep the pipes under numbers of our own and give user code nothing to read from
+    or print to.
+    """
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -133,13 +144,15 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _limit(memory_bytes: int) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+    # ends the process
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
         resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
     }
-    if sys.platform == "linux":  # elsewhere the data limit is not enforced
+    # elsewhere the data limit is not enforced
+    if sys.platform == "linux":
         limits[resource.RLIMIT_DATA] = memory_bytes
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for what, most in limits.items():

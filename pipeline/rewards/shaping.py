@@ -1,7 +1,8 @@
 """From a verdict to the reward that the learner maximises.
 
-*Consumes* a verdict and a response's length. *Produces* a RewardScore whose parts sum to its reward. Pure. The raw accuracy
-passes through untouched: dynamic sampling filters by it, never by the shaped reward.
+*Consumes* a verdict and a response's length. *Produces* a RewardScore whose parts sum to its
+reward. Pure. The raw accuracy passes through untouched: dynamic sampling filters by it, never by
+the shaped reward.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ def shape(
 ) -> RewardScore:
     """Return the score of one response.
 
-    The reward is ``wrong + accuracy * (correct - wrong)``, plus the verdict's own parts, plus ``model_part`` (the reward
-    model's weighted score, where there is one), plus the soft over-long punishment.
-    With over-long filtering, a response that was cut at the limit is masked: it counts in its group's mean and std, and its
-    tokens carry no loss. One that ends by its stop token exactly at the limit is not cut.
+    The reward is ``wrong + accuracy * (correct - wrong)``, plus the verdict's own parts, plus
+    ``model_part`` (the reward model's weighted score, where there is one), plus the soft over-long
+    punishment. With over-long filtering, a response that was cut at the limit is masked: it counts
+    in its group's mean and std, and its tokens carry no loss. One that ends by its stop token
+    exactly at the limit is not cut.
     """
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
     if model_part is not None:

@@ -1,7 +1,8 @@
-"""How a verifier is called: Headrace's own signature, TRL's or verl's; plain or async; one response or several a call.
+"""How a verifier is called: Headrace's own signature, TRL's or verl's; plain or async; one response
+or several a call.
 
-*Consumes* a function. *Produces* a Judge, which takes responses and returns what the function made of them. *Waits for* the
-function, within the sandbox's time limit.
+*Consumes* a function. *Produces* a Judge, which takes responses and returns what the function made
+of them. *Waits for* the function, within the sandbox's time limit.
 
     judge(responses) -> list of numbers, Verdicts or VerifierFailures               Headrace's own
     reward(prompts, completions, **columns) -> list of numbers                      TRL's reward_funcs
@@ -9,11 +10,13 @@ function, within the sandbox's time limit.
                                                                                     or a dict with ``score`` and ``acc``
     compute_scores(data_sources, solution_strs, ground_truths, extra_infos)         verl's, for its batch reward manager
 
-They are told apart by the names of their parameters (``completions``, ``solution_str``, ``solution_strs``), since TRL and verl
-call by name. Any of them may be ``async``. A function that takes several responses a call says so: ``judge.max_batch = 16``.
+They are told apart by the names of their parameters (``completions``, ``solution_str``,
+``solution_strs``), since TRL and verl call by name. Any of them may be ``async``. A function that
+takes several responses a call says so: ``judge.max_batch = 16``.
 
-Sources: TRL's GRPOTrainer calls ``func(prompts=, completions=, completion_ids=, **columns)``, each a list; verl's
-NaiveRewardManager calls ``func(data_source=, solution_str=, ground_truth=, extra_info=)``, its BatchRewardManager the plurals.
+Sources: TRL's GRPOTrainer calls ``func(prompts=, completions=, completion_ids=, **columns)``, each
+a list; verl's NaiveRewardManager calls ``func(data_source=, solution_str=, ground_truth=,
+extra_info=)``, its BatchRewardManager the plurals.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ class Judge:
         self.style = self._recognised(signature)
 
     def __call__(self, responses: Sequence[Response]) -> object:
-        """Return what the verifier returns for ``responses``: one outcome each, if it does as it should."""
+        """Return what the verifier returns for ``responses``: one outcome each, if it does as it
+        should.
+        """
         match self.style:
             case Style.OWN:
                 return self._settled(self._function(list(responses)))
@@ -184,13 +189,17 @@ def _verl_arguments(response: Response) -> dict[str, object]:
 
 
 def _as_list(returned: object) -> object:
-    """Turn an array or a tensor into a list; what is neither is left for the check of outcomes to refuse."""
+    """Turn an array or a tensor into a list; what is neither is left for the check of outcomes to
+    refuse.
+    """
     to_list = getattr(returned, "tolist", None)
     return to_list() if callable(to_list) else list(returned) if isinstance(returned, tuple) else returned
 
 
 def _verl_outcome(returned: object) -> VerifierOutcome | object:
-    """Read a number, or a dict of ``score`` and perhaps ``acc``: accuracy is ``acc`` where there is one."""
+    """Read a number, or a dict of ``score`` and perhaps ``acc``: accuracy is ``acc`` where there is
+    one.
+    """
     if isinstance(returned, Verdict | VerifierFailure):
         return returned
     found = returned.get("acc", returned.get("score")) if isinstance(returned, dict) else returned

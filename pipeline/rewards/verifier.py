@@ -1,13 +1,15 @@
 """The nouns of verification, and the seam that every verifier fills.
 
-*Consumes* finished responses. *Produces* one outcome for each, in order. *Waits for* nothing: a verifier is a plain function.
+*Consumes* finished responses. *Produces* one outcome for each, in order. *Waits for* nothing: a
+verifier is a plain function.
 
     def verify(responses):
         return [float(r.response_text.strip() == r.answer) for r in responses]
 
-is a verifier. It may also return ``Verdict`` (with further summands of the reward) or ``VerifierFailure`` (this response cannot
-be judged). Raising fails every response of the call; sandboxed verifiers are called with one response at a time, so that a
-failure has one owner. An answer that cannot be judged in time is wrong: that is no failure of the verifier.
+is a verifier. It may also return ``Verdict`` (with further summands of the reward) or
+``VerifierFailure`` (this response cannot be judged). Raising fails every response of the call;
+sandboxed verifiers are called with one response at a time, so that a failure has one owner. An
+answer that cannot be judged in time is wrong: that is no failure of the verifier.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ RESERVED_PARTS = frozenset({"correct", "model", "overlong"})
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """A finished response and what it is judged by.
 
-    Example: ``Response(prompt_text="2+3=", response_text="5", answer="5", verifier="arithmetic", num_tokens=2)``.
+    Example: ``Response(prompt_text="2+3=", response_text="5", answer="5", verifier="arithmetic",
+    num_tokens=2)``.
     """
 
     prompt_text: str = ""
@@ -77,7 +80,9 @@ class VerifierFailureKind(StrEnum):
 
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """The verifier failed on a response. It is retried elsewhere, then a dead letter; never scored as wrong."""
+    """The verifier failed on a response. It is retried elsewhere, then a dead letter; never scored
+    as wrong.
+    """
 
     kind: VerifierFailureKind
     error: str
@@ -88,7 +93,9 @@ VerifierOutcome = Verdict | VerifierFailure
 
 
 def not_judged(reason: str) -> Verdict:
-    """Return the verdict of an answer that could not be judged within its limits: wrong, and counted as such."""
+    """Return the verdict of an answer that could not be judged within its limits: wrong, and
+    counted as such.
+    """
     return Verdict(accuracy=0.0, reason=reason, judged=False)
 
 
@@ -96,12 +103,15 @@ class Verifier(Protocol):
     """Judges responses."""
 
     def __call__(self, responses: Sequence[Response], /) -> Sequence[VerifierOutcome | float]:
-        """Return one outcome for each response, in order; a number is the accuracy of a verdict without parts."""
+        """Return one outcome for each response, in order; a number is the accuracy of a verdict
+        without parts.
+        """
         ...
 
 
 def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
-    """Turn what a verifier returned into outcomes; whatever is not one becomes a failure that says so.
+    """Turn what a verifier returned into outcomes; whatever is not one becomes a failure that says
+    so.
 
     Args:
         returned: the verifier's result, of any type: it is not trusted.
@@ -119,7 +129,8 @@ def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
 def _checked_one(item: object) -> VerifierOutcome:
     if isinstance(item, VerifierFailure):
         return item
-    if isinstance(item, Real):  # numpy numbers too
+    # numpy numbers too
+    if isinstance(item, Real):
         item = Verdict(accuracy=float(item))
     if not isinstance(item, Verdict):
         return _bad(f"a verifier returned {type(item).__name__} for a response; return a number in [0, 1] or a Verdict")

@@ -1,10 +1,12 @@
 """Compare Headrace with golden vectors: ``python -m tests.golden.check FILE...``.
 
-*Consumes* vector files (format: README.md beside this). *Produces* one line a family, ``name passed/total max_error``, then one
-line a missed case. Exits with 1 on any miss, 0 otherwise. A family that no adapter knows is missed in every case.
+*Consumes* vector files (format: README.md beside this). *Produces* one line a family,
+``name passed/total max_error``, then one line a missed case. Exits with 1 on any miss, 0 otherwise.
+A family that no adapter knows is missed in every case.
 
-A case holds when ``|got - expected| <= tolerance * (1 + |expected|)`` everywhere; ``max_error`` is the largest
-``|got - expected| / (1 + |expected|)`` of the family. Token tensors are compared where the mask is 1.
+A case holds when ``|got - expected| <= tolerance * (1 + |expected|)`` everywhere; ``max_error`` is
+the largest ``|got - expected| / (1 + |expected|)`` of the family. Token tensors are compared where
+the mask is 1.
 
     python -m tests.golden.check tests/golden/*.json
 """
@@ -24,7 +26,8 @@ Adapter = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """From a case's inputs to the same outputs, computed by Headrace's public functions."""
 
 _MASKS = ("response_mask", "loss_mask")
-# what an adapter may raise for vectors that it does not understand; anything else is a bug of the checker
+# what an adapter may raise for vectors that it does not understand; anything else is a bug of the
+# checker
 _FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 

@@ -2,7 +2,8 @@
 
 Sources are read, nothing is run. A function is reached when a reached function names it. A class is
 reached likewise, and with it all that its body names. A module that is imported runs the statements
-at its top. A text that is an import path counts as a name, and so does a module with a name after it.
+at its top. A text that is an import path counts as a name, and so does a module with a name after
+it.
 """
 
 from __future__ import annotations

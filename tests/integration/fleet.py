@@ -1,4 +1,6 @@
-"""A real fleet for tests: ``headrace up`` as a child process, and the other commands against it, all by their JSON."""
+"""A real fleet for tests: ``headrace up`` as a child process, and the other commands against it,
+all by their JSON.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ EMULATED = (
     "reward.overlong=none",
     "reward.processes=1",
 )
-"""For claims that are about anything but a model: the rest of the fleet is real, and it starts in a fifth of the time."""
+"""For claims that are about anything but a model: the rest of the fleet is real, and it starts in a
+fifth of the time.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,8 @@ def _headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
 def fleet(
     tmp_path: Path, *overrides: str, resume: Path | None = None, arguments: tuple[str, ...] = ()
 ) -> Iterator[RunningFleet]:
-    """Start the demo's configuration with ``overrides``, or resume a run with further ``arguments``; kill what is left of it at
-    the end."""
+    """Start the demo's configuration with ``overrides``, or resume a run with further
+    ``arguments``; kill what is left of it at the end."""
     data = tmp_path / "data"
     subprocess.run([sys.executable, "-m", "ops.demo.task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
     command = [sys.executable, "-m", "pipeline.cli", "up"]

@@ -1,4 +1,6 @@
-"""Claims about what wrong settings, flawed data and failing reward functions get: one sentence, a documented code, no hang."""
+"""Claims about what wrong settings, flawed data and failing reward functions get: one sentence, a
+documented code, no hang.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ GOOD = {"prompt": "a6b+7c=", "answer": "3", "verifier": "arithmetic"}
 
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Up:
-    """``headrace up`` on the demo's configuration in this process; returns the exit code and what it said."""
+    """``headrace up`` on the demo's configuration in this process; returns the exit code and what
+    it said.
+    """
     monkeypatch.chdir(ROOT)
     data = tmp_path / "train.jsonl"
     data.write_text("\n".join(json.dumps({**GOOD, "id": f"p{number}"}) for number in range(64)))

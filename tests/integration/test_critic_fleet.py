@@ -1,4 +1,6 @@
-"""Claims about whole fleets with a value process: real processes, real Redis, real ZeroMQ, a real (small) model."""
+"""Claims about whole fleets with a value process: real processes, real Redis, real ZeroMQ, a real
+(small) model.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_the_policy_starts_when_the_critic_is_ready_and_the_ledger_balances(tmp_
         finished = audit["finished"]
         settled_at_the_gate = sum(row["num_trajectories"] for row in steps if row["step"] <= opened["step"])
         assert finished["trained"] >= settled_at_the_gate
-        # the end of a run cancels what the value worker's last checkpoint had yet to settle, if anything
+        # the end of a run cancels what the value worker's last checkpoint had yet to settle, if
+        # anything
         assert finished["trained"] + finished["dropped"].get("cancelled", 0) >= sum(
             row["num_trajectories"] for row in steps
         )
@@ -110,7 +113,8 @@ def test_a_pretrained_value_model_is_what_a_run_starts_from(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["num_steps"] >= 6 and len(told["explained_variances"]) == told["num_steps"]
-    assert not (tmp_path / "runs" / "test-value" / "history.jsonl").read_text()  # no update, no evaluation
+    # no update, no evaluation
+    assert not (tmp_path / "runs" / "test-value" / "history.jsonl").read_text()
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert again.returncode == 2 and "there already" in again.stderr
     with fleet(tmp_path, *SMALL, "algorithm.name=vapo", f"value.path={out}", "value.pretrain_steps=0") as run:

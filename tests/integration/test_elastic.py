@@ -1,4 +1,6 @@
-"""Claims about fleets that change while they run: workers join, drain, die and freeze, and so does the supervisor."""
+"""Claims about fleets that change while they run: workers join, drain, die and freeze, and so does
+the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,8 @@ def test_workers_join_drain_die_and_freeze_and_nobody_else_notices(tmp_path: Pat
         guests.works(successor, "chunks")
         frozen.send_signal(signal.SIGCONT)
         assert frozen.wait(60) == ExitCode.FENCED, "what it still had to write was refused"
-        successor.kill()  # its trajectories go on elsewhere, and its name is forgotten
+        # its trajectories go on elsewhere, and its name is forgotten
+        successor.kill()
         successor.wait()
         goes_on(run)
 

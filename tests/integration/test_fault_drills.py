@@ -16,12 +16,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SEEDS = (5864, 2137, 4693, 5748, 3442, 1116)
 LONG_SEEDS = (4377, 3000, 2142)
-"""Together they have every kind, in as little time as was found; the first have what `make test` does not show elsewhere:
-servers, disks, names, cables, hangups, orphans, and the wire. `make test-long` has the others."""
+"""Together they have every kind, in as little time as was found; the first have what `make test`
+does not show elsewhere: servers, disks, names, cables, hangups, orphans, and the wire.
+`make test-long` has the others."""
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.DEAD_FROZEN_SERVER)
-"""A server that is frozen for good takes as long as the supervisor's patience; ``python -m ops.drill`` drills it."""
+"""A server that is frozen for good takes as long as the supervisor's patience;
+``python -m ops.drill`` drills it.
+"""
 _PATIENCE_S = 240.0
-"""Of a machine that others use, too: that nothing waits for ever is the claim, not that nothing is slow."""
+"""Of a machine that others use, too: that nothing waits for ever is the claim, not that nothing is
+slow.
+"""
 
 
 def test_the_seeds_have_every_kind_of_fault() -> None:

@@ -1,4 +1,6 @@
-"""Claims about faults in the middle of a run: dead and frozen workers, a dead ledger server, a ledger without room."""
+"""Claims about faults in the middle of a run: dead and frozen workers, a dead ledger server, a
+ledger without room.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Claims about whole fleets: real processes, real Redis, real ZeroMQ, and a real (small) model where learning is claimed."""
+"""Claims about whole fleets: real processes, real Redis, real ZeroMQ, and a real (small) model
+where learning is claimed.
+"""
 
 from __future__ import annotations
 

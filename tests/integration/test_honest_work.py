@@ -29,7 +29,9 @@ PACED = (
     "data.evaluation=[]",
     "checkpoint.every_updates=1000",
 )
-"""A step of the policy takes ten times what a piece of work may take, and ten times what a drain waits for one."""
+"""A step of the policy takes ten times what a piece of work may take, and ten times what a drain
+waits for one.
+"""
 
 
 def _replaced(running: RunningFleet) -> list[str]:

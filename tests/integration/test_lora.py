@@ -1,4 +1,6 @@
-"""Claims about a fleet whose learner trains an adapter: it alone travels, and damage to what is below it is mended."""
+"""Claims about a fleet whose learner trains an adapter: it alone travels, and damage to what is
+below it is mended.
+"""
 
 from __future__ import annotations
 

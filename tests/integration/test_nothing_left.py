@@ -1,4 +1,6 @@
-"""The claim that a run leaves nothing behind but its folder, however it ends. Real processes; only the models are emulated."""
+"""The claim that a run leaves nothing behind but its folder, however it ends. Real processes; only
+the models are emulated.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ pytestmark = [
 ]
 
 MARK = "HEADRACE_TEST_OF"
-HEARS_HANGUPS = ("/usr/bin/env", "--default-signal=HUP")  # also in tests that run under nohup
+# also in tests that run under nohup
+HEARS_HANGUPS = ("/usr/bin/env", "--default-signal=HUP")
 SETTINGS = (
     *EMULATED,
     "emulation.step_s=0.1",
@@ -48,7 +51,9 @@ SETTINGS = (
 
 
 class Run:
-    """One run, in a folder whose path is too long for sockets, with a temporary folder of its own."""
+    """One run, in a folder whose path is too long for sockets, with a temporary
+    folder of its own.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.run_dir = folder / ("long-" * 20) / "test"
@@ -58,7 +63,8 @@ class Run:
         self.environment = os.environ | {
             MARK: self.name,
             "TMPDIR": str(self.temporary),
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),  # of the account, not of a run
+            # of the account, not of a run
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
@@ -80,7 +86,8 @@ class Run:
         command = [*HEARS_HANGUPS, sys.executable, "-m", "pipeline.cli", "up", "configs/demo.toml", *words]
         with self.output.open("wb") as output:
             where = output.fileno() if terminal is None else terminal
-            if terminal is not None:  # a session's first terminal becomes its own when it opens it
+            # a session's first terminal becomes its own when it opens it
+            if terminal is not None:
                 command = [sys.executable, "-c", _TAKE_TERMINAL, *command]
             self.supervisor = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdin=where, stdout=where, stderr=where, start_new_session=True
@@ -151,7 +158,8 @@ _TAKE_TERMINAL = (
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    before = os.umask(0o022)  # what most accounts have
+    # what most accounts have
+    before = os.umask(0o022)
     made = Run(tmp_path)
     try:
         yield made
@@ -213,7 +221,9 @@ def closed_terminal(run: Run) -> int:
 
 
 def killed(*what: str) -> Callable[[Run], int]:
-    """``kill -9`` of the supervisor, the workers, or all at once, the ledger's server among them; then ``down``."""
+    """``kill -9`` of the supervisor, the workers, or all at once, the ledger's server among them;
+    then ``down``.
+    """
 
     def end(run: Run) -> int:
         process = run.up(100_000)

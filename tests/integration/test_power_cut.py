@@ -1,4 +1,6 @@
-"""Claims about a run of which everything is killed at once, the ledger's server included, and which is then resumed."""
+"""Claims about a run of which everything is killed at once, the ledger's server included, and which
+is then resumed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 GROUPS, SIZE = 2, 4
 ETA = 8
-"""So large that nothing is too old only because the machine is slow: what goes stale then is a unit that others overtake."""
+"""So large that nothing is too old only because the machine is slow: what goes stale then is a unit
+that others overtake.
+"""
 QUICK = (
     *EMULATED,
     "run.num_updates=1000",
@@ -40,7 +44,9 @@ def updates(run: RunningFleet) -> list[dict[str, Any]]:
 
 
 def cut_the_power(run: RunningFleet) -> None:
-    """Kill the supervisor, then every worker and the ledger's server, and wait until all are gone."""
+    """Kill the supervisor, then every worker and the ledger's server, and wait until
+    all are gone.
+    """
     address = read_address(run.run_dir)
     assert address is not None
     pids = [worker["pid"] for worker in run.workers().values()]
@@ -54,7 +60,9 @@ def cut_the_power(run: RunningFleet) -> None:
 
 
 def check_books(run: RunningFleet, num_updates: int) -> dict[str, Any]:
-    """Everything that was admitted is trained on once, or dropped for a reason, and the weights hold what counts as trained."""
+    """Everything that was admitted is trained on once, or dropped for a reason, and the weights
+    hold what counts as trained.
+    """
     rows = updates(run)
     assert [row["update"] for row in rows] == list(range(1, num_updates + 1))
     versions = [row["policy_version"] for row in rows]
@@ -75,7 +83,8 @@ def test_after_a_power_cut_every_trajectory_goes_on_and_an_older_checkpoint_can_
         run.wait_until(lambda: run.num_updates() >= 6, "the sixth update")
         cut_the_power(run)
         seen = run.num_updates()
-    before = run.audit()  # by a server of the command's own, on the file that is left
+    # by a server of the command's own, on the file that is left
+    before = run.audit()
     assert before["balances"] is True
     begun = sum(before["tokens"]["in_flight"].values())
     assert begun > 0, "nothing was in flight: the test shows nothing"

@@ -1,4 +1,6 @@
-"""Claims about a learner on several ranks in a whole fleet: it trains, and the death of any rank costs nothing but time."""
+"""Claims about a learner on several ranks in a whole fleet: it trains, and the death of any rank
+costs nothing but time.
+"""
 
 from __future__ import annotations
 

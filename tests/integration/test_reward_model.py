@@ -1,4 +1,6 @@
-"""Claims about a whole fleet whose rewards come from a reward model: real processes, a real (small, random) classifier."""
+"""Claims about a whole fleet whose rewards come from a reward model: real processes, a real (small,
+random) classifier.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Claims about the runbook's section on several hosts: followed as written, over a cable between two hosts.
+"""Claims about the runbook's section on several hosts: followed as written, over a cable between
+two hosts.
 
-Its commands are taken from the page and run by bash, those of the ledger's server before them. The hosts are namespaces.
-Each knows its own name as a loopback address, as on Debian, and its neighbour's by the cable's address. They share the
-run's folder, the data and the model. Host B has its own shared memory, and of the ledger's files only the authority's
-certificate. The server's program, which tests use, has no TLS: its end of the encrypted connection is a relay with the
-page's certificate.
+Its commands are taken from the page and run by bash, those of the ledger's server before them. The
+hosts are namespaces. Each knows its own name as a loopback address, as on Debian, and its
+neighbour's by the cable's address. They share the run's folder, the data and the model. Host B has
+its own shared memory, and of the ledger's files only the authority's certificate. The server's
+program, which tests use, has no TLS: its end of the encrypted connection is a relay with the page's
+certificate.
 """
 
 from __future__ import annotations
@@ -137,7 +139,9 @@ def trained(run_dir: Path) -> set[str]:
 
 
 def far_worker(run_dir: Path, role: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return process id and log of the worker that joined from host B; an empty one before it did."""
+    """Return process id and log of the worker that joined from host B; an empty one
+    before it did.
+    """
     [log] = list((run_dir / "logs").glob(f"{role}-host-b-*.jsonl")) or [None]
     if log is None:
         return "", []
@@ -167,7 +171,8 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
     (tmp_path / "relay.py").write_text(RELAY)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("REDIS", "HEADRACE"))} | {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),  # of the verifier, which is no part of what is installed
+        # of the verifier, which is no part of what is installed
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "LEDGER_HOST": "host-a",
     }
@@ -202,7 +207,8 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
                     f"{line} &\n{name}=$!\n" for name, line in zip(("one", "two"), on_b.splitlines(), strict=True)
                 )
                 joined += (
-                    "wait $one\nwait $two\n"  # by process: bash forgets a job that ends while it waits for another
+                    # by process: bash forgets a job that ends while it waits for another
+                    "wait $one\nwait $two\n"
                 )
                 with running(b, joined, tmp_path, outputs["b"], environment) as workers:
                     until(

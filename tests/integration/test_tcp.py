@@ -1,4 +1,6 @@
-"""Claims about a fleet over tcp with CURVE: weights in ranges, strangers refused, and what hostile messages do."""
+"""Claims about a fleet over tcp with CURVE: weights in ranges, strangers refused, and what hostile
+messages do.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ QUICK = (
     "wire.transport=tcp",
     "wire.max_message_mb=2",
     "weights.max_part_mb=1",
-    "emulation.weights_kb=2500",  # three parts
+    # three parts
+    "emulation.weights_kb=2500",
 )
-PICKLED = b"\x80\x04\x95\n\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s."  # {"a": 1}
+# {"a": 1}
+PICKLED = b"\x80\x04\x95\n\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s."
 FAR_GENERATOR = """
 import sys
 import workers.generator.weight_receiver
@@ -128,7 +132,8 @@ def test_weights_cross_hosts_strangers_are_refused_and_hostile_messages_change_n
         ]
         push(endpoint, key, ours, hostile)
         push(reference, reference_key, ours, [*hostile, good])
-        push(endpoint, key, ours, [[b"\x00" * (3 << 20)]])  # over the socket's own limit: its connection is cut
+        # over the socket's own limit: its connection is cut
+        push(endpoint, key, ours, [[b"\x00" * (3 << 20)]])
 
         def refused(worker: str) -> float:
             queues = run.command("queues", str(run.run_dir))

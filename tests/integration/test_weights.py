@@ -1,4 +1,6 @@
-"""Claims about weights on a real fleet: damaged ones are never served and the run goes on; other hosts get what changed."""
+"""Claims about weights on a real fleet: damaged ones are never served and the run goes on; other
+hosts get what changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Claims about ``headrace why`` and ``headrace requeue`` on a real fleet whose workers freeze and die."""
+"""Claims about ``headrace why`` and ``headrace requeue`` on a real fleet whose workers freeze and
+die.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def test_frozen_generators_and_a_dead_value_worker_are_the_roots_and_open_leases
     with fleet(tmp_path, *SMALL) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update", 200.0)
         frozen = [worker["pid"] for name, worker in run.workers().items() if name.startswith("generator")]
-        for pid in frozen:  # both: one alone may hold nothing just then, and the run then waits for nobody
+        # both: one alone may hold nothing just then, and the run then waits for nobody
+        for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         try:
             found = run.wait_until(
@@ -64,7 +67,8 @@ def test_frozen_generators_and_a_dead_value_worker_are_the_roots_and_open_leases
         assert "chunks wait in the ledger" in found["next"]
         goes_on(run)
 
-        for _ in range(2):  # of workers that are alive: they lease it again, or find out with their next write
+        # of workers that are alive: they lease it again, or find out with their next write
+        for _ in range(2):
             opened = [run.command("requeue", "--worker", f"generator-{n}", "--run", str(run.run_dir)) for n in (0, 1)]
             assert all(answer["unknown"] == [] for answer in opened)
             run.command("requeue", "--field", "reward", "--run", str(run.run_dir))

@@ -1,7 +1,9 @@
-"""Claims about the runbook's commands for ledger servers: they work as written, and no password comes into the process list.
+"""Claims about the runbook's commands for ledger servers: they work as written, and no password
+comes into the process list.
 
-They are taken from the page and run by bash: a real server, the real command line. Only ports differ, and the server's program
-is the one that tests use. That has no TLS, so its end of the encrypted connection is a relay with the page's certificate.
+They are taken from the page and run by bash: a real server, the real command line. Only ports
+differ, and the server's program is the one that tests use. That has no TLS, so its end of the
+encrypted connection is a relay with the page's certificate.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from tests.own_server import free_ports
 from tests.pipeline.op_config import write_config
 
 PAGE = Path(__file__).parents[2] / "ops" / "RUNBOOK.md"
-_END_SERVER = "trap 'kill $(jobs -p) 2>/dev/null && wait || true' EXIT\n"  # the next one takes its port and its files
+# the next one takes its port and its files
+_END_SERVER = "trap 'kill $(jobs -p) 2>/dev/null && wait || true' EXIT\n"
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/cmdline").exists() or shutil.which("openssl") is None, reason="needs /proc and openssl"
@@ -33,7 +36,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def blocks() -> list[str]:
-    """Return the commands of the page's section on servers: a server, its certificate, and a run that uses it."""
+    """Return the commands of the page's section on servers: a server, its certificate, and a run
+    that uses it.
+    """
     section = PAGE.read_text().split("\n## A ledger of your own\n")[1].split("\n## ")[0]
     return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
 
@@ -95,7 +100,9 @@ def test_the_pages_server_starts_with_a_password_and_is_taken_by_config_check(tm
 
 @contextmanager
 def encrypted(folder: Path, listen: int, behind: int) -> Iterator[None]:
-    """Serve TLS at one port with the page's certificate, and pass the bytes on to another, in a thread."""
+    """Serve TLS at one port with the page's certificate, and pass the bytes on to another, in a
+    thread.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     loop = asyncio.new_event_loop()

@@ -1,4 +1,6 @@
-"""vLLM as it really is, on this machine's CPU. These tests need an environment that holds it: ``make test-vllm``."""
+"""vLLM as it really is, on this machine's CPU. These tests need an environment that holds it:
+``make test-vllm``.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from tests.vllm.cores import CorePool
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let vLLM and what it imports warn, which is not ours to mend, and any test start one, which takes long on a busy
-    machine."""
+    """Let vLLM and what it imports warn, which is not ours to mend, and any test start one, which
+    takes long on a busy machine."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("default"))

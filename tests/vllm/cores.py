@@ -1,4 +1,6 @@
-"""Cores that tests share: one takes seconds to make, so it is lent by architecture, and returned empty."""
+"""Cores that tests share: one takes seconds to make, so it is lent by architecture, and returned
+empty.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""vLLM's async engine, in processes of its own: what serves GPUs, run here on a CPU. It goes on by itself, so claims are about
-what windows say of themselves, never about how far it got."""
+"""vLLM's async engine, in processes of its own: what serves GPUs, run here on a CPU. It goes on by
+itself, so claims are about what windows say of themselves, never about how far it got."""
 
 from __future__ import annotations
 
@@ -88,9 +88,12 @@ def test_it_serves_the_distribution_and_the_streams_that_the_local_engine_does(c
 def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
     core, old, new, tmp_path: Path, kv_policy: str, reported: bool, staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether vLLM reports the version of each token or the pauses are recorded, whether weights were staged or not."""
+    """Whether vLLM reports the version of each token or the pauses are recorded, whether weights
+    were staged or not.
+    """
     monkeypatch.setattr(core, "_reports_versions", reported and core._reports_versions)
-    for _ in range(5):  # until the swap fell inside the windows
+    # until the swap fell inside the windows
+    for _ in range(5):
         engine = engine_on(core, kv_policy=kv_policy)
         engine.load_weights(probed(old, tmp_path / "0"), 0)
         requests = [request(n, window=300, limit=300) for n in range(4)]
@@ -100,7 +103,8 @@ def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
         weights = probed(new, tmp_path / "1")
         if staged:
             engine.stage_weights(weights, 1)
-            (tmp_path / "1").unlink()  # what is staged needs no file
+            # what is staged needs no file
+            (tmp_path / "1").unlink()
         engine.load_weights(weights, 1)
         windows = {w.trajectory: w for w in early} | drain(engine)
         split = [each for each in requests if len(windows[each.trajectory].segments) == 2]

@@ -70,7 +70,8 @@ def test_adapters_merged_on_arrival_are_served_and_held_against_the_learner_like
         file.write_bytes(bytes_of(publish_merged(arrived, base, digest_buffer(base), dtype="float32")).tobytes())
         weights = read_weights(file)
         assert weights.probe is not None
-        engine.load_weights(weights, version)  # ParityFailed if vLLM did not compute what the learner does
+        # ParityFailed if vLLM did not compute what the learner does
+        engine.load_weights(weights, version)
         engine.submit(request(version))
         check_logprobs(learner, request(version), drain(engine)[request(version).trajectory])
 
@@ -119,7 +120,8 @@ def test_by_wait_and_abort_no_window_spans_two_versions(cores: CorePool, tmp_pat
     assert engine.advance(4) == []
     engine.load_weights(probed(new, tmp_path / "1"), 1)
     windows = drain(engine)
-    assert len(windows) == 6  # two were waiting for a slot
+    # two were waiting for a slot
+    assert len(windows) == 6
     for name, window in windows.items():
         ((version, num_tokens),) = [(s.policy_version, s.num_tokens) for s in window.segments]
         assert window.finish_reason is FinishReason.WINDOW

@@ -1,4 +1,6 @@
-"""vLLM as the frozen reference keeps the scoring contract, to 1e-5 nats of transformers' own forward in fp32."""
+"""vLLM as the frozen reference keeps the scoring contract, to 1e-5 nats of transformers' own
+forward in fp32.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.scoring.torch import build_scoring
 from workers.engines.scoring.vllm import VllmScoring
 
-SMALL_CACHE = "reference.vllm.engine_args={block_size=32,num_gpu_blocks_override=100}"  # the default is zeroed first
+# the default is zeroed first
+SMALL_CACHE = "reference.vllm.engine_args={block_size=32,num_gpu_blocks_override=100}"
 
 
 def run_config(model: Path, *overrides: str) -> RunConfig:
@@ -44,7 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestVllmScoring(ScoringContract):
-    budgets: ClassVar[tuple[int, ...]] = (64, 4096)  # of a prompt that is above it vLLM scores a part at a time
+    # of a prompt that is above it vLLM scores a part at a time
+    budgets: ClassVar[tuple[int, ...]] = (64, 4096)
     made: ClassVar[dict[str, VllmScoring]] = {}
 
     @pytest.fixture(autouse=True)
@@ -52,7 +56,9 @@ class TestVllmScoring(ScoringContract):
         self.folder = folder
 
     def make_engine(self, model: PreTrainedModel, *, temperature: float, micro_batch_tokens: int) -> VllmScoring:
-        """Make an engine once for each model and settings: it takes seconds, and its weights never change."""
+        """Make an engine once for each model and settings: it takes seconds, and its weights never
+        change.
+        """
         key = hashlib.sha256(f"{model.config.to_json_string()}/{temperature}/{micro_batch_tokens}".encode()).hexdigest()
         if key not in self.made:
             model.save_pretrained(self.folder / key)

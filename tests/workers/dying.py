@@ -1,7 +1,9 @@
-"""A learner that can be killed between any two of its steps, with a ledger in memory and real checkpoint folders.
+"""A learner that can be killed between any two of its steps, with a ledger in memory and real
+checkpoint folders.
 
-Its weights are the list of all responses that they were trained on, so that a checkpoint says for itself whether something is
-in it twice, or missing. Files are not forced to the disk: a process that dies takes none of its written files with it.
+Its weights are the list of all responses that they were trained on, so that a checkpoint says for
+itself whether something is in it twice, or missing. Files are not forced to the disk: a process
+that dies takes none of its written files with it.
 """
 
 from __future__ import annotations
@@ -192,7 +194,8 @@ class World:
                 "checkpoint": CheckpointSection(every_updates=2, keep=2),
                 "evaluation": EvaluationSection(every_updates=1),
                 "weights": WeightsSection(shared_memory=False),
-                "replay": ReplaySection(record=False),  # digests need tensors, and here weights are a list of names
+                # digests need tensors, and here weights are a list of names
+                "replay": ReplaySection(record=False),
             }
         )
         patch = self.monkeypatch.setattr
@@ -205,7 +208,8 @@ class World:
         publish = WeightsStore.publish
 
         def note(store: WeightsStore, version: int, publication: Publication) -> StoredWeights:
-            # written by a learner that died before it announced them, the same number may come again
+            # written by a learner that died before it announced them, the same number may come
+            # again
             self.published[version] = json.loads(publication.head)
             return publish(store, version, publication)
 
@@ -225,7 +229,9 @@ class World:
                 await self.ledger.write_score(SCORER, chunk.id, reward(lease.trajectory.member % 2))
 
     async def live(self, reaper: Reaper) -> bool:
-        """Be one learner's process, from its start to its good end or its death; return whether it ended well."""
+        """Be one learner's process, from its start to its good end or its death; return whether it
+        ended well.
+        """
         who = await self.registry.register(Role.LEARNER, "learner")
         self.epochs["learner"] = who.epoch
         self.num_lives += 1
@@ -267,7 +273,9 @@ class World:
                 learner._history.close()
 
     async def live_until_done(self, reaper: Reaper) -> list[str]:
-        """Die once, then be started again until the run is done; return the weights of the last checkpoint."""
+        """Die once, then be started again until the run is done; return the weights of the last
+        checkpoint.
+        """
         while not await self.live(reaper):
             reaper = Reaper(None)
         newest = pipeline.training.checkpoints.latest_checkpoint(self.root)

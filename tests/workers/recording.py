@@ -1,7 +1,9 @@
-"""Engines and backends that compute nothing and remember all that a worker gave them: one for each role.
+"""Engines and backends that compute nothing and remember all that a worker gave them: one for each
+role.
 
-They fill the seams of ``workers.engines`` as real ones do, so that a test can say exactly which tokens, settings and lengths
-left a worker's hands. What they answer is a plain function of what they are asked, so that a test can say what must come back.
+They fill the seams of ``workers.engines`` as real ones do, so that a test can say exactly which
+tokens, settings and lengths left a worker's hands. What they answer is a plain function of what
+they are asked, so that a test can say what must come back.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ STOP = 1
 
 
 class RecordingGeneration:
-    """Extends each trajectory by the next window of the response that ``responses`` names for it."""
+    """Extends each trajectory by the next window of the response that ``responses``
+    names for it.
+    """
 
     def __init__(
         self,
@@ -107,7 +111,9 @@ class RecordingGeneration:
 
 
 def sampled_logprobs(start: int, end: int) -> np.ndarray:
-    """Return the behaviour log-probs that a recording engine gives the response tokens from ``start`` to ``end``."""
+    """Return the behaviour log-probs that a recording engine gives the response tokens from
+    ``start`` to ``end``.
+    """
     return -np.arange(start + 1, end + 1, dtype=np.float32) / 64
 
 
@@ -190,7 +196,9 @@ class RecordingValue:
 
 
 class RecordingTraining:
-    """A policy whose log-prob of a token is ``-(id + steps taken)``: log-probs of another moment are other numbers."""
+    """A policy whose log-prob of a token is ``-(id + steps taken)``: log-probs of another moment
+    are other numbers.
+    """
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[TrainingSample], Objective]] = []
@@ -231,5 +239,7 @@ class RecordingTraining:
 
 
 def policy_logprobs(sample: TrainingSample, num_steps: int) -> np.ndarray:
-    """Return what a recording policy gives a sample's response tokens after so many steps, float32."""
+    """Return what a recording policy gives a sample's response tokens after so many
+    steps, float32.
+    """
     return -(sample.tokens[sample.prompt_length :] + num_steps).astype(np.float32)

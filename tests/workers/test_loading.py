@@ -1,4 +1,6 @@
-"""Claims about the wait for a model to load: each worker says what it loads and how large that is, while it does."""
+"""Claims about the wait for a model to load: each worker says what it loads and how large that is,
+while it does.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ def _closed() -> Iterator[None]:
 
 
 class Learning:
-    """One life of a learner: the real backend, updates, recorder and checkpoints, on units that are drawn by number."""
+    """One life of a learner: the real backend, updates, recorder and checkpoints, on units that are
+    drawn by number.
+    """
 
     def __init__(self, config: RunConfig, epoch: int, *, tell_as: RunConfig | None = None) -> None:
         self.config = config
@@ -77,7 +79,8 @@ class Learning:
         self.recorder.begin(checkpoint.path if checkpoint else None, state.get("policy_version", 0))
         self.num_updates = state.get("num_updates", 0)
         _LIVES.append(self)
-        self.version = state.get("policy_version", 0) if epoch == 1 else 100 * epoch  # numbers were announced meanwhile
+        # numbers were announced meanwhile
+        self.version = state.get("policy_version", 0) if epoch == 1 else 100 * epoch
 
     def units(self) -> list[ClaimedUnit]:
         drawn = responses(1000 * self.version + self.num_updates, num_groups=2)
@@ -210,7 +213,8 @@ def test_a_start_model_or_a_checkpoint_that_is_not_what_it_was_is_refused(tmp_pa
     tiny_model(seed=1).save_pretrained(config.model.path)
     with pytest.raises(DataError, match="the start model does not hold the weights"):
         replayed(config)
-    assert replayed(config, after=2).num_equal == 1  # begins at the checkpoint
+    # begins at the checkpoint
+    assert replayed(config, after=2).num_equal == 1
     backend = build_training_backend(config)
     folder = CheckpointFolder(config.run_dir / "checkpoints", owner="learner#9", keep=1)
     folder.take_over()
@@ -281,8 +285,10 @@ def test_the_log_stays_within_its_bound_and_what_is_left_is_replayed_from_the_ol
     for _ in range(4):
         learning.make(1).checkpoint()
     oldest = config.run_dir / "updates" / "000001.epoch-1.log"
-    oldest.write_bytes(oldest.read_bytes() + bytes(1 << 20))  # the log grows over a megabyte
-    learning.make(1).checkpoint()  # when it is begun, those of versions 3 and 4 are there
+    # the log grows over a megabyte
+    oldest.write_bytes(oldest.read_bytes() + bytes(1 << 20))
+    # when it is begun, those of versions 3 and 4 are there
+    learning.make(1).checkpoint()
     assert sorted(path.name[:6] for path in (config.run_dir / "updates").iterdir()) == ["000004", "000005"]
     report = replayed(config)
     assert (versions(report), report.num_equal, report.num_unreachable) == ([5], 1, 1)
@@ -307,7 +313,9 @@ def test_the_log_holds_no_address_of_a_ledger(tmp_path: Path) -> None:
 def test_the_log_tells_builds_of_torch_apart_that_are_installed_under_one_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wheel of the default index says ``2.13.0`` of itself as a distribution, and ``2.13.0+cu130`` when imported."""
+    """A wheel of the default index says ``2.13.0`` of itself as a distribution, and
+    ``2.13.0+cu130`` when imported.
+    """
     monkeypatch.setattr(fingerprint, "version", lambda _: "2.13.0")
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     config = config_of(tmp_path)

@@ -1,1 +1,3 @@
-"""What computes: generation, scoring and training behind one Protocol each. With ``pipeline.algorithms`` the door to torch."""
+"""What computes: generation, scoring and training behind one Protocol each. With
+``pipeline.algorithms`` the door to torch.
+"""

@@ -1,6 +1,8 @@
-"""From a configuration to the engines that it names: what workers call, so that none of them imports torch before it must.
+"""From a configuration to the engines that it names: what workers call, so that none of them
+imports torch before it must.
 
-*Consumes* a run's configuration. *Produces* an engine of the named kind. *Waits for* the disk, while a model loads.
+*Consumes* a run's configuration. *Produces* an engine of the named kind. *Waits for* the disk,
+while a model loads.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
-    """Make the generation engine that ``generation.engine`` names, around the model in ``model_path``.
+    """Make the generation engine that ``generation.engine`` names, around the model in
+    ``model_path``.
 
     Raises:
         ConfigError: No engine has that name, or its device is not here.
@@ -48,7 +51,9 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
-    """Make the run's generation engine on the start model; it serves from its first published weights on."""
+    """Make the run's generation engine on the start model; it serves from its first published
+    weights on.
+    """
     engine = build_engine(config, config.model.path)
     pace = config.emulation
     if config.generation.engine != "emulated" and (pace.decode_base_s or pace.decode_slot_s):
@@ -59,7 +64,9 @@ def build_generation_engine(config: RunConfig) -> GenerationEngine:
 
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:
-    """Make the engine of the frozen reference policy: ``model.reference_path``, or the start model when absent."""
+    """Make the engine of the frozen reference policy: ``model.reference_path``, or the start model
+    when absent.
+    """
     if config.reference.backend == "emulated":
         from workers.engines.emulated.build import build_emulated_scoring
 
@@ -82,7 +89,9 @@ def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
 
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
-    """Make the learner's backend on the start model; with several ranks, that of rank 0, once the others are there."""
+    """Make the learner's backend on the start model; with several ranks, that of rank 0, once the
+    others are there.
+    """
     match config.learner.backend:
         case "emulated":
             from workers.engines.emulated.build import build_emulated_training
@@ -99,8 +108,8 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
 
 
 def build_value_engine(config: RunConfig) -> ValueEngine:
-    """Make the value worker's engine on ``value.path``, or on the start model when absent; with several ranks, that of rank 0,
-    once the others are there."""
+    """Make the value worker's engine on ``value.path``, or on the start model when absent; with
+    several ranks, that of rank 0, once the others are there."""
     match config.value.backend:
         case "emulated":
             from workers.engines.emulated.build import build_emulated_value

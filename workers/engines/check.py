@@ -1,11 +1,13 @@
 """Whether our engines can compute a run's models, on the devices that it names.
 
-*Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and the reason on standard error. *Waits for* torch's
-import, seconds; no weights are read: each model is built on torch's meta device, where a forward pass computes shapes alone.
+*Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and the reason on standard
+error. *Waits for* torch's import, seconds; no weights are read: each model is built on torch's meta
+device, where a forward pass computes shapes alone.
 
-A model is computed right only if its tokens meet nowhere but in our attention. So the pass counts: our attention must have been
-called once in each layer, and nothing else that mixes tokens (a convolution along the row) may have been. What keeps a state of
-its own, adds positions to its scores (ALiBi), caps scores or has sinks is refused so.
+A model is computed right only if its tokens meet nowhere but in our attention. So the pass counts:
+our attention must have been called once in each layer, and nothing else that mixes tokens (a
+convolution along the row) may have been. What keeps a state of its own, adds positions to its
+scores (ALiBi), caps scores or has sinks is refused so.
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ _OURS = ("torch", "fsdp2", "deepspeed")
 
 
 def check(config: RunConfig) -> None:
-    """Raise the first thing that keeps an engine of ``config`` from computing: ConfigError, DataError, EngineError."""
+    """Raise the first thing that keeps an engine of ``config`` from computing: ConfigError,
+    DataError, EngineError.
+    """
     check_devices(config)
     for path, what in _wanted(config):
         _check_model(path, what)
 
 
 def check_devices(config: RunConfig) -> None:
-    """Raise ConfigError for a configured device that torch does not see here, with the setting's name."""
+    """Raise ConfigError for a configured device that torch does not see here, with the setting's
+    name.
+    """
     devices = {"model.device": config.model.device}
     if config.generation.engine != "emulated":
         devices["generation.device"] = config.generation.device
@@ -86,7 +92,8 @@ def _check_model(path: Path, what: str) -> None:
         raise ConfigError(f"{path}: {names[what]}: {error}") from error
     except Exception as error:
         if isinstance(error, NotImplementedError) or "meta" in str(error):
-            return  # it looks at values, of which there are none: it cannot be tried in this way
+            # it looks at values, of which there are none: it cannot be tried in this way
+            return
         raise ConfigError(
             f"{path}: {names[what]}: a trial pass without weights ended by {type(error).__name__}: {error}; choose another "
             "model (Qwen2, Qwen3 and Llama do)"
@@ -94,11 +101,13 @@ def _check_model(path: Path, what: str) -> None:
 
 
 def try_model(config: PretrainedConfig, what: str) -> None:
-    """Build a model of ``config`` on no device and pass two sequences through it; see the module's text.
+    """Build a model of ``config`` on no device and pass two sequences through it; see the module's
+    text.
 
     Args:
         config: As transformers reads it.
-        what: ``slots`` (the local engine), ``packed`` (learner, reference) or ``value`` (the critic).
+        what: ``slots`` (the local engine), ``packed`` (learner, reference) or ``value`` (the
+            critic).
 
     Raises:
         EngineError: It would not be computed right.
@@ -113,7 +122,8 @@ def try_model(config: PretrainedConfig, what: str) -> None:
         kind = AutoModelForTokenClassification if what == "value" else AutoModelForCausalLM
         model = kind.from_config(config, dtype=torch.bfloat16).eval()
         if what == "slots" and is_dense(model):
-            return  # our own forward computes all of it
+            # our own forward computes all of it
+            return
         with _MixerCount(model) as counted:
             (_try_slots if what == "slots" else _try_packed)(model)
     if counted.mixers:

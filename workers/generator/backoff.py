@@ -1,7 +1,7 @@
 """How long the generator waits before it asks the ledger again. Time is an argument.
 
-A question costs the generator a tenth of a millisecond and the server half of that, which a fleet that waits pays many times.
-An answer that comes late costs the pause.
+A question costs the generator a tenth of a millisecond and the server half of that, which a fleet
+that waits pays many times. An answer that comes late costs the pause.
 """
 
 from __future__ import annotations

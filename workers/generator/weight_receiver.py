@@ -1,26 +1,31 @@
-"""The generator's side of the weights: the newest version is brought here and verified while decoding goes on, then swapped in.
+"""The generator's side of the weights: the newest version is brought here and verified while
+decoding goes on, then swapped in.
 
-*Consumes* announcements, and files or ranges of them. *Produces* tensors that are known to be what was published. *Waits for*
-the learner's next version; and for its answers, each with a deadline, when it is on another host. Unblocked by the learner.
+*Consumes* announcements, and files or ranges of them. *Produces* tensors that are known to be what
+was published. *Waits for* the learner's next version; and for its answers, each with a deadline,
+when it is on another host. Unblocked by the learner.
 
     look: announcement ──> file mapped, or fetched ──> digest matches ──> staged      (beside decoding)
                            an adapter: merged with the base, whose digest matches, too
                            vLLM on GPUs: copied to its devices, where there is room
     swap: staged ──> in the engine, between two tokens                                (the pause)
 
-The way is chosen by where the file is: on this host its pages are mapped; else the learner's endpoint is asked, for what
-changed since the version that is here, or for all of it. A version whose bytes cannot be made to match, though no newer one is
-announced, is refused with WeightsDamaged: its worker must not sample under that version, and leaves.
+The way is chosen by where the file is: on this host its pages are mapped; else the learner's
+endpoint is asked, for what changed since the version that is here, or for all of it. A version
+whose bytes cannot be made to match, though no newer one is announced, is refused with
+WeightsDamaged: its worker must not sample under that version, and leaves.
 
-An adapter's base comes once, the same way, and is kept as long as announcements name its digest. It is held against that digest
-before every use, for it lies for the whole run in pages that others share. Merged weights are made beside decoding, in pages of
-this process alone, so that the pause has none of it: engines use them where they lie, and so keep them, or copy them; then they
-are freed.
+An adapter's base comes once, the same way, and is kept as long as announcements name its digest. It
+is held against that digest before every use, for it lies for the whole run in pages that others
+share. Merged weights are made beside decoding, in pages of this process alone, so that the pause
+has none of it: engines use them where they lie, and so keep them, or copy them; then they are
+freed.
 
-Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire), ``weights_s`` (seconds from
-the announcement's sight to verified and merged), ``weights_merge_s`` (of them, merging), ``weights_pause_s`` (decoding stood
-still), ``weights_bases`` (bases that came), ``weights_deltas`` (versions that came as deltas), ``weights_refreshes`` (whole
-versions after a delta that did not fit), ``rejected_version`` (-1: none), ``stale_swaps`` (old weights stayed).
+Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire),
+``weights_s`` (seconds from the announcement's sight to verified and merged), ``weights_merge_s``
+(of them, merging), ``weights_pause_s`` (decoding stood still), ``weights_bases`` (bases that came),
+``weights_deltas`` (versions that came as deltas), ``weights_refreshes`` (whole versions after a
+delta that did not fit), ``rejected_version`` (-1: none), ``stale_swaps`` (old weights stayed).
 """
 
 from __future__ import annotations
@@ -97,8 +102,8 @@ class WeightReceiver:
         return self._staged is not None
 
     async def take_first(self) -> None:
-        """Wait for a version and take it. After a refused version, wait until the learner repairs it or
-        publishes another."""
+        """Wait for a version and take it. After a refused version, wait until the learner repairs
+        it or publishes another."""
         kind, detail = WaitingFor.WEIGHTS, "the learner's first version"
         while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
             self._ctx.waiting_for(kind, detail)
@@ -121,14 +126,17 @@ class WeightReceiver:
             await self.wait()
 
     async def wait(self) -> None:
-        """Wait until it is time for another look: something was announced since the last one, or it was a while ago."""
+        """Wait until it is time for another look: something was announced since the last one, or it
+        was a while ago.
+        """
         await self._ctx.clock.wait(self._announced, self._settings.poll_s)
 
     async def look(self) -> None:
         """Bring the newest announced version here, if it is newer than what is here.
 
         Raises:
-            WeightsDamaged: Its bytes are not those that were published, wherever they were asked for.
+            WeightsDamaged: Its bytes are not those that were published, wherever they were asked
+                for.
             WeightsRejected: The learner's answers make no sense.
         """
         async with self._turn:
@@ -149,7 +157,8 @@ class WeightReceiver:
             except WeightsRejected as error:
                 latest = await self._ctx.registry.weights()
                 if latest is None or latest.policy_version != newest.policy_version:
-                    return  # it was replaced while it was read: the next look finds the newer one
+                    # it was replaced while it was read: the next look finds the newer one
+                    return
                 self._next_try = self._ctx.clock.monotonic() + _RETRY_S
                 self._ctx.counters["rejected_version"] = newest.policy_version
                 self._ctx.log.error("weights_rejected", policy_version=newest.policy_version, reason=str(error))
@@ -167,8 +176,9 @@ class WeightReceiver:
     async def swap(self) -> None:
         """Put the staged version into the engine, if there is one.
 
-        Raises WeightsRejected when a version was refused since the last call, or does not fit the model; ParityFailed when the
-        engine does not serve it afterwards; and what the engine raises.
+        Raises WeightsRejected when a version was refused since the last call, or does not fit the
+        model; ParityFailed when the engine does not serve it afterwards; and what the engine
+        raises.
         """
         if self._refused is not None:
             raise self._refused
@@ -185,7 +195,8 @@ class WeightReceiver:
             self._release(staged)
             raise
         self._ctx.count("weights_pause_s", time.perf_counter() - started)
-        # giving back merged pages takes long, and so does not happen where the engine lets them go, in the pause
+        # giving back merged pages takes long, and so does not happen where the engine lets them go,
+        # in the pause
         asyncio.get_running_loop().run_in_executor(None, before.clear)
         self._release(self._serving)
         pages = None
@@ -198,7 +209,9 @@ class WeightReceiver:
         self._ctx.progress()
 
     async def _check_served(self, tensors: Mapping[str, Any], version: int) -> None:
-        """Raise ParityFailed when the engine serves anything else than what it was just given, whatever it says itself."""
+        """Raise ParityFailed when the engine serves anything else than what it was just given,
+        whatever it says itself.
+        """
         unserved = await self._ctx.compute(self._engine.unserved, tensors)
         if not unserved and self._engine.policy_version == version:
             return
@@ -217,7 +230,8 @@ class WeightReceiver:
         for folder in self._folders.values():
             folder.close()
 
-    # -- bringing a version here ---------------------------------------------------------------------------------------
+    # -- bringing a version here
+    # ---------------------------------------------------------------------------------------
 
     async def _obtain(self, announcement: WeightsAnnouncement) -> _Version:
         base = None if announcement.base is None else await self._obtain_base(announcement.base)
@@ -288,7 +302,8 @@ class WeightReceiver:
     def _map(self, announcement: WeightsAnnouncement) -> MappedFile | None:
         """Map the announced file, if it is on this host and what was announced."""
         path = Path(announcement.path)
-        for _ in range(2):  # a mapping that was kept is made afresh before the file is blamed
+        # a mapping that was kept is made afresh before the file is blamed
+        for _ in range(2):
             try:
                 mapped = self._reader.open(path)
             except OSError:
@@ -326,7 +341,9 @@ class WeightReceiver:
             self._ctx.count("weights_refreshes", fetch.received.num_refreshes)
 
     def _note_reach(self) -> None:
-        """Take note of whether the learner's endpoint has shaken hands. Requests that follow one another are one attempt."""
+        """Take note of whether the learner's endpoint has shaken hands. Requests that follow one
+        another are one attempt.
+        """
         _, requester = self._asked
         if requester is None:
             return
@@ -337,7 +354,9 @@ class WeightReceiver:
             self._unreached_since = self._ctx.clock.monotonic() - down_s
 
     def _reports(self) -> list[LinkReport]:
-        """Say in the heartbeat when the learner's endpoint cannot be reached. There are no counters of this link."""
+        """Say in the heartbeat when the learner's endpoint cannot be reached. There are no counters
+        of this link.
+        """
         self._note_reach()
         since, words = self._unreached_since, ""
         if since is not None and (down_s := self._ctx.clock.monotonic() - since) >= UNREACHED_SAID_AFTER_S:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 
 class Forecast:
-    """Waits half of the time that the missing units will take at the rate so far: few questions, and the last one in time.
+    """Waits half of the time that the missing units will take at the rate so far: few questions,
+    and the last one in time.
 
-    While nothing has come, or it is not their number that is waited for, a tenth of the time that was waited.
+    While nothing has come, or it is not their number that is waited for, a tenth of the time that
+    was waited.
     """
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
@@ -15,7 +17,8 @@ class Forecast:
 
     def pause_s(self, now_s: float, *, num_ready: int, num_needed: int) -> float:
         """Return how long to wait before asking again."""
-        if self._first is None or num_ready < self._first[1]:  # the first look, or some were dropped
+        # the first look, or some were dropped
+        if self._first is None or num_ready < self._first[1]:
             self._first = now_s, num_ready
         begin_s, begin = self._first
         missing, come, waited_s = num_needed - num_ready, num_ready - begin, now_s - begin_s

@@ -1,15 +1,18 @@
-"""Whether the data is hopeless: nothing can be learned from any of it, however long the learner waits.
+"""Whether the data is hopeless: nothing can be learned from any of it, however long the learner
+waits.
 
-*Consumes* the ledger's refusals of a claim, and its totals. *Produces* a verdict. *Waits for* nothing; a pure state machine.
+*Consumes* the ledger's refusals of a claim, and its totals. *Produces* a verdict. *Waits for*
+nothing; a pure state machine.
 
-Data is hopeless when so many groups in a row were dropped because nothing could be learned from them, and the learner really
-lacks units:
+Data is hopeless when so many groups in a row were dropped because nothing could be learned from
+them, and the learner really lacks units:
 
     counted     since the last unit that became ready: one good group begins the count anew
     judged      only while fewer units are ready than a batch needs; never while late work is waited for
     certain     only when all that was in flight as the limit was reached came to nothing, too
 
-So a generator that was cut off, and whose groups are late, ends no run: its groups are sampled by others first.
+So a generator that was cut off, and whose groups are late, ends no run: its groups are sampled by
+others first.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from collections import Counter
 from pipeline.ledger.contract import ClaimRefused, ClaimWait, DropReason, Totals
 
 UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER)
-"""Drops after which nothing is left to learn from a group; any other reason blames the run, not the data."""
+"""Drops after which nothing is left to learn from a group; any other reason blames the run, not the
+data.
+"""
 
 
 class HopelessData:
@@ -41,7 +46,8 @@ class HopelessData:
         self._begin = None
 
     def look(self, refused: ClaimRefused, totals: Totals) -> Counter[str] | None:
-        """Return the unusable groups of the row by reason when the data is hopeless; None while it is not.
+        """Return the unusable groups of the row by reason when the data is hopeless; None while it
+        is not.
 
         Args:
             refused: The ledger's answer to the last claim.

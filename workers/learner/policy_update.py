@@ -1,10 +1,13 @@
-"""One update of the policy, from claimed units to optimiser steps: the same lines for the learner and for ``headrace replay``.
+"""One update of the policy, from claimed units to optimiser steps: the same lines for the learner
+and for ``headrace replay``.
 
-*Consumes* claimed units, the policy version that the learner is at, and a training backend. *Produces* training samples, and
-optimiser steps on them. *Waits for* the backend, through the caller's ``compute``.
+*Consumes* claimed units, the policy version that the learner is at, and a training backend.
+*Produces* training samples, and optimiser steps on them. *Waits for* the backend, through the
+caller's ``compute``.
 
-Nothing here knows where units come from or what becomes of the new weights: the same units under the same settings on the same
-weights make the same weights, which is what makes an asynchronous run repeatable.
+Nothing here knows where units come from or what becomes of the new weights: the same units under
+the same settings on the same weights make the same weights, which is what makes an asynchronous run
+repeatable.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ class PolicyUpdate:
         self._num_bad_steps = 0
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> Prepared:
-        """Make samples of all units but those that are not finite. Raises LedgerError when a unit is not whole."""
+        """Make samples of all units but those that are not finite. Raises LedgerError when a unit
+        is not whole.
+        """
         kept = list(units)
         refused: list[NonFiniteUnit] = []
         while kept:
@@ -108,8 +113,9 @@ class PolicyUpdate:
 
     @property
     def _needs_old_logprobs(self) -> bool:
-        """Whether the proximal policy's log-probs must be computed before the steps. In the only step of an update the
-        present policy is the proximal one, and the backend reads them off the same forward pass."""
+        """Whether the proximal policy's log-probs must be computed before the steps. In the only
+        step of an update the present policy is the proximal one, and the backend reads them off the
+        same forward pass."""
         objective = self._algorithm.objective
         return objective.needs_old and (self._config.algorithm.num_minibatches > 1 or objective.needs_old_first)
 

@@ -1,10 +1,10 @@
 """The learner's pen: what every update was made of and what it made, in the run's update log.
 
-*Consumes* claimed units, results, and the backend's weights. *Produces* records (``pipeline.update_log``). *Waits for* the
-disk, where a checkpoint is taken.
+*Consumes* claimed units, results, and the backend's weights. *Produces* records
+(``pipeline.update_log``). *Waits for* the disk, where a checkpoint is taken.
 
-A disk that refuses never stops training: the log ends there, which is said once, and begins anew at the next checkpoint, from
-which ``headrace replay`` can go on.
+A disk that refuses never stops training: the log ends there, which is said once, and begins anew at
+the next checkpoint, from which ``headrace replay`` can go on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class UpdateRecorder:
             self._try(self._open)
 
     def batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
-        """Record what an update is made of, before it is made: the weights are those of ``policy_version``."""
+        """Record what an update is made of, before it is made: the weights are those of
+        ``policy_version``.
+        """
         self._try(self._write_batch, claim, units, update, policy_version)
 
     def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
@@ -66,7 +68,8 @@ class UpdateRecorder:
         self._try(self._write_outcome, prepared, stepped, update, policy_version)
 
     def cut(self) -> int:
-        """End the segment for good, since a checkpoint is taken of this state; return the number of the next one.
+        """End the segment for good, since a checkpoint is taken of this state; return the number of
+        the next one.
 
         A log above its bound is trimmed of what no checkpoint that is there now is followed by.
         """

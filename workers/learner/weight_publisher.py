@@ -1,15 +1,19 @@
 """Publishing policy versions, and knowing who serves what.
 
-*Consumes* the training backend's weights; or its adapter, and once what is below it. *Produces* announced, digested versions.
-*Waits for* generators that lag too far behind: a live generator that serves an older version than ``max_generator_lag`` allows
-is given ``ack_timeout_s`` to take the new weights; then it is fenced, so that the supervisor replaces it and its trajectories
-go on elsewhere. So the version never runs away from generators that have failed silently. One that is in the middle of a long
-turn (a prefill, most of all) cannot take any before its end: while pieces of it get done, it is waited for.
+*Consumes* the training backend's weights; or its adapter, and once what is below it. *Produces*
+announced, digested versions. *Waits for* generators that lag too far behind: a live generator that
+serves an older version than ``max_generator_lag`` allows is given ``ack_timeout_s`` to take the new
+weights; then it is fenced, so that the supervisor replaces it and its trajectories go on elsewhere.
+So the version never runs away from generators that have failed silently. One that is in the middle
+of a long turn (a prefill, most of all) cannot take any before its end: while pieces of it get done,
+it is waited for.
 
-A generator that could not make a version's bytes match says so in its heartbeat. Then the learner looks at its own copy, and
-publishes the version again if that is damaged: the same bytes, the same digest, in other pages.
+A generator that could not make a version's bytes match says so in its heartbeat. Then the learner
+looks at its own copy, and publishes the version again if that is damaged: the same bytes, the same
+digest, in other pages.
 
-Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds in which they were written and digested).
+Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds in which they were written
+and digested).
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ class WeightPublisher:
         self._endpoint = ""
 
     async def start(self) -> None:
-        """Serve ranges of the files when some generator may need them: to other hosts, so when the links go over tcp."""
+        """Serve ranges of the files when some generator may need them: to other hosts, so when the
+        links go over tcp.
+        """
         ctx = self._ctx
         path = ctx.config.weights.path
         if path == "file" or (path == "auto" and ctx.config.wire.transport != "tcp"):
@@ -62,8 +68,9 @@ class WeightPublisher:
         ctx.spawn("weights-server", self._serve())
 
     async def next_version(self, checkpointed: int) -> int:
-        """Return the version to publish first. Versions only grow: what a learner begins with gets a new number, above all that
-        were announced, whether or not the same weights were published before it. One number never names two files."""
+        """Return the version to publish first. Versions only grow: what a learner begins with gets
+        a new number, above all that were announced, whether or not the same weights were published
+        before it. One number never names two files."""
         announced = await self._ctx.registry.weights()
         return checkpointed if announced is None else max(checkpointed, announced.policy_version + 1)
 
@@ -77,12 +84,14 @@ class WeightPublisher:
         )
 
     async def repair(self, policy_version: int, backend: TrainingBackend) -> None:
-        """Publish the newest version again if it is damaged; look only when a generator has refused it.
+        """Publish the newest version again if it is damaged; look only when a generator has refused
+        it.
 
         Must be called while the backend still has just that version's weights.
 
         Raises:
-            WeightsDamaged: The same weights do not give the same bytes again; a new learner publishes under a new number.
+            WeightsDamaged: The same weights do not give the same bytes again; a new learner
+                publishes under a new number.
         """
         ctx = self._ctx
         beats = await ctx.registry.heartbeats()
@@ -102,7 +111,9 @@ class WeightPublisher:
                 )
 
     def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
-        """Lay a version out and store it, after its base, if it has one and that is not stored yet."""
+        """Lay a version out and store it, after its base, if it has one and that is
+        not stored yet.
+        """
         base = self._store.held(BASE_VERSION) or self._write_base(backend)
         started_s = time.perf_counter()
         return self._publish(policy_version, backend.publication(base and base.digest), started_s)
@@ -165,7 +176,9 @@ class WeightPublisher:
 
 
 class _Amid:
-    """A laggard's turn: whether it is the one that it was in when it was first found, and still gets on."""
+    """A laggard's turn: whether it is the one that it was in when it was first found, and still
+    gets on.
+    """
 
     def __init__(self, beat: Heartbeat, now_s: float) -> None:
         self._turn = beat.counters.get(TURNS, 0.0)
@@ -178,7 +191,9 @@ class _Amid:
             self._steps, self._moved_s = beat.work.steps, now_s
 
     def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
-        """Whether no turn has ended since that could have brought new weights, and a piece of work has, after ``since_s``."""
+        """Whether no turn has ended since that could have brought new weights, and a piece of work
+        has, after ``since_s``.
+        """
         return (
             beat.counters.get(TURNS, 0.0) - self._turn < _TURNS_TO_TAKE and self._steps > 0 and self._moved_s > since_s
         )

@@ -1,8 +1,9 @@
 """The reference worker: chunks in, log-probs under the frozen policy out.
 
-*Consumes* chunks from its mailbox, and from the ledger those that no reference worker has scored in time. *Produces* the
-reference field of each, once. *Waits for* its mailbox (generators fill it). Each chunk carries its whole context, so that
-this worker keeps no state and any number of them may come and go.
+*Consumes* chunks from its mailbox, and from the ledger those that no reference worker has scored in
+time. *Produces* the reference field of each, once. *Waits for* its mailbox (generators fill it).
+Each chunk carries its whole context, so that this worker keeps no state and any number of them may
+come and go.
 
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``.
 """
@@ -40,14 +41,17 @@ class Reference(Scorer):
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Score and write a batch; when the engine fails on it, each chunk by itself, so that a bad one fails alone."""
+        """Score and write a batch; when the engine fails on it, each chunk by itself, so that a bad
+        one fails alone.
+        """
         requests = [
             ScoringRequest(np.concatenate([c.prompt.tokens, c.context_tokens, c.tokens]), c.num_tokens) for c in chunks
         ]
         try:
             scored = await self.ctx.compute(self._engine.logprobs, requests)
         except EngineDied:
-            raise  # not the chunks' fault: a new process scores them
+            # not the chunks' fault: a new process scores them
+            raise
         except EngineError:
             if len(chunks) == 1:
                 await self.fail(chunks[0], traceback.format_exc())

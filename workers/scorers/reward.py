@@ -1,17 +1,20 @@
 """The reward worker: finished responses in, scores out.
 
-*Consumes* final chunks from its mailbox, and from the ledger those that no reward worker has scored in time. *Produces* the
-reward field of each, once; a repeat changes nothing. *Waits for* its mailbox (generators fill it).
+*Consumes* final chunks from its mailbox, and from the ledger those that no reward worker has scored
+in time. *Produces* the reward field of each, once; a repeat changes nothing. *Waits for* its
+mailbox (generators fill it).
 
-With a reward model (``reward.model``), every response is first read by it, on the compute thread; its weighted score is a part
-of the reward, and verifiers see the score. Accuracy is the verifiers' to say: dynamic sampling goes by it.
+With a reward model (``reward.model``), every response is first read by it, on the compute thread;
+its weighted score is a part of the reward, and verifiers see the score. Accuracy is the verifiers'
+to say: dynamic sampling goes by it.
 
-A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read: the failure is
-reported to the ledger with its traceback, the chunk is handed out again, and after the allowed attempts its group becomes a
-dead letter. An answer that is not judged within ``reward.timeout_s`` is wrong, at once.
+A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read:
+the failure is reported to the ledger with its traceback, the chunk is handed out again, and after
+the allowed attempts its group becomes a dead letter. An answer that is not judged within
+``reward.timeout_s`` is wrong, at once.
 
-Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because of the time limit),
-``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
+Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
+of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ class Reward(Scorer):
     field: ClassVar[Field] = Field.REWARD
 
     async def setup(self) -> None:
-        """Load the reward model if there is one, start the verifier processes and open the mailbox."""
+        """Load the reward model if there is one, start the verifier processes and
+        open the mailbox.
+        """
         config = self.ctx.config.reward
         self._model: TorchRewardModel | None = None
         if config.model is not None:
@@ -93,7 +98,8 @@ class Reward(Scorer):
     async def _read(self, chunks: list[TrajectoryChunk]) -> list[tuple[TrajectoryChunk, float | None]]:
         """Pair each chunk with the reward model's centred score of it, None without a reward model.
 
-        When the model fails on the batch, each chunk is read by itself; what cannot be read is reported and left out.
+        When the model fails on the batch, each chunk is read by itself; what cannot be read is
+        reported and left out.
         """
         if self._model is None:
             return [(chunk, None) for chunk in chunks]

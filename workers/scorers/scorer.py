@@ -1,8 +1,9 @@
 """What reward, reference and value workers share: a mailbox, the overdue index, keyed writes.
 
-*Consumes* chunks from the mailbox, and from the ledger the chunks whose deadline has passed (their message was lost with a
-dead process, or a mailbox was full for too long). *Produces* one field of each. *Waits for* its mailbox. Nothing depends on a
-message arriving: the wire is fast, the ledger is durable.
+*Consumes* chunks from the mailbox, and from the ledger the chunks whose deadline has passed (their
+message was lost with a dead process, or a mailbox was full for too long). *Produces* one field of
+each. *Waits for* its mailbox. Nothing depends on a message arriving: the wire is fast, the ledger
+is durable.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Scorer(Actor):
             await self.serve()
 
     async def serve(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> int:
-        """Score one batch of what arrives within ``timeout_s`` and, now and then, of what is overdue; return its size."""
+        """Score one batch of what arrives within ``timeout_s`` and, now and then, of what is
+        overdue; return its size.
+        """
         batch = await self._receive(timeout_s)
         now = self.ctx.clock.monotonic()
         if len(batch) < self.max_batch and now >= self._next_overdue_s:
@@ -83,8 +86,8 @@ class Scorer(Actor):
         return len(batch)
 
     async def drain(self) -> None:
-        """Score what is in the mailbox already, but for no longer than half a drain: where senders go on it never empties. The
-        rest is overdue later and goes to others."""
+        """Score what is in the mailbox already, but for no longer than half a drain: where senders
+        go on it never empties. The rest is overdue later and goes to others."""
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
         while self.ctx.clock.monotonic() < until_s and (batch := await self._receive(timeout_s=0.0)):
             await self._score(batch)
@@ -98,7 +101,9 @@ class Scorer(Actor):
         self._mailbox.close()
 
     async def write_all(self, scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
-        """Fill this role's field of chunks, all at once, so that they travel together; a repeat changes nothing."""
+        """Fill this role's field of chunks, all at once, so that they travel together; a repeat
+        changes nothing.
+        """
         async with asyncio.TaskGroup() as tasks:
             for chunk, score in scored:
                 tasks.create_task(self._write(chunk, score))
@@ -109,8 +114,8 @@ class Scorer(Actor):
         self.ctx.delivered += 1
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
-        """Report that this chunk could not be scored, with a traceback. The log has an error once a minute, and few of them:
-        all are counted, and those of dead letters are in the ledger."""
+        """Report that this chunk could not be scored, with a traceback. The log has an error once a
+        minute, and few of them: all are counted, and those of dead letters are in the ledger."""
         is_dead = await self._ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, self.field, error))
         self.ctx.count("failed")
         num_silent = self._complaints.due(_gist(error), "dead letter" if is_dead else "failed")
@@ -147,5 +152,7 @@ class Scorer(Actor):
 
 
 def _gist(error: str) -> str:
-    """Return the last line of a traceback without its numbers: what errors of one cause have in common."""
+    """Return the last line of a traceback without its numbers: what errors of one cause have in
+    common.
+    """
     return re.sub(r"\d+", "#", error.rstrip().rpartition("\n")[2][:_GIST_CHARS])

@@ -1,17 +1,21 @@
-"""The value process: chunks in, values out; and between them, finished responses in, a better value model out.
+"""The value process: chunks in, values out; and between them, finished responses in, a better value
+model out.
 
-*Consumes* chunks from its mailbox and the ledger's overdue ones, and finished, scored trajectories from the ledger.
-*Produces* the value field of each chunk, once, stamped with the version that computed it; value versions and their
-checkpoints. *Waits for* its mailbox (generators fill it) and for finished trajectories (the reward worker scores them).
+*Consumes* chunks from its mailbox and the ledger's overdue ones, and finished, scored trajectories
+from the ledger. *Produces* the value field of each chunk, once, stamped with the version that
+computed it; value versions and their checkpoints. *Waits for* its mailbox (generators fill it) and
+for finished trajectories (the reward worker scores them).
 
-Serving comes first: a step is taken when the mailbox has been emptied, or after so many full batches in a row that training
-would starve. The model learns at its own pace, whatever the policy does: each response once, whole, by its Monte-Carlo
-return. A batch is settled only together with the checkpoint that holds its effect; until then it is leased to this
-incarnation, and comes back when this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
+Serving comes first: a step is taken when the mailbox has been emptied, or after so many full
+batches in a row that training would starve. The model learns at its own pace, whatever the policy
+does: each response once, whole, by its Monte-Carlo return. A batch is settled only together with
+the checkpoint that holds its effect; until then it is leased to this incarnation, and comes back
+when this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
 
-Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``; ``value_version``,
-``value_steps``, ``value_loss``, ``explained_variance`` (moving mean), ``gate_open`` (1 or 0), ``trained`` (responses),
-``finished`` (responses that wait to be trained on), ``refused_steps``.
+Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``;
+``value_version``, ``value_steps``, ``value_loss``, ``explained_variance`` (moving mean),
+``gate_open`` (1 or 0), ``trained`` (responses), ``finished`` (responses that wait to be trained
+on), ``refused_steps``.
 """
 
 from __future__ import annotations
@@ -50,7 +54,9 @@ class Value(Scorer):
     field: ClassVar[Field] = Field.VALUE
 
     async def setup(self) -> None:
-        """Load the value model or its newest good checkpoint, settle what that holds, and open the mailbox."""
+        """Load the value model or its newest good checkpoint, settle what that holds, and open the
+        mailbox.
+        """
         config = self.ctx.config
         self._folder = CheckpointFolder(
             self.ctx.run_dir / VALUE_CHECKPOINTS, owner=str(self.ctx.who), keep=config.value.checkpoint_keep
@@ -99,7 +105,9 @@ class Value(Scorer):
             num_turns, has_trained = 0, await self._train()
 
     async def drain(self) -> None:
-        """Value what is in the mailbox already, then keep what was learned: checkpoint and settle."""
+        """Value what is in the mailbox already, then keep what was learned:
+        checkpoint and settle.
+        """
         await super().drain()
         await self._writer.wait()
         if self._applied or self._checkpointed_step != self._num_steps:
@@ -113,15 +121,16 @@ class Value(Scorer):
         self._folder.close()
         await super().teardown()
 
-    # -- serving -------------------------------------------------------------------------------------------------------
+    # -- serving
+    # -------------------------------------------------------------------------------------------------------
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Evaluation is never trained on, so it needs no values."""
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Value and write a batch. An engine that fails on it fails every chunk of it, to be tried again; a chunk whose values
-        are not finite fails alone, and nothing of it is written."""
+        """Value and write a batch. An engine that fails on it fails every chunk of it, to be tried
+        again; a chunk whose values are not finite fails alone, and nothing of it is written."""
         requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
         try:
             valued = await self.ctx.compute(self._engine.values, requests)
@@ -143,7 +152,8 @@ class Value(Scorer):
         await self.write_all(scored)
         self.ctx.count("scored_tokens", sum(chunk.num_tokens for chunk, _ in scored))
 
-    # -- training ------------------------------------------------------------------------------------------------------
+    # -- training
+    # ------------------------------------------------------------------------------------------------------
 
     async def _train(self) -> bool:
         """Take one step if enough finished responses wait; return whether one was taken.
@@ -173,8 +183,8 @@ class Value(Scorer):
         return True
 
     async def _settle_idle(self) -> None:
-        """Checkpoint early when no batch fills: what is trained but not settled holds memory of the ledger, and admission may
-        be waiting for just that."""
+        """Checkpoint early when no batch fills: what is trained but not settled holds memory of the
+        ledger, and admission may be waiting for just that."""
         idle_s = self.ctx.clock.monotonic() - max(self._stepped_at_s, self._writer.ended_s)
         if self._applied and idle_s >= _IDLE_CHECKPOINT_S and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
@@ -196,7 +206,9 @@ class Value(Scorer):
         return result.applied
 
     async def _record(self, result: ValueStepResult, samples: list[ValueSample], *, step_s: float) -> None:
-        """Take note of a step: version, gate, history, and a checkpoint when one is due or the gate has opened by it."""
+        """Take note of a step: version, gate, history, and a checkpoint when one is due or the gate
+        has opened by it.
+        """
         self._num_steps += 1
         self._version += 1
         has_opened = self._gate.take(result.explained_variance, num_steps=self._num_steps)
@@ -229,7 +241,8 @@ class Value(Scorer):
         # serving comes first: wait for the disk only when too much would be unsettled
         if self._is_due and (not self._writer.is_writing or self._num_steps - self._checkpointed_step >= 2 * every):
             await self._checkpoint()
-        if has_opened:  # the policy starts on the strength of this critic: a crash must not take it back
+        # the policy starts on the strength of this critic: a crash must not take it back
+        if has_opened:
             await self._writer.wait()
 
     def _tell(self) -> None:
@@ -242,7 +255,8 @@ class Value(Scorer):
             }
         )
 
-    # -- what lasts ----------------------------------------------------------------------------------------------------
+    # -- what lasts
+    # ----------------------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> None:
         """Begin a checkpoint, after which the claims whose effect it holds are settled."""
@@ -266,8 +280,9 @@ class Value(Scorer):
         await self._writer.write(self._version, self._engine.snapshot, state, settle)
 
     def _first_version(self, checkpointed: int) -> int:
-        """Return the number of the weights that were loaded. One number never names two models: when steps after the checkpoint
-        were lost with a crash, values that they computed are in the ledger, so numbering goes on after theirs."""
+        """Return the number of the weights that were loaded. One number never names two models:
+        when steps after the checkpoint were lost with a crash, values that they computed are in the
+        ledger, so numbering goes on after theirs."""
         told = [row.value_version for row in read_history(self._history_path) if isinstance(row, ValueRow)]
         latest = max(told, default=0)
         return latest + 1 if latest > checkpointed else checkpointed

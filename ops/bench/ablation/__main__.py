@@ -2,9 +2,10 @@
 
     python -m ops.bench.ablation dapo-ladder --seeds 5
 
-*Consumes* nothing but this project. *Produces* ``ops/results/<table>.md`` and ``.json``, and below ``--work`` every run, once
-no two rows would do the same. *Waits for* the runs, one after another: seed by seed, variants in turn, so that a machine
-that changes does so for all of them. An outcome that is already below ``--work`` is not made again.
+*Consumes* nothing but this project. *Produces* ``ops/results/<table>.md`` and ``.json``, and below
+``--work`` every run, once no two rows would do the same. *Waits for* the runs, one after another:
+seed by seed, variants in turn, so that a machine that changes does so for all of them. An outcome
+that is already below ``--work`` is not made again.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def check_distinct(table: Table) -> None:
 
 
 def _start(table: Table, folder: Path, num_held_out: int) -> list[str]:
-    """Write the prompts, make the models that there are none of yet, and return the overrides that name them."""
+    """Write the prompts, make the models that there are none of yet, and return the overrides that
+    name them.
+    """
     data = (folder / "data").resolve()
     counts = ((demo_task.Split.TRAIN, table.num_prompts), (demo_task.Split.HELD_OUT, num_held_out))
     named = [f'data.train=["{data / "train.jsonl"}"]', f'data.evaluation=["{data / "heldout.jsonl"}"]']

@@ -1,7 +1,7 @@
 """The curves of a comparison as one SVG: accuracy by update and by sampled tokens.
 
-*Consumes* a table and its outcomes. *Produces* SVG text: a line a row, the mean over its seeds, and every seed faint beside it.
-*Waits for* nothing.
+*Consumes* a table and its outcomes. *Produces* SVG text: a line a row, the mean over its seeds, and
+every seed faint beside it. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def as_svg(table: Table, outcomes: Sequence[Outcome]) -> str:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = table.name  # the same outcomes, the same bytes
+    # the same outcomes, the same bytes
+    matplotlib.rcParams["svg.hashsalt"] = table.name
     from matplotlib import pyplot
 
     figure, (by_update, by_tokens) = pyplot.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
@@ -51,6 +52,7 @@ def _lines(axes: Axes, name: str, of: Sequence[Outcome], colour: str, *, in_toke
 
     for o in of:
         axes.plot([place(p) for p in o.curve], [100 * p.accuracy for p in o.curve], color=colour, lw=0.6, alpha=0.25)
-    together = list(zip(*(o.curve for o in of), strict=False))  # seeds are examined after the same updates
+    # seeds are examined after the same updates
+    together = list(zip(*(o.curve for o in of), strict=False))
     at = [fmean(map(place, points)) for points in together]
     axes.plot(at, [100 * fmean(p.accuracy for p in points) for points in together], color=colour, lw=1.8, label=name)

@@ -1,12 +1,13 @@
-"""Whether two rows of a table would do different things, asked of one batch before anything is trained.
+"""Whether two rows of a table would do different things, asked of one batch before anything is
+trained.
 
-*Consumes* the configurations of rows. *Produces* what each makes of the same drawn responses, and the pairs that make the
-same of them. *Waits for* nothing.
+*Consumes* the configurations of rows. *Produces* what each makes of the same drawn responses, and
+the pairs that make the same of them. *Waits for* nothing.
 
-A row that differs from another in a setting need not differ in what it computes: a floor that an adaptive lambda never leaves
-makes it a constant. So the drawn responses go the way of a run: rewards are shaped, groups without signal dropped, windows
-cut, advantages and targets made, and the loss is differentiated at log-probs that have left the proximal policy's, so that
-clipping counts.
+A row that differs from another in a setting need not differ in what it computes: a floor that an
+adaptive lambda never leaves makes it a constant. So the drawn responses go the way of a run:
+rewards are shaped, groups without signal dropped, windows cut, advantages and targets made, and the
+loss is differentiated at log-probs that have left the proximal policy's, so that clipping counts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from protocol.trajectory import (
 
 NUM_RESPONSES = 64
 _DRIFT = 0.3
-"""Standard deviation of the current policy's log-probs around the proximal ones, nats: many ratios leave the clip's bounds."""
+"""Standard deviation of the current policy's log-probs around the proximal ones, nats: many ratios
+leave the clip's bounds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,17 @@ class Effect:
     """What a row makes of the drawn responses."""
 
     gradient: np.ndarray
-    """float64: of the loss, by the log-prob of every drawn token; 0 where a token is not trained on."""
+    """float64: of the loss, by the log-prob of every drawn token; 0 where a token is not trained
+    on.
+    """
     targets: np.ndarray
-    """float64: the critic's, of every drawn token that is within the cap; empty without a critic."""
+    """float64: the critic's, of every drawn token that is within the cap; empty
+    without a critic.
+    """
     critic_start: tuple[float | str, ...]
-    """Value steps before the policy may start, the explained variance that opens the gate earlier, and the critic's model."""
+    """Value steps before the policy may start, the explained variance that opens the gate earlier,
+    and the critic's model.
+    """
     group_size: int
     """Responses to one prompt."""
 
@@ -131,7 +140,8 @@ def _draw() -> list[_Drawn]:
     dice = np.random.default_rng(0)
     drawn: list[_Drawn] = []
     for index in range(NUM_RESPONSES):
-        length = 4 + int(20 * dice.pareto(1.0)) % 320  # longer than a window of any table
+        # longer than a window of any table
+        length = 4 + int(20 * dice.pareto(1.0)) % 320
         behavior = -dice.exponential(size=length)
         old = behavior + 0.05 * dice.normal(size=length)
         current = old + _DRIFT * dice.normal(size=length)
@@ -205,7 +215,9 @@ def _chunks(
 
 
 def _place(sample: TrainingSample, group_size: int) -> tuple[int, int]:
-    """Return the number of a sample's drawn response, and where in it the sample's response tokens begin."""
+    """Return the number of a sample's drawn response, and where in it the sample's response tokens
+    begin.
+    """
     _, group, member, *_ = sample.name.split(".")
     return int(group) * group_size + int(member), sample.num_context_tokens
 

@@ -1,19 +1,23 @@
-"""The tables' task: a counter whose answer is decided at once and asked for after hundreds of tokens.
+"""The tables' task: a counter whose answer is decided at once and asked for after hundreds of
+tokens.
 
-*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them, and
-demonstrations. *Waits for* nothing; the same arguments always give the same bytes.
+*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as
+``[data]`` reads them, and demonstrations. *Waits for* nothing; the same arguments always give the
+same bytes.
 
     prompt    a2b<4c<3*2=                        2, then 4 down, then 3 down, on a counter that rolls over; two laps
     response  a2b8c5~2ABC...XYZ1ABC...XYZ=5      what the counter shows after each change, the laps, the answer
     answer    5
 
-**Reward at the end only.** The verifier ``arithmetic`` compares the last number with the answer; the rest is not judged.
+**Reward at the end only.** The verifier ``arithmetic`` compares the last number with the answer;
+the rest is not judged.
 
-**What is to be learned, and where.** Short chains count down by ``<`` and have one lap, long ones count up by ``>`` and have
-nine. At the end of the scale the demonstrator mostly turns back (2 < 4 shows 2, not 8). Laps stand for the long and certain
-working of a reasoning model, which carries the outcome to the end. So what decides a response stands at its beginning, as the
-choice of an approach does, and its reward some 30 tokens later in short chains and some 245 in long ones. And what long chains
-need, short ones do not teach.
+**What is to be learned, and where.** Short chains count down by ``<`` and have one lap, long ones
+count up by ``>`` and have nine. At the end of the scale the demonstrator mostly turns back (2 < 4
+shows 2, not 8). Laps stand for the long and certain working of a reasoning model, which carries the
+outcome to the end. So what decides a response stands at its beginning, as the choice of an approach
+does, and its reward some 30 tokens later in short chains and some 245 in long ones. And what long
+chains need, short ones do not teach.
 
 **Train and held-out** are apart by construction, as in ``ops.demo.task``.
 """
@@ -92,7 +96,9 @@ class Chain:
         return -1 if self.kind is Kind.SHORT else 1
 
     def counter(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> list[int]:
-        """Return what the counter shows at first and after each change: rightly without ``rng``, or as the demonstrator."""
+        """Return what the counter shows at first and after each change: rightly without ``rng``, or
+        as the demonstrator.
+        """
         shown = [self.start]
         for steps in self.steps:
             end = shown[-1] + self._towards * steps
@@ -110,8 +116,11 @@ class Chain:
 
 
 def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int | None = None) -> Chain:
-    """Draw one chain of a side; a function of ``rng``'s state. ``laps``: in place of as many as the kind has."""
-    while True:  # ends soon: one in eight chains, or seven, are on the side asked for
+    """Draw one chain of a side; a function of ``rng``'s state. ``laps``: in place of as many as the
+    kind has.
+    """
+    # ends soon: one in eight chains, or seven, are on the side asked for
+    while True:
         drawn = kind or rng.choice(tuple(Kind))
         steps = tuple(rng.randint(1, _LAST) for _ in range(rng.randint(MIN_CHANGES, MAX_CHANGES)))
         chain = Chain(drawn, rng.randrange(10), steps, laps or _LAPS[drawn])
@@ -131,7 +140,9 @@ def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Chain]:
 
 
 def write_file(path: Path, split: Split, num_prompts: int, seed: int) -> None:
-    """Write a prompt file: one JSON object a line with prompt, answer, verifier, kind and num_turns."""
+    """Write a prompt file: one JSON object a line with prompt, answer, verifier, kind and
+    num_turns.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chain in generate(split, num_prompts, seed):

@@ -1,6 +1,8 @@
-"""A comparison as a page: what was compared, with which command and seeds, means, intervals, and every single figure.
+"""A comparison as a page: what was compared, with which command and seeds, means, intervals, and
+every single figure.
 
-*Consumes* a table and its outcomes. *Produces* Markdown for people and JSON for programs. *Waits for* nothing.
+*Consumes* a table and its outcomes. *Produces* Markdown for people and JSON for programs. *Waits
+for* nothing.
 """
 
 from __future__ import annotations
@@ -177,7 +179,9 @@ def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[
 
 
 def verdict(difference: Figures | None) -> str:
-    """Say in words what a difference from the whole method shows; the papers' direction is below it."""
+    """Say in words what a difference from the whole method shows; the papers' direction is below
+    it.
+    """
     if difference is None or (half := difference.half_width) is None:
         return "too few seeds"
     if abs(difference.mean) > half:
@@ -211,7 +215,9 @@ def _marked(difference: Figures | None) -> str:
 
 
 def _race(table: Table, outcomes: Sequence[Outcome]) -> str:
-    """Tell how soon each variant reached each target, and the ratio of the first two rows, seed by seed."""
+    """Tell how soon each variant reached each target, and the ratio of the first two rows, seed by
+    seed.
+    """
     rows = _rows(table, outcomes)
     lines = [
         "Seconds until the mean of three versions in a row reaches an accuracy, and updates by then; medians over seeds.",
@@ -237,8 +243,9 @@ def _reached(of: Sequence[Outcome], target: float) -> str:
 
 
 def _speed_up(slow: Sequence[Outcome], fast: Sequence[Outcome], target: float) -> str:
-    """Tell how much sooner ``fast`` reached a target: the median, and each seed. Where ``slow`` never reached it, it needed its
-    whole run at least, and so the ratio is a bound from below; where ``fast`` never did, the ratio counts as 0."""
+    """Tell how much sooner ``fast`` reached a target: the median, and each seed. Where ``slow``
+    never reached it, it needed its whole run at least, and so the ratio is a bound from below;
+    where ``fast`` never did, the ratio counts as 0."""
     rivals = {o.seed: o for o in fast}
     ratios: list[tuple[float, bool]] = []
     for o in slow:
@@ -286,7 +293,8 @@ def _differences(table: Table) -> str:
     """List what each row overrides, so that it can be repeated by hand."""
     lines = ["Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"]
     for variant in table.variants:
-        settings = dict(text.split("=", 1) for text in variant.overrides)  # of a key set twice, the last counts
+        # of a key set twice, the last counts
+        settings = dict(text.split("=", 1) for text in variant.overrides)
         overrides = " ".join(f"`{key}={value}`" for key, value in settings.items())
         lines += ["", f"- **{variant.name}**: `{variant.config}`, {overrides}"]
     return "\n".join(lines)

@@ -1,11 +1,13 @@
 """One variant trained with one seed by a real fleet, and what there is to know about it.
 
-*Consumes* a variant, a seed and a folder for everything that the run writes. *Produces* an ``Outcome``, kept as JSON so that a
-comparison that was interrupted goes on. *Waits for* ``headrace up``, within a limit.
+*Consumes* a variant, a seed and a folder for everything that the run writes. *Produces* an
+``Outcome``, kept as JSON so that a comparison that was interrupted goes on. *Waits for*
+``headrace up``, within a limit.
 
-The policy's published weights are linked away while the run goes on, and examined after it: no evaluation takes time from what
-is timed. Time is counted from the opening of the critic's gate, or from the first wait of a learner without a critic: starting
-processes and training the critic beforehand are the same on both sides of a comparison, and are told apart.
+The policy's published weights are linked away while the run goes on, and examined after it: no
+evaluation takes time from what is timed. Time is counted from the opening of the critic's gate, or
+from the first wait of a learner without a critic: starting processes and training the critic
+beforehand are the same on both sides of a comparison, and are told apart.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Point:
     accuracy: float
     """Share of right responses to the held-out prompts."""
     tokens: int = 0
-    """Sampled for learning by then, by the critic alone and for dropped groups too. Told in one process only."""
+    """Sampled for learning by then, by the critic alone and for dropped groups too. Told in one
+    process only.
+    """
     responses: int = 0
     """Likewise."""
     accuracy_by_kind: dict[str, float] = field(default_factory=dict[str, float])
@@ -61,8 +65,8 @@ class Outcome:
     train_s: float
     """From the first wait for a batch to the last update."""
     phases_s: dict[str, float]
-    """Seconds of the learner waiting for a batch, computing log-probs, stepping, publishing; ``decode``: of all generators, in
-    the engine, start to end of the run."""
+    """Seconds of the learner waiting for a batch, computing log-probs, stepping, publishing;
+    ``decode``: of all generators, in the engine, start to end of the run."""
     decode_steps: int
     sampled_tokens: int
     prefill_tokens: int
@@ -102,12 +106,16 @@ class Outcome:
         return sum(point.accuracy_by_kind[kind] for point in points) / len(points)
 
     def within(self, tokens: int) -> Outcome:
-        """Return what there was when so many tokens had been sampled; the first version at least."""
+        """Return what there was when so many tokens had been sampled; the first
+        version at least.
+        """
         kept = tuple(point for point in self.curve if point.tokens <= tokens)
         return replace(self, curve=kept or self.curve[:1])
 
     def reached(self, target: float, mean_of: int = 3) -> Point | None:
-        """Return the first version at which the mean of ``mean_of`` versions in a row is at least ``target``."""
+        """Return the first version at which the mean of ``mean_of`` versions in a row is at least
+        ``target``.
+        """
         for end in range(mean_of, len(self.curve) + 1):
             if sum(point.accuracy for point in self.curve[end - mean_of : end]) > mean_of * target - 1e-9:
                 return self.curve[end - 1]
@@ -152,10 +160,11 @@ def carry_out(variant: Variant, seed: int, folder: Path, start: Sequence[str], *
 
 
 def carry_out_here(variant: Variant, seed: int, folder: Path, start: Sequence[str], *, every: int = 1) -> Outcome:
-    """Train a variant with a seed in this process, synchronously, and keep the outcome in ``folder``.
+    """Train a variant with a seed in this process, synchronously, and keep the outcome in
+    ``folder``.
 
-    What another process would have told (decoding, waiting) is 0. All held-out prompts are answered after every ``every``
-    updates. ``start``: overrides that name prompts and models.
+    What another process would have told (decoding, waiting) is 0. All held-out prompts are answered
+    after every ``every`` updates. ``start``: overrides that name prompts and models.
     """
     from ops.bench.one_process import OneProcess
 
@@ -216,7 +225,8 @@ def _keep(outcome: Outcome, path: Path) -> None:
 def _overrides(variant: Variant, seed: int, folder: Path, start: Sequence[str], name: str) -> list[str]:
     return [
         *start,
-        "weights.shared_memory=false",  # so that the files can be linked away
+        # so that the files can be linked away
+        "weights.shared_memory=false",
         "weights.keep=100000",
         *variant.overrides,
         f"run.seed={seed}",
@@ -227,7 +237,8 @@ def _overrides(variant: Variant, seed: int, folder: Path, start: Sequence[str], 
 
 def _train(variant: Variant, overrides: Sequence[str], config: RunConfig, taken: Path) -> None:
     """Run the fleet, linking every published version into ``taken``."""
-    for left in (taken, config.run_dir):  # by a comparison that was interrupted
+    # by a comparison that was interrupted
+    for left in (taken, config.run_dir):
         shutil.rmtree(left, ignore_errors=True)
     taken.mkdir(parents=True)
     train(

@@ -1,17 +1,21 @@
-"""What of the reward reaches the tokens that decide, row by row of a table, before anything is trained.
+"""What of the reward reaches the tokens that decide, row by row of a table, before anything is
+trained.
 
     python -m ops.bench.ablation.signal --seeds 5
 
-The start policy samples long chains (``long_chains``), and each row's own rule makes advantages of them: with the critic that
-the row's policy would start with, its lambda, windows and filter. Where the counter has to pass an end of its scale, the next
-digit is right or wrong. The signal of a row is how far apart the advantages of right and wrong ones are:
+The start policy samples long chains (``long_chains``), and each row's own rule makes advantages of
+them: with the critic that the row's policy would start with, its lambda, windows and filter. Where
+the counter has to pass an end of its scale, the next digit is right or wrong. The signal of a row
+is how far apart the advantages of right and wrong ones are:
 
     d = (mean of the right ones - mean of the wrong ones) / standard deviation within the two
 
-A policy gradient learns the rule from that difference and from nothing else; a d of 0 teaches nothing, and the updates needed
-grow with 1 / d^2. A training run shows the same through the noise of its own course, which is far larger.
+A policy gradient learns the rule from that difference and from nothing else; a d of 0 teaches
+nothing, and the updates needed grow with 1 / d^2. A training run shows the same through the noise
+of its own course, which is far larger.
 
-*Consumes* the tables' rows. *Produces* d of every row, seed and kind of chain, printed and as JSON. *Waits for* nothing.
+*Consumes* the tables' rows. *Produces* d of every row, seed and kind of chain, printed and as JSON.
+*Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ class Signal:
     kind: str
     d: float
     gap: float
-    """Mean advantage of right digits less that of wrong ones, where the batch's advantages have a standard deviation of 1."""
+    """Mean advantage of right digits less that of wrong ones, where the batch's advantages have a
+    standard deviation of 1.
+    """
     num_right: int
     num_wrong: int
     share_trained: float
@@ -64,8 +70,8 @@ class Signal:
 def deciding(prompt: str, text: str) -> Iterator[tuple[int, bool]]:
     """Yield the place of each token of a response that decides, and whether it is right.
 
-    It is a digit of the working after a change that passes an end of the scale from where the response itself says that the
-    counter stands.
+    It is a digit of the working after a change that passes an end of the scale from where the
+    response itself says that the counter stands.
     """
     changes = prompt[2 : prompt.index("*")]
     towards = -1 if "<" in changes else 1
@@ -73,7 +79,8 @@ def deciding(prompt: str, text: str) -> Iterator[tuple[int, bool]]:
         at = 2 * number + 3
         before, shown = text[at - 2 : at - 1], text[at : at + 1]
         if not (before.isdigit() and shown.isdigit() and text[at - 1] == long_chains.LABELS[number + 1]):
-            return  # what follows is not a working
+            # what follows is not a working
+            return
         end = int(before) + towards * int(changes[3 * number + 2])
         if not 0 <= end <= 9:
             yield at, int(shown) == end % 10
@@ -89,7 +96,9 @@ def separation(right: Sequence[float], wrong: Sequence[float]) -> float:
 
 
 def measure(rows: Sequence[tuple[str, Variant]], seed: int, start: Sequence[str], *, batches: int) -> list[Signal]:
-    """Let every row make advantages of ``batches`` updates' responses. Rows whose critics begin alike share responses."""
+    """Let every row make advantages of ``batches`` updates' responses. Rows whose critics begin
+    alike share responses.
+    """
     made: list[Signal] = []
     begun: dict[tuple[object, ...], tuple[list[list[Sampled]], list[list[np.ndarray]]]] = {}
     for table, variant in rows:
@@ -124,7 +133,9 @@ def read_signals(path: Path) -> list[Signal]:
 
 
 def _grouped(config: RunConfig) -> AlgorithmSection:
-    """Return the algorithm's settings with groups of 8: a table's rows then see the same responses."""
+    """Return the algorithm's settings with groups of 8: a table's rows then see the
+    same responses.
+    """
     size = config.algorithm.group_size * config.algorithm.groups_per_update
     return config.algorithm.model_copy(update={"group_size": 8, "groups_per_update": size // 8})
 
@@ -176,8 +187,9 @@ def _signals(
 
 
 def as_table(signals: Sequence[Signal], table: str) -> str:
-    """Write one table's signals for a page: gap and d of each kind with intervals, and differences paired by seed.
-    Rows that make the first row's advantages, and differ from it later, are left out."""
+    """Write one table's signals for a page: gap and d of each kind with intervals, and differences
+    paired by seed. Rows that make the first row's advantages, and differ from it later, are left
+    out."""
     lines = [
         "| | chains | gap | difference | d | difference | trained |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -1,16 +1,19 @@
-"""The models that the tables on long chains start from: a policy of mixed quality, and a reward model for the critic.
+"""The models that the tables on long chains start from: a policy of mixed quality, and a reward
+model for the critic.
 
-*Consumes* the demo's start model and a seed. *Produces* Hugging Face folders. *Waits for* nothing; minutes of a core.
+*Consumes* the demo's start model and a seed. *Produces* Hugging Face folders. *Waits for* nothing;
+minutes of a core.
 
     python -m ops.bench.ablation.start_models --out ops/bench/ablation/policy
 
-**The policy** is there already, in ``policy``. It begins as the demo's start model, which finds terms by their letters and
-counts. Demonstrations that turn back at an end of the scale (``long_chains``) make it err where a chain is decided, while
-sampling finds right responses.
+**The policy** is there already, in ``policy``. It begins as the demo's start model, which finds
+terms by their letters and counts. Demonstrations that turn back at an end of the scale
+(``long_chains``) make it err where a chain is decided, while sampling finds right responses.
 
-**The reward model** is made before a table, from that policy's layers under a scalar head. It is taught from pairs of a right
-and a wrong response to one prompt (Bradley-Terry), by their last token alone, as a reward model is. What it says of earlier
-tokens was never taught, and its scale is its own. VAPO's baseline starts its critic so, and VC-PPO tells what the bias does.
+**The reward model** is made before a table, from that policy's layers under a scalar head. It is
+taught from pairs of a right and a wrong response to one prompt (Bradley-Terry), by their last token
+alone, as a reward model is. What it says of earlier tokens was never taught, and its scale is its
+own. VAPO's baseline starts its critic so, and VC-PPO tells what the bias does.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ POLICY = Path(__file__).parent / "policy"
 _PAIRS_A_STEP = 8
 _BATCH_TOKENS = 2048
 PHASES = ((0.0, 600), (0.8, 600), (0.2, 300))
-"""Share of short chains, and steps: first the laps are learned, then to find the outcome behind one, then behind many."""
+"""Share of short chains, and steps: first the laps are learned, then to find the outcome behind
+one, then behind many.
+"""
 _SKILLED = Path(__file__).parents[2] / "demo" / "tiny_model"
 """Finds terms by their letters, and counts, already."""
 
@@ -94,7 +99,9 @@ def make_reward_model(folder: Path, *, num_steps: int = 300, seed: int = 0) -> N
 
 
 def _take_over(model: Qwen3ForCausalLM, skilled: PreTrainedModel) -> None:
-    """Give a model the weights of one with another vocabulary; ``<`` begins as ``-`` does, ``>`` as ``+``."""
+    """Give a model the weights of one with another vocabulary; ``<`` begins as ``-`` does, ``>`` as
+    ``+``.
+    """
     known = skilled.state_dict()
     like = [{"<": "-", ">": "+"}.get(symbol, symbol) for symbol in SYMBOLS]
     places = [(row, DEMO_SYMBOLS.index(symbol)) for row, symbol in enumerate(like) if symbol in DEMO_SYMBOLS]

@@ -1,6 +1,7 @@
 """Means over seeds with their intervals, and ratios of the same seeds.
 
-*Consumes* a figure a seed. *Produces* mean, median, and the 95 % interval of the mean by Student's t. *Waits for* nothing.
+*Consumes* a figure a seed. *Produces* mean, median, and the 95 % interval of the mean by Student's
+t. *Waits for* nothing.
 """
 
 from __future__ import annotations

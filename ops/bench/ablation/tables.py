@@ -2,8 +2,9 @@
 
 *Consumes* nothing. *Produces* run files and overrides. *Waits for* nothing.
 
-All variants of a table share prompts, start model, number of updates and batch. A variant is named by what it adds or lacks,
-and is made by overrides alone, so that it can be repeated by hand with ``headrace up``.
+All variants of a table share prompts, start model, number of updates and batch. A variant is named
+by what it adds or lacks, and is made by overrides alone, so that it can be repeated by hand with
+``headrace up``.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Table:
     num_prompts: int = 16_384
     """Training prompts, all different: of the shortest chains there are few."""
     is_timed: bool = False
-    """Compares wall-clock times of fleets on the demo's task, and speed is part of the result. Other tables compare learning on
-    long chains, in one process."""
+    """Compares wall-clock times of fleets on the demo's task, and speed is part of the result.
+    Other tables compare learning on long chains, in one process."""
     every: int = 1
     """Updates from one examination of the policy to the next, in one process."""
     targets: tuple[float, ...] = ()
@@ -114,12 +115,16 @@ _COMMON: Final = ("reference.always=false", "evaluation.every_updates=0", "evalu
 _LONG: Final = (
     "reference.always=false",
     "evaluation.every_updates=0",
-    "evaluation.temperature=1.0",  # as the papers measure, and finer than greedy, which jumps where a habit turns
+    # as the papers measure, and finer than greedy, which jumps where a habit turns
+    "evaluation.temperature=1.0",
     "run.num_updates=18",
-    "data.max_prompt_tokens=20",  # the longest has so many
-    "generation.max_response_tokens=270",  # the longest right response has 259
+    # the longest has so many
+    "data.max_prompt_tokens=20",
+    # the longest right response has 259
+    "generation.max_response_tokens=270",
     "generation.window_tokens=270",
-    "algorithm.num_minibatches=4",  # several steps a batch, so that ratios leave 1 and clipping matters
+    # several steps a batch, so that ratios leave 1 and clipping matters
+    "algorithm.num_minibatches=4",
     "reward.overlong=none",
     "learner.learning_rate=5e-4",
     "learner.warmup_updates=3",
@@ -152,10 +157,12 @@ def _dapo() -> tuple[Variant, ...]:
 _CRITIC: Final = (
     *_LONG,
     "run.num_updates=12",
-    "value.learning_rate=1e-3",  # twice the policy's, as in the papers
+    # twice the policy's, as in the papers
+    "value.learning_rate=1e-3",
     "value.warmup_steps=3",
     "value.batch_trajectories=32",
-    "value.pretrain_steps=26",  # all in all 832 responses
+    # all in all 832 responses
+    "value.pretrain_steps=26",
 )
 _VAPO: Final = (
     *_CRITIC,
@@ -192,7 +199,8 @@ _TPPO: Final = (
     "algorithm.group_size=4",
     "algorithm.groups_per_update=32",
     "algorithm.adaptive_lambda_alpha=1.0",
-    "generation.window_tokens=90",  # a third of the cap, as in T-PPO
+    # a third of the cap, as in T-PPO
+    "generation.window_tokens=90",
 )
 
 

@@ -1,5 +1,5 @@
-"""Print what ``math`` and ``math_loose`` accept: ``python -m ops.bench.verdicts [--gsm8k test.jsonl]
-[--page FILE]``.
+"""Print what ``math`` and ``math_loose`` accept: ``python -m ops.bench.verdicts [--gsm8k
+test.jsonl] [--page FILE]``.
 
 *Consumes* solutions. *Produces* a table, and exit status 1 when ``math`` accepts a corrupted
 response or fewer than 99.9 % of the right ones.

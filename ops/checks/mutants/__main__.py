@@ -89,7 +89,8 @@ def main() -> int:
             )
             _keep(options.results, mutants, outcomes, commit)
     if any(mutant.name not in outcomes for mutant in mutants):
-        return 0  # some were never tried: there is no page yet
+        # some were never tried: there is no page yet
+        return 0
     left = survivors(mutants, outcomes)
     print(f"{len(left)} of {len(mutants)} mutants survived; {MAX_SURVIVORS} may")
     return int(len(left) > MAX_SURVIVORS)

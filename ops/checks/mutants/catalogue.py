@@ -1,6 +1,7 @@
 """The list of mutants, read and checked against a tree.
 
-*Consumes* ``catalogue.toml`` and a folder with the project's files. *Produces* mutants, and what is wrong with them.
+*Consumes* ``catalogue.toml`` and a folder with the project's files. *Produces* mutants, and what is
+wrong with them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
     def apply(self, root: Path) -> str:
-        """Change the file below ``root`` and return what stood in it. Raises ValueError unless the text is there once."""
+        """Change the file below ``root`` and return what stood in it. Raises ValueError unless the
+        text is there once.
+        """
         path = root / self.file
         before = path.read_text()
         found = before.count(self.text)
@@ -59,7 +62,9 @@ class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: Path = CATALOGUE) -> tuple[Mutant, ...]:
-    """Read the list. Raises ValidationError (msgspec) when an entry lacks something, or has something else."""
+    """Read the list. Raises ValidationError (msgspec) when an entry lacks something, or has
+    something else.
+    """
     return msgspec.convert(tomllib.loads(path.read_text()), _Catalogue).mutant
 
 

@@ -1,4 +1,5 @@
-"""The page of a trial: counts by part of the project, every mutant with the test that ended it, and what survived.
+"""The page of a trial: counts by part of the project, every mutant with the test that ended it, and
+what survived.
 
 *Consumes* mutants and outcomes. *Produces* Markdown.
 """

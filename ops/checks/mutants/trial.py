@@ -1,6 +1,7 @@
 """One mutant in a copy of the tree: applied, tested, taken back.
 
-*Consumes* a mutant and a copy of the project. *Produces* an outcome. *Waits for* pytest, at most as long as it is told.
+*Consumes* a mutant and a copy of the project. *Produces* an outcome. *Waits for* pytest, at most as
+long as it is told.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_tree(root: Path, to: Path) -> None:
-    """Copy what git tracks or would track in ``root``, as it is on the disk. Raises CalledProcessError outside a repository."""
+    """Copy what git tracks or would track in ``root``, as it is on the disk. Raises
+    CalledProcessError outside a repository.
+    """
     git = shutil.which("git") or "git"
     listed = subprocess.run(
         [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -61,7 +64,9 @@ def copy_tree(root: Path, to: Path) -> None:
 
 
 def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
-    """Apply ``mutant`` in ``copy``, run its tests there until the first that fails, and take it back."""
+    """Apply ``mutant`` in ``copy``, run its tests there until the first that fails, and take it
+    back.
+    """
     before = mutant.apply(copy)
     _forget_bytecode(copy / mutant.file)
     try:
@@ -72,13 +77,17 @@ def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
 
 
 def _forget_bytecode(source: Path) -> None:
-    """Remove what was compiled of a file, which is known by size and second of change: a mutant may share both with it."""
+    """Remove what was compiled of a file, which is known by size and second of change: a mutant may
+    share both with it.
+    """
     for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
         compiled.unlink()
 
 
 def run_tests(name: str, tests: Sequence[str], copy: Path, *, limit_s: float) -> Outcome:
-    """Run ``tests`` in ``copy``, whose modules come before any installed ones, until the first that fails."""
+    """Run ``tests`` in ``copy``, whose modules come before any installed ones, until the first that
+    fails.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(copy)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "--tb=no", "-p", "no:cacheprovider"]

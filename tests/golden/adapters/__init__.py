@@ -1,4 +1,6 @@
-"""From golden vectors to Headrace's public functions, one adapter a family. An adapter reshapes; it computes nothing."""
+"""From golden vectors to Headrace's public functions, one adapter a family. An adapter reshapes; it
+computes nothing.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A driver takes any ledger, and a test drives the Redis one too. Here it is the one in memory, which
 needs no server. A driver stands for the processes around the ledger: it leases and writes for a
-generator, scores, and claims for the learner. The schedule's windows go through the held trajectories
-of a generator and the emulated engine, whose lengths are known beforehand.
+generator, scores, and claims for the learner. The schedule's windows go through the held
+trajectories of a generator and the emulated engine, whose lengths are known beforehand.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ LEARNER = Incarnation(Role.LEARNER, "learner-0", 1)
 PROMPT = Prompt(prompt_id="golden", tokens=np.ones(1, np.int32), text="", answer="", verifier="arithmetic")
 
 NUM_STEPS = 6
-"""Every trace of T-PPO's schedule is six steps long, and lists the responses that were begun in them."""
+"""Every trace of T-PPO's schedule is six steps long, and lists the responses that were begun in
+them.
+"""
 
 
 def in_memory(driver: Driver) -> Adapter:
@@ -71,7 +73,9 @@ def _spec(unit: Unit, *, group_size: int, units_per_update: int, **settings: Any
 
 
 async def _write_response(ledger: Ledger, trajectory: TrajectoryId, versions: Sequence[int], accuracy: float) -> None:
-    """Write and score a response of one chunk, one token a version, as a generator and a verifier would."""
+    """Write and score a response of one chunk, one token a version, as a generator and a verifier
+    would.
+    """
     chunk = TrajectoryChunk(
         id=ChunkId(trajectory, 0),
         prompt=PROMPT,
@@ -86,12 +90,14 @@ async def _write_response(ledger: Ledger, trajectory: TrajectoryId, versions: Se
     await ledger.write_score(SCORER, chunk.id, RewardScore(reward=2.0 * accuracy - 1.0, accuracy=accuracy))
 
 
-# -- dynamic sampling --------------------------------------------------------------------------------------------------
+# -- dynamic sampling
+# --------------------------------------------------------------------------------------------------
 
 
 async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
-    """DAPO's loop: generation batches are drawn until the ledger has enough groups with signal for the learner's claim. How
-    many may be drawn is the loop's own business; in a run that is ``workers.learner.hopeless``."""
+    """DAPO's loop: generation batches are drawn until the ledger has enough groups with signal for
+    the learner's claim. How many may be drawn is the loop's own business; in a run that is
+    ``workers.learner.hopeless``."""
     batches, size, num_wanted = inputs["gen_batches"], inputs["n"], inputs["train_batch_size"]
     num_groups = sum(len(batch) for batch in batches)
     ledger = await open_ledger(
@@ -128,11 +134,14 @@ async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     }
 
 
-# -- group rules -------------------------------------------------------------------------------------------------------
+# -- group rules
+# -------------------------------------------------------------------------------------------------------
 
 
 async def group_rules(open_ledger: Open, inputs: Case) -> dict[str, Any]:
-    """When a group is trained, evicted or dropped; and T-PPO's running filter, which asks the same of the members so far."""
+    """When a group is trained, evicted or dropped; and T-PPO's running filter, which asks the same
+    of the members so far.
+    """
     if "steps" in inputs:
         return await _running_signal(open_ledger, inputs["steps"])
     members = inputs["members"]
@@ -153,7 +162,9 @@ async def group_rules(open_ledger: Open, inputs: Case) -> dict[str, Any]:
 async def _claimed(
     open_ledger: Open, members: Sequence[Case], ready: int, *, eta: int, signal_filter: bool
 ) -> ClaimedUnit | None:
-    """Return the group as the learner claims it once all members have finished; None when the ledger drops it."""
+    """Return the group as the learner claims it once all members have finished; None when the
+    ledger drops it.
+    """
     size = len(members)
     ledger = await open_ledger(
         _spec(Unit.GROUP, group_size=size, units_per_update=size, eta=eta, signal_filter=signal_filter)
@@ -188,7 +199,9 @@ async def _running_signal(open_ledger: Open, steps: Sequence[Any]) -> dict[str, 
 
 
 async def segments(open_ledger: Open, inputs: Case) -> dict[str, Any]:
-    """Versions and log-probs of a response of several versions, how old they make it, and whether the ledger lets it train."""
+    """Versions and log-probs of a response of several versions, how old they make it, and whether
+    the ledger lets it train.
+    """
     current = inputs["current_version"]
     versions, logprobs = join_segments(
         ([Segment(part["version"], len(part["logps"]))], np.array(part["logps"], dtype=np.float64))
@@ -213,7 +226,8 @@ def _ages(current: int, versions: Sequence[int] | np.ndarray) -> np.ndarray:
     return current - VersionHistory().updates_of(np.array(versions))
 
 
-# -- T-PPO's schedule --------------------------------------------------------------------------------------------------
+# -- T-PPO's schedule
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +242,9 @@ class _Known(LengthLaw):
 
 
 async def tppo_schedule(open_ledger: Open, inputs: Case) -> dict[str, Any]:
-    """Play a trace as a synchronous run: an update is as many windows as there are slots, and none may be a version old."""
+    """Play a trace as a synchronous run: an update is as many windows as there are slots, and none
+    may be a version old.
+    """
     slots, lengths = inputs["slots"], tuple(inputs["true_lengths"])
     fields = frozenset({Field.REWARD, Field.VALUE})
     ledger = await open_ledger(
@@ -273,7 +289,9 @@ def _config(window: int, max_response: int) -> RunConfig:
 
 
 async def _write_window(ledger: Ledger, held: HeldTrajectories, window: SampledWindow) -> None:
-    """Write a window's chunk as a generator does, and score it; then extend its trajectory or leave it."""
+    """Write a window's chunk as a generator does, and score it; then extend its trajectory or leave
+    it.
+    """
     writing, is_final = held.take(window.trajectory), window.finish_reason.is_final
     chunk = TrajectoryChunk(
         id=ChunkId(window.trajectory, writing.next_index),
@@ -297,7 +315,9 @@ async def _write_window(ledger: Ledger, held: HeldTrajectories, window: SampledW
 
 
 async def _learn(ledger: Ledger, version: int, begun: Mapping[TrajectoryId, int], slots: int) -> dict[str, Any]:
-    """Claim and settle what the policy and the value model learn from in one step, and say what it was."""
+    """Claim and settle what the policy and the value model learn from in one step, and say what it
+    was.
+    """
     claim = await ledger.claim(LEARNER, policy_version=version)
     assert isinstance(claim, Claim), f"the learner waits: {claim}"
     chunks = [unit.trajectories[0][0].chunk for unit in await ledger.fetch(claim)]
@@ -327,11 +347,14 @@ async def _learn(ledger: Ledger, version: int, begun: Mapping[TrajectoryId, int]
     }
 
 
-# -- admission ---------------------------------------------------------------------------------------------------------
+# -- admission
+# ---------------------------------------------------------------------------------------------------------
 
 
 async def capacity(open_ledger: Open, inputs: Case) -> dict[str, Any]:
-    """How much may be begun in each state (version, accepted, running): what the ledger's credit and the machine allow."""
+    """How much may be begun in each state (version, accepted, running): what the ledger's credit
+    and the machine allow.
+    """
     found: list[int] = []
     for version, accepted, running in inputs["states"]:
         settings = {"units_per_update": inputs["batch"], "eta": inputs["max_staleness"]}

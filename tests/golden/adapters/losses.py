@@ -55,7 +55,8 @@ def policy_loss(inputs: Case) -> dict[str, Any]:
     behavior = old if weights is None else old - rows.flat(weights).log()
     outputs, losses, metrics = _loss(inputs, rows, objective, old, behavior)
     approx_kl = metrics["approx_kl"]
-    if kind == "clip" and inputs["dual_clip_c"] is None:  # those of OpenRLHF, whose metric is not clamped
+    # those of OpenRLHF, whose metric is not clamped
+    if kind == "clip" and inputs["dual_clip_c"] is None:
         approx_kl = kl_estimate(old, rows.flat(inputs["log_prob"]), KLEstimator.K1)
     return outputs | {
         "per_token_loss": rows.matrix(losses),
@@ -232,8 +233,8 @@ def decoupled_ppo(inputs: Case) -> dict[str, Any]:
 
 
 def _selection(selection: Case | None) -> Objective:
-    """Return the settings that a selection of AReaL's means: its ratio of a row is the geometric mean, and its divergences
-    are seen from the other side, behaviour over proximal."""
+    """Return the settings that a selection of AReaL's means: its ratio of a row is the geometric
+    mean, and its divergences are seen from the other side, behaviour over proximal."""
     if selection is None:
         return Objective(importance=Importance.NONE)
     upper, lower, is_row = selection["upper"], selection["lower"], selection["level"] != "token"

@@ -25,8 +25,8 @@ Case = Mapping[str, Any]
 
 
 def gae(inputs: Case) -> dict[str, Any]:
-    """GAE, raw and whitened. What stands off the mask is no token of the response: it is left out, and the rest is a finished
-    window."""
+    """GAE, raw and whitened. What stands off the mask is no token of the response: it is left out,
+    and the rest is a finished window."""
     mask, gamma, lam = np.array(inputs["response_mask"], dtype=bool), inputs["gamma"], inputs["lam"]
     raw, returns = np.zeros(mask.shape), np.zeros(mask.shape)
     for row, kept in enumerate(mask):
@@ -88,7 +88,8 @@ def egae(inputs: Case) -> dict[str, Any]:
         values = np.array(inputs["values"][row], dtype=np.float64)
         bootstrapped, is_closed = rewards.copy(), is_finished
         if inputs["bootstrap"] == "next" and not is_finished:
-            # not T-PPO, and no option here: a window that is closed by the value after it, received as a reward
+            # not T-PPO, and no option here: a window that is closed by the value after it, received
+            # as a reward
             bootstrapped[-1] += gamma * inputs["v_next"][row]
             is_closed = True
         deltas = window_deltas(bootstrapped, values, is_finished=is_closed, gamma=gamma)
@@ -133,7 +134,9 @@ def egae_batch(inputs: Case) -> dict[str, Any]:
 
 
 def value_loss(inputs: Case) -> dict[str, Any]:
-    """Clipped value loss; and T-PPO's mean over finished responses, by the number of all of them."""
+    """Clipped value loss; and T-PPO's mean over finished responses, by the number of
+    all of them.
+    """
     rows = Rows.of(inputs["response_mask"])
     values = rows.flat(inputs["vpreds"], grad=True)
     term = clipped_value_loss(

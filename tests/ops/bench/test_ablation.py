@@ -1,4 +1,6 @@
-"""The tables of the ablation bench hold valid configurations, and its pages say what the outcomes say."""
+"""The tables of the ablation bench hold valid configurations, and its pages say what the outcomes
+say.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def test_no_two_rows_of_a_table_compute_the_same(table: Table, monkeypatch: pyte
         ("algorithm.clip_high=0.4", ["gradient"]),
         ("algorithm.dual_clip=1.1", ["gradient"]),
         ("algorithm.num_minibatches=2", ["gradient"]),
-        ("algorithm.importance=decoupled", []),  # no weight is above the cap of tis
+        # no weight is above the cap of tis
+        ("algorithm.importance=decoupled", []),
         ("reward.overlong=filter", ["gradient", "targets"]),
         ("value.gae_lambda=0.9", ["targets"]),
         ("value.pretrain_steps=0", ["critic_start"]),
@@ -150,7 +153,9 @@ WHOLE, LESS, *_ = (variant.name for variant in LEARNING.variants)
 
 
 def two_rows(*, tokens_of_less: int) -> list[Outcome]:
-    """Return three seeds of two rows: the second is ten points lower at each update, but for noise."""
+    """Return three seeds of two rows: the second is ten points lower at each update,
+    but for noise.
+    """
     rising = [0.1, 0.3, 0.5, 0.7, 0.8, 0.8]
     made = [outcome(WHOLE, seed, rising, 1.0) for seed in range(3)]
     lower = [[accuracy - 0.1 - 0.01 * seed for accuracy in rising] for seed in range(3)]
@@ -165,7 +170,9 @@ def test_a_row_that_is_lower_in_every_seed_separates_and_one_whose_seeds_disagre
 
 
 def test_equal_tokens_cuts_every_curve_where_the_thriftiest_run_ended() -> None:
-    """A row that samples a third of the tokens an update is lower by update, and no worse by token."""
+    """A row that samples a third of the tokens an update is lower by update, and no
+    worse by token.
+    """
     made = two_rows(tokens_of_less=33)
     assert equal_tokens(made) == 198
     row = next(line for line in as_markdown(LEARNING, made, "").splitlines() if line.startswith(f"| {LESS} | **sep"))

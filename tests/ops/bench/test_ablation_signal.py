@@ -1,4 +1,6 @@
-"""Claims about the signal where it decides: the right tokens are found, and rows differ as their formulas say."""
+"""Claims about the signal where it decides: the right tokens are found, and rows differ as their
+formulas say.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_separation_is_the_difference_in_units_of_what_varies_within() -> None:
 def test_a_fixed_lambda_and_windows_keep_the_reward_from_what_decides_a_long_chain_but_not_a_short_one(
     tmp_path: Path,
 ) -> None:
-    """The critic is 0 everywhere, so that advantages are the reward, faded by lambda to the power of the distance."""
+    """The critic is 0 everywhere, so that advantages are the reward, faded by lambda to the power
+    of the distance.
+    """
     for split, count in ((Split.TRAIN, 64), (Split.HELD_OUT, 2)):
         long_chains.write_file(tmp_path / f"{split}.jsonl", split, count, 0)
     start = [f'data.train=["{tmp_path / "train.jsonl"}"]', f'data.evaluation=["{tmp_path / "heldout.jsonl"}"]']

@@ -27,7 +27,8 @@ RUN = {"num_updates": 20.0, "balances": 1.0, "max_staleness": 2.0, "run_s": 60.0
 
 def test_operations_are_counted_from_the_weights_that_the_model_really_has(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(write_model(TINY, tmp_path, dtype=torch.float32, positions=64))
-    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))  # the tied head is one
+    # the tied head is one
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     assert TINY.matmul_parameters == linear
     assert TINY.step_flops(0, 1, 3) == 3 * (6 * linear + 6 * TINY.layers * TINY.hidden)
     assert HALF_BILLION.matmul_parameters == pytest.approx(0.494e9, rel=0.01)

@@ -1,4 +1,6 @@
-"""The ledger bench moves every chunk by every way, and says how long each took: never how long it should take."""
+"""The ledger bench moves every chunk by every way, and says how long each took: never how long it
+should take.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Claims about the tables' task: right responses are right, the habit errs at the beginning alone, sides are apart."""
+"""Claims about the tables' task: right responses are right, the habit errs at the beginning alone,
+sides are apart.
+"""
 
 from __future__ import annotations
 

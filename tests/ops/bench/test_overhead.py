@@ -1,4 +1,6 @@
-"""The overhead bench finds every process's time and puts it where it belongs; how much it is, is not tested."""
+"""The overhead bench finds every process's time and puts it where it belongs; how much it is, is
+not tested.
+"""
 
 from __future__ import annotations
 

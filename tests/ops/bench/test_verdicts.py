@@ -1,4 +1,6 @@
-"""What the verifier ``math`` accepts of right solutions in eleven forms and of twenty-one kinds of corruption."""
+"""What the verifier ``math`` accepts of right solutions in eleven forms and of twenty-one kinds of
+corruption.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The weights benchmark measures what it says: models of the size asked for, real steps, real versions served."""
+"""The weights benchmark measures what it says: models of the size asked for, real steps, real
+versions served.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Claims about a fresh machine: what ``make`` installs is said before, and ``ops/checks/fresh.sh`` passes nothing on from
-this one."""
+"""Claims about a fresh machine: what ``make`` installs is said before, and ``ops/checks/fresh.sh``
+passes nothing on from this one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ needs_clone = pytest.mark.skipif(
 
 
 def planned(folder: Path, target: str, *variables: str) -> list[str]:
-    """Return what ``make`` would run for a target with environments in ``folder``, which are not there yet."""
+    """Return what ``make`` would run for a target with environments in ``folder``, which are not
+    there yet.
+    """
     places = [f"{name}={folder / name.lower()}" for name in ("VENV", "VLLM", "LORA", "TRL")]
-    ours = ("MAKE", "MFLAGS", "TORCH")  # a make around this test passes its own variables on
+    # a make around this test passes its own variables on
+    ours = ("MAKE", "MFLAGS", "TORCH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(
         ["make", "--dry-run", target, *places, *variables],

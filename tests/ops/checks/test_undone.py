@@ -61,7 +61,9 @@ LOST = [("Reverts", "codec"), ("Removes", "fuzz"), ("Reverts", "peek"), ("Remove
 
 
 def lose_a_hardening(repository: Repository, message: str = "Fault drills") -> str:
-    """A hardening, and its child that takes all of it back beside work of its own: what once happened here."""
+    """A hardening, and its child that takes all of it back beside work of its own: what once
+    happened here.
+    """
     bounded, fixed = "decode, bounded\n", "peek, fixed\n" * 20
     repository.commit("A hardening", codec=bounded, peek=fixed, fuzz="hostile bytes\n", tests__test_peek="claims\n")
     taken_back = {"codec": "decode\n", "peek": "peek\n" * 20, "fuzz": None, "tests__test_peek": None}
@@ -155,7 +157,8 @@ def test_a_shallow_clone_is_held_as_far_as_it_reaches(repository: Repository, tm
     clone = tmp_path / "clone"
     repository.git("clone", "--quiet", "--depth", str(depth), f"file://{repository.root}", str(clone))
     found, _, _ = examine(clone)
-    deleted = [one for one in LOST if one[0] == "Removes"]  # what was there before the hardening is beyond it
+    # what was there before the hardening is beyond it
+    deleted = [one for one in LOST if one[0] == "Removes"]
     assert [(one.kind, one.path) for one in found] == [[], deleted, LOST][depth - 1]
 
 
@@ -170,7 +173,8 @@ def test_a_message_in_the_making_must_say_what_it_undoes(
     message = tmp_path / "message"
     repository.commit("bounded", codec="decode, bounded\n")
     repository.write(peek=None, codec="decode\n")
-    assert main(["--repository", str(repository.root)]) == 0  # of what is not committed it only tells
+    # of what is not committed it only tells
+    assert main(["--repository", str(repository.root)]) == 0
     told = capsys.readouterr().out
     assert "its message will need `Removes: peek`" in told
     assert "its message will need `Reverts: codec`" in told
@@ -183,6 +187,7 @@ def test_a_message_in_the_making_must_say_what_it_undoes(
 
 def test_nothing_is_undone_unsaid_in_this_history() -> None:
     if not (ROOT / ".git").exists():
-        return  # a source archive; the command says so
+        # a source archive; the command says so
+        return
     found, _, _ = examine(ROOT)
     assert [str(one) for one in found] == []

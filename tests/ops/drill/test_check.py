@@ -1,4 +1,6 @@
-"""Claims about the check itself: a sound history passes, and for every invariant a history that breaks it is caught."""
+"""Claims about the check itself: a sound history passes, and for every invariant a history that
+breaks it is caught.
+"""
 
 from __future__ import annotations
 

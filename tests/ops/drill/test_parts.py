@@ -61,7 +61,8 @@ from workers.engines.emulated.journal import SamplingJournal, read_journal
 ROOT = Path(__file__).parents[3]
 
 
-# -- plans ---------------------------------------------------------------------------------------------------------------
+# -- plans
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_seed_always_makes_the_same_plan_and_others_make_others() -> None:
@@ -97,7 +98,8 @@ def test_a_fleet_that_speaks_tcp_has_no_fault_that_needs_a_relay() -> None:
     assert not any(FaultKind.LINK_CUT in each.kinds and each.kinds & WIRE for each in plans)
 
 
-# -- damage --------------------------------------------------------------------------------------------------------------
+# -- damage
+# --------------------------------------------------------------------------------------------------------------
 
 MESSAGE = [b"envelope" * 4, b"body" * 50]
 MEMORY = [[b"old", bytes([n])] for n in range(9)]
@@ -175,7 +177,8 @@ def test_a_relay_hands_on_in_another_order_and_keeps_nothing_for_long(tmp_path: 
         sender = context.socket(zmq.PUSH)
         sender.connect(str(relays.stand_before("reward-0", f"ipc://{tmp_path / 'mailbox'}")))
         relays.set("reward-0", FaultKind.REORDER)
-        sent = [[b"%d" % number] for number in range(21)]  # the last one is alone in its round
+        # the last one is alone in its round
+        sent = [[b"%d" % number] for number in range(21)]
         for message in sent:
             sender.send_multipart(message)
         came = [mailbox.recv_multipart() for _ in sent if mailbox.poll(10_000)]
@@ -193,7 +196,8 @@ def test_every_wire_fault_is_one_that_a_relay_knows() -> None:
     }  # fmt: skip
 
 
-# -- the server's file ---------------------------------------------------------------------------------------------------
+# -- the server's file
+# ---------------------------------------------------------------------------------------------------
 
 
 def command(*words: bytes) -> bytes:
@@ -258,7 +262,8 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
     assert TrajectoryId.parse(stored.trajectory) == chunk.trajectory
 
 
-# -- journals, clock, verifier -------------------------------------------------------------------------------------------
+# -- journals, clock, verifier
+# -------------------------------------------------------------------------------------------
 
 
 def test_a_journal_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
@@ -293,7 +298,8 @@ def test_the_verifier_judges_about_half_as_right_until_it_is_told_to_fail(tmp_pa
         judge(responses)
 
 
-# -- crashes -------------------------------------------------------------------------------------------------------------
+# -- crashes
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_error_is_none(tmp_path: Path) -> None:
@@ -310,7 +316,8 @@ def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_erro
     ]
 
 
-# -- what is seen of a run while it runs ---------------------------------------------------------------------------------
+# -- what is seen of a run while it runs
+# ---------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU env and /proc/self/status")
@@ -402,7 +409,8 @@ def test_everything_that_a_run_may_leave_is_found_and_its_files_are_not_called_t
     assert [line.split()[0] for line in leftovers(run)] == ["socket"]
 
 
-# -- hosts and addresses -------------------------------------------------------------------------------------------------
+# -- hosts and addresses
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_cable_between_two_hosts_is_pulled_and_put_in_again() -> None:
@@ -419,7 +427,8 @@ def test_a_cable_between_two_hosts_is_pulled_and_put_in_again() -> None:
             command = [*hosts.on(HostName.GUEST), sys.executable, "-c", talk, ADDRESS[HostName.FLEET]]
             return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
-        assert reached() == "True"  # refused by the other host, so it is there
+        # refused by the other host, so it is there
+        assert reached() == "True"
         hosts.cut()
         assert reached() == "False"
         hosts.repair()
@@ -442,7 +451,8 @@ def test_an_address_that_leads_nowhere_takes_no_message(way: Way) -> None:
         context.destroy(linger=0)
 
 
-# -- what must be named --------------------------------------------------------------------------------------------------
+# -- what must be named
+# --------------------------------------------------------------------------------------------------
 
 STRUCK = Struck(target="reward-1", folder="/run/checkpoints")
 

@@ -1,4 +1,6 @@
-"""The story that is told to both ledgers reaches all that it is meant to, and notices when they differ."""
+"""The story that is told to both ledgers reaches all that it is meant to, and notices when they
+differ.
+"""
 
 from __future__ import annotations
 

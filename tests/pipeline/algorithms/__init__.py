@@ -1,1 +1,3 @@
-"""Claims about the learning rules. Shapes are checked at every call (pyproject: --jaxtyping-packages)."""
+"""Claims about the learning rules. Shapes are checked at every call (pyproject:
+--jaxtyping-packages).
+"""

@@ -1,4 +1,6 @@
-"""Random packed batches for tests: ragged rows, float64, some tokens and sometimes whole rows without loss."""
+"""Random packed batches for tests: ragged rows, float64, some tokens and sometimes whole rows
+without loss.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Policy:
 
 
 def random_samples(seed: int, num: int = 7, *, max_length: int = 9) -> list[TrainingSample]:
-    """Make ``num`` samples of 1 to ``max_length`` response tokens; the last carries no loss at all."""
+    """Make ``num`` samples of 1 to ``max_length`` response tokens; the last carries
+    no loss at all.
+    """
     draw = np.random.default_rng(seed)
     samples: list[TrainingSample] = []
     for index in range(num):
@@ -87,7 +91,9 @@ def token_losses(
 def train(
     objective: Objective, samples: list[TrainingSample], policy: Policy, plan: list[list[int]]
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return loss and gradient by sample when ``samples`` are one optimiser batch, cut into micro-batches by ``plan``."""
+    """Return loss and gradient by sample when ``samples`` are one optimiser batch, cut into
+    micro-batches by ``plan``.
+    """
     weights = objective.token_weights(samples)
     total = torch.zeros((), dtype=torch.float64)
     for indices in plan:

@@ -1,4 +1,6 @@
-"""PPO, VAPO and T-PPO: whole responses and windows go through the same lines, and a critic is a baseline only."""
+"""PPO, VAPO and T-PPO: whole responses and windows go through the same lines, and a critic is a
+baseline only.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,9 @@ def test_a_constant_critic_gives_unfinished_windows_no_advantage(seed: int, valu
 @few
 @given(SEEDS)
 def test_a_batch_of_nothing_but_cut_windows_is_safe(seed: int) -> None:
-    """Tiny differences of a flat critic stay tiny: the least std keeps them from becoming unit noise."""
+    """Tiny differences of a flat critic stay tiny: the least std keeps them from becoming unit
+    noise.
+    """
     draw = np.random.default_rng(seed)
     drawn = [
         replace(r, values=(0.3 + 1e-5 * draw.normal(size=r.tokens.size)).astype(np.float32))
@@ -249,7 +253,8 @@ def test_an_over_long_response_under_filtering_trains_nothing_and_counts_nothing
     assert sum(s.counted_tokens or 0.0 for s in samples) == pytest.approx(rest)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused
+# ---------------------------------------------------------------------------------------------------
 
 
 def _chunk(unit: ClaimedUnit, **changes: object) -> ClaimedUnit:

@@ -1,4 +1,6 @@
-"""From a configuration to a rule and a ledger: every setting arrives. None of those given here is a default."""
+"""From a configuration to a rule and a ledger: every setting arrives. None of those given here is a
+default.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Annotated shapes are checked in the tests, and nothing heavy is imported by the light half of the package."""
+"""Annotated shapes are checked in the tests, and nothing heavy is imported by the light half of the
+package.
+"""
 
 from __future__ import annotations
 

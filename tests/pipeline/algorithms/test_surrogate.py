@@ -100,7 +100,8 @@ def test_gspo_gives_every_token_of_a_row_the_geometric_mean_ratio(lengths: list[
         mean = (new - old)[ids == row].mean().exp()
         torch.testing.assert_close(ratio[ids == row], mean.expand(lengths[row]))
     (gradient,) = torch.autograd.grad(ratio.sum(), new)
-    torch.testing.assert_close(gradient, ratio)  # each token's own
+    # each token's own
+    torch.testing.assert_close(gradient, ratio)
 
 
 @some

@@ -93,7 +93,9 @@ def test_the_searches_do_what_the_original_patterns_do(answer: str) -> None:
     "piece", [*PIECES, " ", "a ", "an ", "1,", "Answer:", "Answer : ", "\\text{\n", "\\text{$", "\\boxed{}", "\\frac1"]
 )
 def test_the_time_is_linear_in_answer_and_response(piece: str) -> None:
-    """Processor time of 32 times the length: 32 times as long where it is linear, 1,024 times where it is quadratic."""
+    """Processor time of 32 times the length: 32 times as long where it is linear, 1,024 times where
+    it is quadratic.
+    """
 
     def seconds(length: int) -> float:
         text = (piece * length)[:length]

@@ -1,4 +1,6 @@
-"""Claims about the verifier ``math``. Its table of right and corrupted solutions: tests/ops/bench/test_verdicts.py."""
+"""Claims about the verifier ``math``. Its table of right and corrupted solutions:
+tests/ops/bench/test_verdicts.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Verifiers as users might write them, good and bad. Run in sandbox processes by the tests beside this file."""
+"""Verifiers as users might write them, good and bad. Run in sandbox processes by the tests beside
+this file.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def returns(responses: Sequence[Response]) -> object:
 
 
 def leaves_processes(responses: Sequence[Response]) -> list[float]:
-    """Start as many processes as the answer says, the first in a session of its own, tell their numbers, do as told."""
+    """Start as many processes as the answer says, the first in a session of its own, tell their
+    numbers, do as told.
+    """
     response = responses[0]
     started = [
         subprocess.Popen(["sleep", "300"], start_new_session=number == 0) for number in range(int(response.answer))

@@ -1,4 +1,5 @@
-"""What every generation engine must do. A test module subclasses :class:`GenerationContract` and says how one is made.
+"""What every generation engine must do. A test module subclasses :class:`GenerationContract` and
+says how one is made.
 
 Engines around a model keep :class:`tests.workers.engines.model_contract.ModelContract` besides.
 """
@@ -79,7 +80,9 @@ def drain(engine: GenerationEngine, *, steps: int = 8) -> dict[TrajectoryId, Sam
 
 
 class GenerationContract(ABC):
-    """The tests. Engines know 64 tokens, 512 positions, and stop at token 1 unless told otherwise."""
+    """The tests. Engines know 64 tokens, 512 positions, and stop at token 1 unless
+    told otherwise.
+    """
 
     @abstractmethod
     def bare(
@@ -219,7 +222,8 @@ class GenerationContract(ABC):
         engine.submit(second)
         window = drain(engine)[first.trajectory]
         assert engine.stats().num_prefill_tokens == before
-        for other in (request(8, prompt=[3], window=2), request(9, prompt=[3], window=2)):  # both slots are wanted
+        # both slots are wanted
+        for other in (request(8, prompt=[3], window=2), request(9, prompt=[3], window=2)):
             engine.submit(other)
         drain(engine)
         third = continued(second, window)
@@ -259,7 +263,8 @@ class GenerationContract(ABC):
         for number in range(6):
             engine.submit(request(number, window=LIMIT))
         got = {w.trajectory: w for w in engine.advance(2)}
-        for number in (0, 5, 7):  # live, waiting, unknown
+        # live, waiting, unknown
+        for number in (0, 5, 7):
             engine.forget(request(number).trajectory)
         got |= drain(engine)
         assert set(got) == {request(number).trajectory for number in (1, 2, 3, 4)}

@@ -1,4 +1,5 @@
-"""What every generation engine around a model must do: sample from that model's own distribution, whatever happens to weights.
+"""What every generation engine around a model must do: sample from that model's own distribution,
+whatever happens to weights.
 
 The truth is a plain forward of transformers' own attention over one sequence at a time.
 """
@@ -35,7 +36,9 @@ def published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def check_logprobs(model: PreTrainedModel, asked: WindowRequest, window: SampledWindow, *, atol: float = 1e-4) -> None:
-    """Compare behaviour log-probs with a plain forward, at the request's temperature (1 for greedy)."""
+    """Compare behaviour log-probs with a plain forward, at the request's temperature (1 for
+    greedy).
+    """
     sequence = np.concatenate([asked.prompt_tokens, asked.response_tokens, window.tokens])
     with torch.no_grad():
         truth = plain_logprobs(model, sequence, window.tokens.size, asked.sampling.temperature or 1.0)
@@ -49,7 +52,9 @@ class ModelContract(GenerationContract):
     """A model of which some layers, or all, look back only so far."""
 
     def num_kept(self, context: int) -> int:
-        """Return how many keys and values a trajectory finds again that comes back with ``context`` tokens."""
+        """Return how many keys and values a trajectory finds again that comes back with ``context``
+        tokens.
+        """
         return context - 1
 
     @abstractmethod
@@ -94,7 +99,8 @@ class ModelContract(GenerationContract):
     @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
     def test_every_architecture_is_served_tied_or_not(self, architecture: str) -> None:
         for tied in (True, False):
-            changes = {"tie_word_embeddings": tied, "hidden_size": 128}  # Qwen2's head is its share of the hidden size
+            # Qwen2's head is its share of the hidden size
+            changes = {"tie_word_embeddings": tied, "hidden_size": 128}
             policy = tiny_model(architecture, seed=5, **changes).eval()
             engine = self.make_engine(tiny_model(architecture, **changes), num_slots=4)
             engine.load_weights(published(policy), 3)
@@ -170,7 +176,8 @@ class ModelContract(GenerationContract):
         free = start(num_slots=1, stop=())
         free.submit(request(window=30))
         tokens = drain(free)[request().trajectory].tokens
-        at = next(n for n in range(4, 30) if tokens[n] not in tokens[:n])  # first seen at position `at`
+        # first seen at position `at`
+        at = next(n for n in range(4, 30) if tokens[n] not in tokens[:n])
         cases = [
             # window, limit, expected reason, expected tokens
             (30, LIMIT, FinishReason.STOP, at + 1),
@@ -216,7 +223,8 @@ class ModelContract(GenerationContract):
             else:
                 truth = mixed
             np.testing.assert_allclose(window.behavior_logprobs, truth, atol=1e-4)
-            if kv_policy == "recompute":  # the policies differ, so the check above can fail
+            # the policies differ, so the check above can fail
+            if kv_policy == "recompute":
                 assert np.abs(mixed - truth).max() > 1e-2
 
     def test_a_swap_between_windows_reaches_what_is_kept_by_the_kv_policy(self, start, old, new) -> None:
@@ -270,9 +278,11 @@ def forward(model: PreTrainedModel, asked: WindowRequest, window: SampledWindow)
 def mixed_forward(
     old: PreTrainedModel, new: PreTrainedModel, asked: WindowRequest, window: SampledWindow, *, kept: int
 ) -> np.ndarray:
-    """Return log-probs when the first ``kept`` keys and values are the old policy's: transformers' own cache, handed over.
+    """Return log-probs when the first ``kept`` keys and values are the old policy's: transformers'
+    own cache, handed over.
 
-    In a swap after n sampled tokens, prompt + n - 1 are: the last token before it is fed after it, under the new weights.
+    In a swap after n sampled tokens, prompt + n - 1 are: the last token before it is fed after it,
+    under the new weights.
     """
     sequence = torch.from_numpy(np.concatenate([asked.prompt_tokens, window.tokens]).astype(np.int64))[None]
     with torch.no_grad():

@@ -1,6 +1,8 @@
-"""``python -m tests.workers.engines.ranked NUM_RANKS PYTEST_ARGUMENT...``: pytest on rank 0 of several real processes.
+"""``python -m tests.workers.engines.ranked NUM_RANKS PYTEST_ARGUMENT...``: pytest on rank 0 of
+several real processes.
 
-The launcher is the product's own; the other ranks make the backends that the tests make, and follow them.
+The launcher is the product's own; the other ranks make the backends that the tests make, and follow
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def main() -> int:
     if "--kill-rank-1" in sys.argv:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        signal.sigtimedwait([signal.SIGUSR1], 60.0)  # until the agent ends this one
+        # until the agent ends this one
+        signal.sigtimedwait([signal.SIGUSR1], 60.0)
         return 0
     if rank:
         from tests.workers.engines import subjects
@@ -31,7 +34,8 @@ def main() -> int:
         subjects.follow_tests()
         return 0
     code = pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]])
-    from tests.workers.engines import subjects  # not before: pytest rewrites what it imports
+    # not before: pytest rewrites what it imports
+    from tests.workers.engines import subjects
 
     subjects.end_followers()
     return int(code)

@@ -1,4 +1,6 @@
-"""What every scoring engine around a model keeps: each request gets what the frozen model alone would give it, in order."""
+"""What every scoring engine around a model keeps: each request gets what the frozen model alone
+would give it, in order.
+"""
 
 from __future__ import annotations
 

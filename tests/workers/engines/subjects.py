@@ -1,7 +1,9 @@
-"""Training backends under test: each made from a model and settings, in this process alone or with ranks that follow it.
+"""Training backends under test: each made from a model and settings, in this process alone or with
+ranks that follow it.
 
-Where the launcher started this process (``tests.workers.engines.ranked``), the ranked backends are made on all ranks, and the
-others follow: several backends may live at once, so each command is preceded by the number of the one that it is for.
+Where the launcher started this process (``tests.workers.engines.ranked``), the ranked backends are
+made on all ranks, and the others follow: several backends may live at once, so each command is
+preceded by the number of the one that it is for.
 """
 
 from __future__ import annotations
@@ -129,7 +131,9 @@ ZERO = [Subject(f"deepspeed-zero{stage}", _ranked(stage), torch.float32) for sta
 
 RANKED = [FSDP2, *ZERO]
 CONTRACT = [*([] if is_rank() else [TORCH]), FSDP2, ZERO[1]]
-"""On one rank and on two, each of the kinds; all stages of ZeRO are held against plain torch besides."""
+"""On one rank and on two, each of the kinds; all stages of ZeRO are held against plain torch
+besides.
+"""
 
 
 @cache

@@ -1,4 +1,6 @@
-"""From a configuration to engines: every setting arrives where it acts. None of those given here is a default."""
+"""From a configuration to engines: every setting arrives where it acts. None of those given here is
+a default.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How much a learning worker passes through its model at once when its configuration does not say."""
+"""How much a learning worker passes through its model at once when its configuration
+does not say.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ ARCHITECTURES: dict[str, tuple[type, type[PreTrainedModel]]] = {
 def tiny_model(
     architecture: str = "qwen3", dtype: torch.dtype = torch.float32, *, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
-    """Make a model of hidden size 64 with 4 query and 2 key heads of 32, weights large enough that tokens matter."""
+    """Make a model of hidden size 64 with 4 query and 2 key heads of 32, weights large enough that
+    tokens matter.
+    """
     make_config, make_model = ARCHITECTURES[architecture]
     settings = {
         "hidden_size": 64,
@@ -62,7 +64,9 @@ def ragged(rng: np.random.Generator, num: int, longest: int = 90) -> list[tuple[
 
 
 def make_samples(num: int = 13, *, seed: int = 0, with_old: bool = True) -> list[TrainingSample]:
-    """Make samples with holes in their masks and log-probs that a policy of this vocabulary might have."""
+    """Make samples with holes in their masks and log-probs that a policy of this vocabulary might
+    have.
+    """
     rng = np.random.default_rng(seed)
     samples: list[TrainingSample] = []
     for number, (tokens, response) in enumerate(ragged(rng, num)):

@@ -1,4 +1,6 @@
-"""A trajectory whose generator dies goes on elsewhere, token for token as it would have; and what that costs is counted."""
+"""A trajectory whose generator dies goes on elsewhere, token for token as it would have; and what
+that costs is counted.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class _OnePrompt:
 
 
 class Ledger:
-    """A ledger whose clock is driven by hand, and the generators that come to it one after another."""
+    """A ledger whose clock is driven by hand, and the generators that come to it one
+    after another.
+    """
 
     def __init__(self, run_dir: Path, tasks: asyncio.TaskGroup) -> None:
         run_dir.mkdir()
@@ -74,7 +78,9 @@ class Ledger:
         return generator
 
     async def decode(self, generator: Generator, turns: int) -> None:
-        """Lease, decode and write for some turns, then stop where it is, as a killed process does."""
+        """Lease, decode and write for some turns, then stop where it is, as a killed
+        process does.
+        """
         for _ in range(turns):
             await generator._lease_and_resume()
             for window in generator._sample():
@@ -111,7 +117,8 @@ async def test_a_trajectory_goes_on_identically_whoever_continues_it_and_at_most
         await shared.ledger.open(make_spec(group_size=4, num_prompts=1, eta=0))
         for number, length in enumerate(turns):
             await shared.decode(await shared.generator(f"generator-{number}"), length)
-            shared.now += 11.0  # its lease ends
+            # its lease ends
+            shared.now += 11.0
 
         assert shared.is_finished
         for member in MEMBERS:

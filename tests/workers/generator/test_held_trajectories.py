@@ -1,4 +1,6 @@
-"""The life of a held trajectory, against a model of the ledger, the engine and the writers around it."""
+"""The life of a held trajectory, against a model of the ledger, the engine and the writers around
+it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Under:
 
 
 class Generation(RuleBasedStateMachine):
-    """A generator's two loops in any interleaving, beside a ledger that may grant anything at any time."""
+    """A generator's two loops in any interleaving, beside a ledger that may grant anything at any
+    time.
+    """
 
     def __init__(self) -> None:
         super().__init__()

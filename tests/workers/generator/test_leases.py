@@ -1,4 +1,6 @@
-"""What a generator holds while its writers store and send windows that the decode loop may lease again meanwhile."""
+"""What a generator holds while its writers store and send windows that the decode loop may lease
+again meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -269,7 +271,8 @@ async def test_leases_are_kept_through_a_turn_longer_than_they_last_and_run_out_
         generator._held.hold(Lease(TrajectoryId.parse("t.0.0"), 0, 0, None), PROMPT)
         keeping = tasks.create_task(generator._keep_leases())
         lease_s = ctx.config.ledger.lease_s
-        for _ in range(60):  # one turn of a minute and a half, layer by layer
+        # one turn of a minute and a half, layer by layer
+        for _ in range(60):
             ctx.work.step()
             await clock.advance(lease_s / 10)
         assert len(renewed) >= 60 / 10 * 4 - 1

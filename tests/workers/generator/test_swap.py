@@ -1,4 +1,6 @@
-"""Where a generator with ``swap = window`` takes new weights: between windows, and it begins nothing meanwhile."""
+"""Where a generator with ``swap = window`` takes new weights: between windows, and it begins
+nothing meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Claims about taking weights: verified beside decoding, swapped at once, and never served when their bytes are not right."""
+"""Claims about taking weights: verified beside decoding, swapped at once, and never served when
+their bytes are not right.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,8 @@ async def test_damaged_bytes_are_told_and_never_served_and_the_next_version_is(t
             await world.taker.look()
         assert world.ctx.counters["rejected_version"] == 2
         assert not world.taker.has_newer
-        await world.taker.look()  # not at once again
+        # not at once again
+        await world.taker.look()
         await world.publish(3)
         await world.take()
         assert list(world.engine.served) == [1, 3]
@@ -230,9 +233,11 @@ async def test_a_version_is_brought_as_soon_as_it_is_announced_and_a_lost_notice
         await until(lambda: world.taker.has_newer)
         await world.taker.swap()
         notifications = world.ctx.tasks.create_task(world.ctx.notifications.watch())
-        await until(lambda: world.clock.num_sleepers == 2)  # the taker, and who listens for it
+        # the taker, and who listens for it
+        await until(lambda: world.clock.num_sleepers == 2)
         await world.publish(2)
-        await until(lambda: world.taker.has_newer)  # and time stood still
+        # and time stood still
+        await until(lambda: world.taker.has_newer)
         await world.taker.swap()
         notifications.cancel()
         await until(lambda: world.clock.num_sleepers == 1)
@@ -248,7 +253,9 @@ async def test_a_version_is_brought_as_soon_as_it_is_announced_and_a_lost_notice
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let threads and tasks run until something is so; the test's own time limit ends one that never is."""
+    """Let threads and tasks run until something is so; the test's own time limit ends one that
+    never is.
+    """
     while not condition():  # noqa: ASYNC110 - some of it happens on threads
         await asyncio.sleep(0.001)
 
@@ -338,7 +345,9 @@ async def test_a_learner_answers_with_parts_of_its_own_setting_whatever_a_reques
 
 
 class Cut:
-    """The learner's endpoint seen from a host that does not reach it: every request shakes no hand for a second, then ends."""
+    """The learner's endpoint seen from a host that does not reach it: every request shakes no hand
+    for a second, then ends.
+    """
 
     async def request(self, message: object, *, timeout_s: float) -> Any:
         raise DeadlineExceeded("no answer")
@@ -397,7 +406,8 @@ async def test_an_update_that_changes_nothing_is_no_false_alarm(tmp_path: Path) 
     async with opened(tmp_path, engine=Keeps()) as world:
         await world.publish(0)
         await world.take()
-        await world.publisher.publish(1, world.backend)  # the same weights, under the next number
+        # the same weights, under the next number
+        await world.publisher.publish(1, world.backend)
         await world.take()
         assert world.ctx.policy_version == 1
         assert "stale_swaps" not in world.ctx.counters

@@ -1,4 +1,6 @@
-"""Claims about versions that are adapters: their base comes once, and what is served is the merged weights or nothing."""
+"""Claims about versions that are adapters: their base comes once, and what is served is the merged
+weights or nothing.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +241,8 @@ async def test_a_new_learner_on_the_same_start_model_costs_no_new_base_and_on_an
         for version, seed in ((2, 0), (3, 5)):
             world.publisher._store = WeightPublisher(
                 world.learner
-            )._store  # as a new process would: the folder is emptied
+                # as a new process would: the folder is emptied
+            )._store
             world.backend = Adapting(seed=seed)
             await world.publish(version)
             await world.take()
@@ -263,13 +266,17 @@ async def test_merged_weights_that_nobody_uses_any_more_are_freed(tmp_path: Path
             await world.publish(version)
             await world.taker.look()
             await only_merged(folder, 1)
-            if version != 2:  # the second is replaced before it was served
+            # the second is replaced before it was served
+            if version != 2:
                 await world.take()
-                await only_merged(folder, 0)  # the engine has a copy
+                # the engine has a copy
+                await only_merged(folder, 0)
 
 
 async def only_merged(folder: Path, expected: int) -> None:
-    """Wait until this process maps so many unnamed files of a folder: a thread lets go of its last call a moment after it."""
+    """Wait until this process maps so many unnamed files of a folder: a thread lets go of its last
+    call a moment after it.
+    """
     async with asyncio.timeout(30):
         while num_unnamed(folder) != expected:  # noqa: ASYNC110 -- of maps the kernel tells nobody
             await asyncio.sleep(0.001)

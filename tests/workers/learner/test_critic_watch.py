@@ -1,4 +1,6 @@
-"""What the learner does until its critic is good enough, and what it says of a value worker that is gone."""
+"""What the learner does until its critic is good enough, and what it says of a value worker that is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ async def beat(ctx: ActorContext, is_open: bool) -> None:
 async def test_what_is_ready_before_the_critic_is_dropped_and_generation_goes_on(tmp_path: Path, unit: Unit) -> None:
     async with learner(tmp_path, unit) as ctx:
         watch = CriticWatch(ctx, was_open=False)
-        for batch in range(3):  # with eta = 0 each batch's credit is only there because that before it was dropped
+        # with eta = 0 each batch's credit is only there because that before it was dropped
+        for batch in range(3):
             grant = await ctx.ledger.lease(GENERATOR, max_trajectories=100)
             assert len(grant.leases) == 4
             for lease in grant.leases:
@@ -73,7 +76,8 @@ async def test_what_is_ready_before_the_critic_is_dropped_and_generation_goes_on
             audit = await ctx.ledger.audit()
             assert audit.balances
             assert audit.trajectories.dropped == {DropReason.VALUE_WARMUP: 4 * (batch + 1)}
-            assert audit.finished.in_flight == {"waiting": 4 * (batch + 1)}  # the critic learns from them all the same
+            # the critic learns from them all the same
+            assert audit.finished.in_flight == {"waiting": 4 * (batch + 1)}
 
 
 async def test_a_gate_that_was_seen_open_stays_open_when_the_value_worker_dies(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""When data is hopeless, and when a learner only waits: judged on a real ledger, whose generators are driven by hand."""
+"""When data is hopeless, and when a learner only waits: judged on a real ledger, whose generators
+are driven by hand.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ async def test_groups_without_signal_in_a_row_are_hopeless_once_the_limit_is_rea
 
 
 async def test_a_learner_with_enough_ready_units_that_waits_for_late_work_is_never_told_that_its_data_is_hopeless():
-    """A generator that is cut off holds old work, which would be too stale after this update; others go on sampling."""
+    """A generator that is cut off holds old work, which would be too stale after this update;
+    others go on sampling.
+    """
     run = await Run().open(eta=0)
     late = await run.lease(1, OTHER_GENERATOR)
     await run.sample(3, good=True)
@@ -128,7 +132,8 @@ async def test_a_batch_that_was_claimed_begins_the_count_anew_even_if_as_many_un
     await run.sample(LIMIT - 1, good=False)
     assert await run.verdict() is None
     await run.sample(2, good=True)
-    await run.look()  # takes two of three
+    # takes two of three
+    await run.look()
     assert (await run.ledger.totals()).num_ready_units == 1
     await run.sample(1, good=False)
     assert await run.verdict() is None

@@ -1,4 +1,6 @@
-"""Claims about a learner that dies, at every point where it can: nothing is trained on twice, nothing is lost, nothing ages."""
+"""Claims about a learner that dies, at every point where it can: nothing is trained on twice,
+nothing is lost, nothing ages.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ async def test_an_evaluation_is_recorded_after_the_next_update_though_the_learne
 async def test_an_evaluation_that_was_recorded_after_its_checkpoint_is_recorded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Open in the checkpoint of version 2, it is recorded with update 3; the learner dies in update 4."""
+    """Open in the checkpoint of version 2, it is recorded with update 3; the learner dies in update
+    4.
+    """
     whole = World(tmp_path / "whole", monkeypatch, num_updates=4, num_evaluation_prompts=2)
     reaper = Reaper(None)
     assert await whole.live(reaper)

@@ -83,7 +83,8 @@ class Bench:
         async with asyncio.TaskGroup() as tasks:
             job = tasks.create_task(self.publish(version))
             for second in range(limit):
-                for _ in range(50):  # the file is written on a thread
+                # the file is written on a thread
+                for _ in range(50):
                     await asyncio.sleep(0.001)
                     if job.done():
                         return second
@@ -167,7 +168,8 @@ async def test_a_laggard_in_the_middle_of_a_long_turn_is_waited_for_while_pieces
                 bench.beat(who, 0, steps=second + 1)
                 await bench.clock.advance(1.0)
             assert not job.done()
-            for _ in range(32):  # now it stands still
+            # now it stands still
+            for _ in range(32):
                 bench.beat(who, 0, steps=100)
                 await bench.clock.advance(1.0)
         assert await bench.registry.epoch("generator-0") == 2

@@ -1,4 +1,6 @@
-"""What reward, reference and value workers ask of their engines for responses of several windows, and what they write."""
+"""What reward, reference and value workers ask of their engines for responses of several windows,
+and what they write.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ class Bench:
 async def opened(
     tmp_path: Path, config: RunConfig, role: Role, *, value_training: bool = False
 ) -> AsyncIterator[Bench]:
-    """A ledger with four responses of several windows in it, and the surroundings of one worker of ``role``."""
+    """A ledger with four responses of several windows in it, and the surroundings of one worker of
+    ``role``.
+    """
     clock = ManualClock()
     ledger = MemoryLedger(lambda _: 1, clock.time)
     fields = frozenset({Field.REWARD, FIELDS[role]})
@@ -149,7 +153,8 @@ async def test_a_verifier_that_fails_on_every_response_is_logged_once_a_minute_a
                 ("ValueError: no answer in response 0", False),
                 (f"ValueError: no answer in response {make_spec().max_attempts - 1}", True),
             ]
-            for number in range(1000):  # a verifier's errors may all differ
+            # a verifier's errors may all differ
+            for number in range(1000):
                 await worker.fail(chunk, f"{'x' * number}Error")
             assert len(logs) <= 2 * MAX_LOGGED
             assert isinstance(bench.ctx.clock, ManualClock)
@@ -194,7 +199,9 @@ async def test_reference_log_probs_are_those_of_each_window_after_its_prompt_and
 async def test_values_are_those_of_each_window_after_its_prompt_and_prefix_and_training_sees_responses_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old values, around which new ones are clipped, are what the windows were given, one after the other."""
+    """The old values, around which new ones are clipped, are what the windows were given, one after
+    the other.
+    """
     engine = RecordingValue()
     monkeypatch.setattr(workers.scorers.value, "build_value_engine", lambda _: engine)
     config = small_config(tmp_path).model_copy(
@@ -235,7 +242,9 @@ def judge(response: Response) -> Verdict | VerifierFailure:
 async def test_a_response_is_judged_whole_and_its_reward_is_the_sum_of_the_parts_that_the_settings_make(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The over-long penalty is of the length over all windows: of the last chunk's alone there would be none."""
+    """The over-long penalty is of the length over all windows: of the last chunk's alone there
+    would be none.
+    """
     pool, model = RecordingPool(judge), RecordingRewardModel()
     monkeypatch.setattr(workers.scorers.reward, "VerifierPool", pool)
     monkeypatch.setattr(workers.scorers.reward, "build_reward_model", lambda _: model)

@@ -1,4 +1,6 @@
-"""Claims about a value worker that dies, at every point where it can: each response is learned from once, none is lost."""
+"""Claims about a value worker that dies, at every point where it can: each response is learned from
+once, none is lost.
+"""
 
 from __future__ import annotations
 

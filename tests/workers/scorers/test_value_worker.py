@@ -1,4 +1,6 @@
-"""What the value process promises: every chunk valued once and never by NaN, every response trained on once, nothing lost."""
+"""What the value process promises: every chunk valued once and never by NaN, every response trained
+on once, nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ class Fleet:
 
     @asynccontextmanager
     async def value_worker(self) -> AsyncIterator[Value]:
-        """A new incarnation, set up; left as a crash leaves it, unless it is drained by the test."""
+        """A new incarnation, set up; left as a crash leaves it, unless it is drained
+        by the test.
+        """
         async with asyncio.TaskGroup() as tasks:
             who = await self.registry.register(Role.VALUE, "value")
             self.epochs["value"] = who.epoch
@@ -138,7 +142,9 @@ class Fleet:
                 ctx.close()
 
     async def sample(self, num: int, score: RewardScore | None = None) -> list[TrajectoryChunk]:
-        """Write finished responses, each in one chunk, and their rewards, or ``score`` for each; they are not valued yet."""
+        """Write finished responses, each in one chunk, and their rewards, or ``score`` for each;
+        they are not valued yet.
+        """
         grant = await self.ledger.lease(GENERATOR, max_trajectories=num)
         chunks = [make_chunk(lease.trajectory) for lease in grant.leases]
         for chunk in chunks:
@@ -197,7 +203,8 @@ async def test_a_chunk_whose_message_was_lost_is_valued_when_it_is_overdue(fleet
 async def test_values_that_are_not_finite_are_never_written_and_the_chunk_ends_as_a_dead_letter(fleet: Fleet) -> None:
     bad, good = await fleet.sample(2)
     fleet.engine.poison = {int(bad.tokens[-1])}
-    good_chunk = make_chunk(good.trajectory, tokens=5)  # the same chunk, ending in another token
+    # the same chunk, ending in another token
+    good_chunk = make_chunk(good.trajectory, tokens=5)
     async with fleet.value_worker() as worker:
         for _ in range(2):
             await fleet.deliver(worker, [bad])
@@ -276,7 +283,8 @@ async def test_the_gate_opens_with_a_checkpoint_and_is_open_after_a_crash(fleet:
 
 
 async def test_a_crash_gives_back_what_no_checkpoint_holds_and_no_version_names_two_models(fleet: Fleet) -> None:
-    async with fleet.value_worker() as worker:  # ends without a drain: a crash
+    # ends without a drain: a crash
+    async with fleet.value_worker() as worker:
         await fleet.deliver(worker, await fleet.sample(BATCH))
         await worker.serve(0.0)
         await worker._train()
@@ -284,7 +292,8 @@ async def test_a_crash_gives_back_what_no_checkpoint_holds_and_no_version_names_
     fleet.engine = ScriptedEngine()
     async with fleet.value_worker() as worker:
         assert worker.ctx.counters["value_version"] == 2 and worker.ctx.counters[VALUE_STEPS] == 0
-        assert fleet.rows() == []  # the step that was lost is told no more
+        # the step that was lost is told no more
+        assert fleet.rows() == []
         assert await worker._train()
         assert [sample.name for sample in fleet.engine.batches[0]] == lost
         assert [(row.step, row.value_version) for row in fleet.rows()] == [(1, 3)]
@@ -333,7 +342,9 @@ async def test_refused_steps_make_no_version_and_too_many_in_a_row_end_the_worke
 
 
 async def test_the_loop_serves_first_and_trains_in_between(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a mailbox that is never empty, steps are still taken, and each waits for full batches before it."""
+    """With a mailbox that is never empty, steps are still taken, and each waits for full batches
+    before it.
+    """
     monkeypatch.setattr(Value, "max_batch", 2)
     turns: list[str] = []
     async with fleet.value_worker() as worker:

@@ -1,6 +1,7 @@
 """Make the emulated engines of a run.
 
-*Consumes* a run's configuration, and the tokenizer and ``config.json`` of its model. *Produces* engines. *Waits for* the disk.
+*Consumes* a run's configuration, and the tokenizer and ``config.json`` of its model. *Produces*
+engines. *Waits for* the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _BYTES_PER_WEIGHT = 4
 
 
 def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
-    """Make the generation engine. Raises DataError when the folder holds no model or no tokenizer."""
+    """Make the generation engine. Raises DataError when the folder holds no model or
+    no tokenizer.
+    """
     tokenizer = load_text_tokenizer(model_path)
     settings = config.emulation
     stops = {*config.generation.stop_token_ids, *filter(None.__ne__, [tokenizer.eos_token_id])}

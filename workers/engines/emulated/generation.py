@@ -1,12 +1,13 @@
 """The emulated generation engine: continuous batching over slots, with nothing in them.
 
-*Consumes* window requests and weights. *Produces* windows whose tokens and lengths are known beforehand
-(``workers.engines.emulated.law``). *Waits for* the time that its steps would take: what its own work leaves of it is slept at
-the end of each ``advance``.
+*Consumes* window requests and weights. *Produces* windows whose tokens and lengths are known
+beforehand (``workers.engines.emulated.law``). *Waits for* the time that its steps would take: what
+its own work leaves of it is slept at the end of each ``advance``.
 
-A decode step costs ``a + b * live slots`` seconds; a context that is not in a slot any more costs a prefill for each of its
-tokens, as on a real engine: a trajectory that comes back while its slot is free costs none. Steps in which nothing can end
-are taken together, so that dozens of such engines fit on a core. Temperature, top-k and top-p change nothing.
+A decode step costs ``a + b * live slots`` seconds; a context that is not in a slot any more costs a
+prefill for each of its tokens, as on a real engine: a trajectory that comes back while its slot is
+free costs none. Steps in which nothing can end are taken together, so that dozens of such engines
+fit on a core. Temperature, top-k and top-p change nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class _Slot:
 
 
 class EmulatedEngine:
-    """A :class:`workers.engines.generation.seam.GenerationEngine` that samples what was drawn beforehand. Not thread-safe."""
+    """A :class:`workers.engines.generation.seam.GenerationEngine` that samples what was drawn
+    beforehand. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -135,7 +138,9 @@ class EmulatedEngine:
         """They are used where they lie."""
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when
+        they do not fit.
+        """
         check_tensors(tensors, self._num_weights)
         self._pace.spend(self._costs.weights_load_s)
         self._policy_version = policy_version
@@ -148,7 +153,9 @@ class EmulatedEngine:
         return []
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
+        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory
+        is live already.
+        """
         check_request(request, positions=self._positions, vocabulary=self._vocabulary)
         if request.trajectory in self._live or request.trajectory in self._waiting:
             raise is_live_already(request)
@@ -156,7 +163,8 @@ class EmulatedEngine:
         self._order.append(request.trajectory)
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
+        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free
+        and nobody waits for them.
 
         Raises EngineError before the first weights.
         """
@@ -187,7 +195,9 @@ class EmulatedEngine:
         return finished
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
+        """End every live request at the present token; those that have sampled nothing, and all
+        waiting ones, are forgotten.
+        """
         self._waiting.clear()
         self._order.clear()
         windows = [self._window(slot, FinishReason.WINDOW) for slot in self._live.values() if slot.place > slot.start]
@@ -197,7 +207,9 @@ class EmulatedEngine:
         return windows
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are ignored."""
+        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are
+        ignored.
+        """
         if self._waiting.pop(trajectory, None) is not None:
             self._order.remove(trajectory)
         self._live.pop(trajectory, None)
@@ -216,7 +228,9 @@ class EmulatedEngine:
         )
 
     def _admit(self) -> int:
-        """Give free slots to waiting requests, in order; return how many tokens must be filled in for them."""
+        """Give free slots to waiting requests, in order; return how many tokens must be filled in
+        for them.
+        """
         before = self._num_prefill_tokens
         while self._order and len(self._live) < self._num_slots:
             name = self._order.popleft()
@@ -224,7 +238,8 @@ class EmulatedEngine:
             context = np.concatenate([request.prompt_tokens, request.response_tokens])
             kept = self._kept.pop(name, None)
             if kept is None or not np.array_equal(kept, context):
-                self._num_prefill_tokens += context.size - 1  # the last token is decoded
+                # the last token is decoded
+                self._num_prefill_tokens += context.size - 1
             start = request.response_tokens.size
             length = max(start + 1, self._lengths.draw(request.seed, name))
             end = min(start + request.window_tokens, request.max_response_tokens)

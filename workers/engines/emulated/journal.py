@@ -1,7 +1,8 @@
-"""What an emulated generator has sampled, written down where a kill does not reach it: a drill counts by it what the kill cost.
+"""What an emulated generator has sampled, written down where a kill does not reach it: a drill
+counts by it what the kill cost.
 
-*Consumes* stretches of responses. *Produces* lines ``trajectory begin end`` in a file of the process's own, the last of which
-may be cut short. *Waits for* the disk's cache.
+*Consumes* stretches of responses. *Produces* lines ``trajectory begin end`` in a file of the
+process's own, the last of which may be cut short. *Waits for* the disk's cache.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class SamplingJournal:
 
 
 def read_journal(path: Path) -> Iterator[tuple[TrajectoryId, int, int]]:
-    """Yield trajectory, first position and the position after the last, in the order of sampling."""
+    """Yield trajectory, first position and the position after the last, in the order
+    of sampling.
+    """
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             name, begin, end = line.split()

@@ -1,6 +1,7 @@
 """Time that emulated work takes: slept, not spun, and told piece by piece as real work is.
 
-*Consumes* seconds of work. *Produces* marks of its pieces. *Waits for* time to pass; nobody unblocks it earlier.
+*Consumes* seconds of work. *Produces* marks of its pieces. *Waits for* time to pass; nobody
+unblocks it earlier.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ _PIECE_S = 0.25
 
 
 class Pace:
-    """Sleeps for work. What one sleep takes too long, the next takes less, so that rates are true over many short calls."""
+    """Sleeps for work. What one sleep takes too long, the next takes less, so that rates are true
+    over many short calls.
+    """
 
     def __init__(self) -> None:
         self._overslept_s = 0.0

@@ -1,6 +1,7 @@
 """Emulated scoring: log-probs that are a function of the tokens alone.
 
-*Consumes* token sequences. *Produces* one number for each token of their tails. *Waits for* the time that scoring would take.
+*Consumes* token sequences. *Produces* one number for each token of their tails. *Waits for* the
+time that scoring would take.
 """
 
 from __future__ import annotations

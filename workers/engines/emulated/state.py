@@ -1,7 +1,9 @@
-"""What an emulated optimiser has learned: how many steps, and a digest of all that it was given, in order.
+"""What an emulated optimiser has learned: how many steps, and a digest of all that it was given, in
+order.
 
-*Consumes* batches, and checkpoint folders. *Produces* a state that differs whenever the batches or their order did, so that a
-run which trains something twice, or loses it, ends with other weights. *Waits for* the disk.
+*Consumes* batches, and checkpoint folders. *Produces* a state that differs whenever the batches or
+their order did, so that a run which trains something twice, or loses it, ends with other weights.
+*Waits for* the disk.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""An engine slowed down to the pace of an emulated decode device, for benchmarks; it really samples, only not sooner.
+"""An engine slowed down to the pace of an emulated decode device, for benchmarks; it really
+samples, only not sooner.
 
-*Consumes* another engine and a price list. *Produces* that engine's windows. *Waits for* the emulated device: a turn of s
-decode steps that sampled n tokens lasts at least ``s * decode_base_s + n * decode_slot_s`` seconds; what the real engine did
-not need of that is slept.
+*Consumes* another engine and a price list. *Produces* that engine's windows. *Waits for* the
+emulated device: a turn of s decode steps that sampled n tokens lasts at least
+``s * decode_base_s + n * decode_slot_s`` seconds; what the real engine did not need of that is
+slept.
 
-On a CPU, training a token costs about as much as decoding one, so a pipeline's gain from not waiting is small there whatever
-the pipeline. On accelerators decoding is bound by memory and dominates: a step costs nearly the same for one live sequence as
-for many. This engine has that cost, while the tokens, log-probs and what is learned from them stay real.
+On a CPU, training a token costs about as much as decoding one, so a pipeline's gain from not
+waiting is small there whatever the pipeline. On accelerators decoding is bound by memory and
+dominates: a step costs nearly the same for one live sequence as for many. This engine has that
+cost, while the tokens, log-probs and what is learned from them stay real.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ class ThrottledEngine:
     """Wraps a generation engine; see the module."""
 
     def __init__(self, engine: GenerationEngine, *, decode_base_s: float, decode_slot_s: float) -> None:
-        """Take the engine and the device's prices: seconds a decode step, and more for each live sequence in it."""
+        """Take the engine and the device's prices: seconds a decode step, and more for each live
+        sequence in it.
+        """
         self._engine = engine
         self._base_s = decode_base_s
         self._slot_s = decode_slot_s

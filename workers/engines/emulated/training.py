@@ -1,6 +1,8 @@
-"""The emulated training backend: weights that depend on every batch and its order, and cost what they are told.
+"""The emulated training backend: weights that depend on every batch and its order, and cost what
+they are told.
 
-*Consumes* training samples. *Produces* steps, weights and checkpoints. *Waits for* the time that a step would take.
+*Consumes* training samples. *Produces* steps, weights and checkpoints. *Waits for* the time that a
+step would take.
 
 A checkpoint holds ``emulated.json`` and no model: there is none.
 """
@@ -52,7 +54,9 @@ class EmulatedTraining:
         return self._state
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return each sample's behaviour log-probs: an emulated policy never moves away from what was sampled."""
+        """Return each sample's behaviour log-probs: an emulated policy never moves away from what
+        was sampled.
+        """
         self._pace.spend(self._scoring_token_s * _num_tokens(samples))
         return [sample.behavior_logprobs for sample in samples]
 
@@ -103,7 +107,9 @@ class EmulatedTraining:
         return self._state.save
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file, with nothing changed."""
+        """Take back what a snapshot wrote. Raises DataError naming the file, with
+        nothing changed.
+        """
         self._state = LearnedState.load(folder)
 
     def close(self) -> None:

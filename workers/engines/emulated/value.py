@@ -1,9 +1,11 @@
-"""The emulated value engine: values that are a function of the tokens alone, and steps that cost what they are told.
+"""The emulated value engine: values that are a function of the tokens alone, and steps that cost
+what they are told.
 
-*Consumes* token sequences and finished responses. *Produces* values, steps and checkpoints. *Waits for* the time that they
-would take.
+*Consumes* token sequences and finished responses. *Produces* values, steps and checkpoints. *Waits
+for* the time that they would take.
 
-Each step says that it explains all of its targets, so that the policy's gate opens as soon as that is looked at.
+Each step says that it explains all of its targets, so that the policy's gate opens as soon as that
+is looked at.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ class EmulatedValue:
         return self._state.save
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file, with nothing changed."""
+        """Take back what a snapshot wrote. Raises DataError naming the file, with
+        nothing changed.
+        """
         self._state = LearnedState.load(folder)
 
     def close(self) -> None:

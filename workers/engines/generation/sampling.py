@@ -1,11 +1,15 @@
-"""Token sampling from random streams that belong to the trajectory, not to the process that happens to sample it.
+"""Token sampling from random streams that belong to the trajectory, not to the process that happens
+to sample it.
 
-*Consumes* logits ``[rows, vocabulary]``, a distribution per row and one uniform number per row. *Produces* tokens and their
-log-probs under the distribution really sampled from. *Waits for* nothing; pure functions, but for the device's arithmetic.
+*Consumes* logits ``[rows, vocabulary]``, a distribution per row and one uniform number per row.
+*Produces* tokens and their log-probs under the distribution really sampled from. *Waits for*
+nothing; pure functions, but for the device's arithmetic.
 
-The uniform is that of the trajectory's stream at the response position (``workers.engines.model.rng``). The token is the
-inverse of the cumulative distribution there, summed in float64 in the order of the vocabulary: kernels that differ in the last
-bit of a logit move a boundary by about 1e-7, and a token changes only if the uniform falls within that distance of one.
+The uniform is that of the trajectory's stream at the response position
+(``workers.engines.model.rng``). The token is the inverse of the cumulative distribution there,
+summed in float64 in the order of the vocabulary: kernels that differ in the last bit of a logit
+move a boundary by about 1e-7, and a token changes only if the uniform falls within that distance of
+one.
 """
 
 from __future__ import annotations
@@ -20,14 +24,18 @@ from workers.engines.generation.seam import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """How each row's logits become the distribution to sample from; made once for a batch, used for many steps."""
+    """How each row's logits become the distribution to sample from; made once for a batch, used for
+    many steps.
+    """
 
     divisor: torch.Tensor | None
     """float32 [rows, 1]: temperatures, 1 for greedy rows; None when all are 1."""
     greedy: torch.Tensor | None
     """bool [rows]; None when no row is greedy."""
     top_k: torch.Tensor | None
-    """int64 [rows, 1], the vocabulary size where it is off; None when no row restricts its support."""
+    """int64 [rows, 1], the vocabulary size where it is off; None when no row
+    restricts its support.
+    """
     top_p: torch.Tensor | None
     """float32 [rows, 1]; present when ``top_k`` is."""
 
@@ -58,8 +66,8 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token per row.
 
-    Temperature first, then top-k, then top-p of what is left, renormalised. A greedy row takes the first of its largest
-    logits; its log-prob is that of the temperature-1 distribution.
+    Temperature first, then top-k, then top-p of what is left, renormalised. A greedy row takes the
+    first of its largest logits; its log-prob is that of the temperature-1 distribution.
 
     Args:
         logits: [rows, vocabulary], any floating type; computed on in float32.
@@ -76,7 +84,8 @@ def sample(
         scores = scores.masked_fill(~_support(scores, distributions.top_k, distributions.top_p), -torch.inf)
     logprobs = torch.log_softmax(scores, dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-    # the first token whose cumulative probability exceeds the target: one of probability 0 never does
+    # the first token whose cumulative probability exceeds the target: one of probability 0 never
+    # does
     target = (uniform * cumulative[:, -1]).unsqueeze(1)
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
     if distributions.greedy is not None:
@@ -85,9 +94,11 @@ def sample(
 
 
 def _support(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return bool [rows, vocabulary]: the ``top_k`` likeliest tokens, and of these the fewest that reach mass ``top_p``.
+    """Return bool [rows, vocabulary]: the ``top_k`` likeliest tokens, and of these the fewest that
+    reach mass ``top_p``.
 
-    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary, whatever the others ask.
+    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary, whatever
+    the others ask.
     """
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)

@@ -1,8 +1,11 @@
-"""The seam between the generator and whatever samples tokens: local torch today, vLLM behind the same words.
+"""The seam between the generator and whatever samples tokens: local torch today, vLLM behind the
+same words.
 
-*Consumes* requests and weights. *Produces* windows. *Waits for* nothing: ``advance`` computes and returns.
+*Consumes* requests and weights. *Produces* windows. *Waits for* nothing: ``advance`` computes and
+returns.
 
-An engine is blocking and single-threaded; the generator drives it from the one compute thread that it owns.
+An engine is blocking and single-threaded; the generator drives it from the one compute thread that
+it owns.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class WindowRequest:
     """The response, earlier tokens included, is cut here."""
     sampling: SamplingParams
     seed: int
-    """The run's seed; token at response position p is drawn from the stream (seed, trajectory, p)."""
+    """The run's seed; token at response position p is drawn from the stream (seed,
+    trajectory, p).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,9 @@ class SampledWindow:
     tokens: np.ndarray
     """int32 [new tokens], the stop token included"""
     behavior_logprobs: np.ndarray
-    """float32 [new tokens], of the distribution really sampled from (after temperature, top-k and top-p)"""
+    """float32 [new tokens], of the distribution really sampled from (after temperature, top-k and
+    top-p)
+    """
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
 
@@ -91,7 +98,8 @@ class GenerationEngine(Protocol):
         """Return a version's tensors where they lie, as ``load_weights`` takes them.
 
         Args:
-            data: uint8 [bytes of the version], verified; they stay as they are while the version is served.
+            data: uint8 [bytes of the version], verified; they stay as they are while the version is
+                served.
             path: Where processes of this host may map the same bytes.
 
         Raises WeightsDamaged when the bytes are no version.
@@ -99,11 +107,13 @@ class GenerationEngine(Protocol):
         ...
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """Lay out the whole version that an adapter makes of its base, floating-point numbers as ``dtype``.
+        """Lay out the whole version that an adapter makes of its base, floating-point numbers as
+        ``dtype``.
 
         Args:
             adapter: uint8 [bytes of the adapter's version]
-            base: uint8 [bytes of the base's version]. Neither may change before the publication is written.
+            base: uint8 [bytes of the base's version]. Neither may change before the publication is
+                written.
             base_digest: Of ``base``.
             dtype: ``float32`` or ``bfloat16``.
 
@@ -112,39 +122,45 @@ class GenerationEngine(Protocol):
         ...
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Bring weights that ``load_weights`` will be given near to where they are needed, so that it takes less of the time
-        that decoding stands still. It may be called on another thread, while this one decodes, or not at all; it changes
-        nothing that is sampled. Raises EngineDied."""
+        """Bring weights that ``load_weights`` will be given near to where they are needed, so that
+        it takes less of the time that decoding stands still. It may be called on another thread,
+        while this one decodes, or not at all; it changes nothing that is sampled. Raises
+        EngineDied."""
         ...
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Take new weights (torch tensors by name; of emulated ones, arrays) between two tokens; live requests go on under
-        them, by the engine's KV policy.
+        """Take new weights (torch tensors by name; of emulated ones, arrays) between two tokens;
+        live requests go on under them, by the engine's KV policy.
 
         Raises WeightsRejected when names or shapes do not fit; the old weights then stay in use.
         """
         ...
 
     def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
-        """Return the names of ``tensors``, the last that were loaded, which new tokens would not be computed with.
+        """Return the names of ``tensors``, the last that were loaded, which new tokens would not be
+        computed with.
 
-        It looks at what is served, not at what was loaded: an engine that keeps old weights without a word is found so. One
-        that shows by log-probs what it serves, in ``load_weights``, returns none.
+        It looks at what is served, not at what was loaded: an engine that keeps old weights without
+        a word is found so. One that shows by log-probs what it serves, in ``load_weights``, returns
+        none.
         """
         ...
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. An engine may keep the KV cache of a trajectory whose last window it sampled itself, and so spare
-        the prefill of the next one. Raises EngineError for a context that can never fit."""
+        """Queue a request. An engine may keep the KV cache of a trajectory whose last window it
+        sampled itself, and so spare the prefill of the next one. Raises EngineError for a context
+        that can never fit."""
         ...
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when anything does and slots are free."""
+        """Run up to ``max_steps`` decode steps; return what finished, early when anything does and
+        slots are free.
+        """
         ...
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token: windows with what was sampled so far, FinishReason.WINDOW (requests
-        that have sampled nothing are forgotten). For draining."""
+        """End every live request at the present token: windows with what was sampled so far,
+        FinishReason.WINDOW (requests that have sampled nothing are forgotten). For draining."""
         ...
 
     def forget(self, trajectory: TrajectoryId) -> None:

@@ -1,6 +1,8 @@
-"""What every generation engine does at both ends of a window: refuse what can never be served, tell versions apart.
+"""What every generation engine does at both ends of a window: refuse what can never be served, tell
+versions apart.
 
-*Consumes* requests, and the places where versions changed. *Produces* errors, or segments. *Waits for* nothing.
+*Consumes* requests, and the places where versions changed. *Produces* errors, or segments. *Waits
+for* nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from workers.engines.generation.seam import WindowRequest
 
 
 def check_request(request: WindowRequest, *, positions: int | None, vocabulary: int) -> None:
-    """Check a request against a model's positions (None: no limit) and vocabulary. Raises EngineError."""
+    """Check a request against a model's positions (None: no limit) and vocabulary. Raises
+    EngineError.
+    """
     name, used = str(request.trajectory), request.response_tokens.size
     wanted = request.prompt_tokens.size + request.max_response_tokens
     if request.prompt_tokens.size == 0:
@@ -45,7 +49,9 @@ def is_live_already(request: WindowRequest) -> EngineError:
 
 
 def segments(versions: Sequence[tuple[int, int]], length: int) -> tuple[Segment, ...]:
-    """Return the runs of one version up to ``length``; ``versions`` are (length, version): from there on, that version."""
+    """Return the runs of one version up to ``length``; ``versions`` are (length, version): from
+    there on, that version.
+    """
     ends = [begin for begin, _ in versions[1:]] + [length]
     runs: list[Segment] = []
     for (begin, version), end in zip(versions, ends, strict=True):

@@ -1,1 +1,3 @@
-"""What all engines around a model share: loading, packed attention, weights as files, optimiser, random streams."""
+"""What all engines around a model share: loading, packed attention, weights as files, optimiser,
+random streams.
+"""

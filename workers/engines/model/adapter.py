@@ -1,16 +1,19 @@
-"""An adapter on its way to the generators: a small share of the weights' bytes, and how to make the weights of it again.
+"""An adapter on its way to the generators: a small share of the weights' bytes, and how to make the
+weights of it again.
 
-*Consumes* low-rank parts and the frozen weights below them; on the other side, the bytes of both. *Produces* publications: of
-the frozen weights, once; of the adapter, at every version; and, on the other side, of the merged weights. *Waits for* nothing.
+*Consumes* low-rank parts and the frozen weights below them; on the other side, the bytes of both.
+*Produces* publications: of the frozen weights, once; of the adapter, at every version; and, on the
+other side, of the merged weights. *Waits for* nothing.
 
     weight = base + scaling * (B A)
 
-Merged weights are laid out by the rule for whole versions, made one tensor at a time, in the arithmetic of peft's own merge: on
-a CPU the file is the one that publishing the learner's merged weights would have made, bit for bit. So every engine takes it
-as it takes any other version, and none needs peft.
+Merged weights are laid out by the rule for whole versions, made one tensor at a time, in the
+arithmetic of peft's own merge: on a CPU the file is the one that publishing the learner's merged
+weights would have made, bit for bit. So every engine takes it as it takes any other version, and
+none needs peft.
 
-An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``. Its metadata say which base it belongs to, by
-the digest of that file.
+An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``. Its metadata say
+which base it belongs to, by the digest of that file.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ class _AdapterRecord(msgspec.Struct):
 
 
 def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
-    """Lay out the weights below an adapter as :func:`workers.engines.model.weights_file.publish_tensors` does whole
-    versions; but those that something is added to keep their own type where ``dtype`` would round them: only the sum is
+    """Lay out the weights below an adapter as
+    :func:`workers.engines.model.weights_file.publish_tensors` does whole versions; but those that
+    something is added to keep their own type where ``dtype`` would round them: only the sum is
     rounded."""
     wanted: torch.dtype = getattr(torch, dtype)
     adapted = {f"{layer}.weight" for layer in adapter.layers}
@@ -78,7 +82,8 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
 
     Args:
         adapter: uint8 [bytes of the adapter's file].
-        base: uint8 [bytes of the base's file]. Neither may change before the publication is written.
+        base: uint8 [bytes of the base's file]. Neither may change before the publication is
+            written.
         base_digest: Of ``base``.
         dtype: As in :func:`workers.engines.model.weights_file.publish_tensors`.
 
@@ -103,7 +108,8 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
 
 
 def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's ``get_delta_weight`` and a sum are.
+    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's
+    ``get_delta_weight`` and a sum are.
 
     Args:
         base: [rows, columns]
@@ -111,7 +117,8 @@ def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) 
         b: [rows, rank]
         scaling: Of the product.
     """
-    added = b.clone() @ a.clone()  # copies: how a product is summed up may depend on how its factors are aligned
+    # copies: how a product is summed up may depend on how its factors are aligned
+    added = b.clone() @ a.clone()
     return added.mul_(scaling).add_(base)
 
 

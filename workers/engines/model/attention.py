@@ -1,12 +1,15 @@
 """Attention over packed sequences: many sequences in one row of tokens, none of which sees another.
 
-*Consumes* queries, keys and values of a row ``[1, heads, N, head dim]`` and a :class:`PackedLayout` that says where each
-sequence starts. *Produces* the attention output of the same row. *Waits for* nothing.
+*Consumes* queries, keys and values of a row ``[1, heads, N, head dim]`` and a :class:`PackedLayout`
+that says where each sequence starts. *Produces* the attention output of the same row. *Waits for*
+nothing.
 
-The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model that carries this name calls it in
-every layer. No mask is registered under the name, which is how transformers is told to make none: the layout alone decides
-who sees whom. On CUDA in half precision the row goes to a variable-length kernel as it is. Elsewhere sequences of similar
-length meet in small padded buckets, inside attention only; every other layer works on the N tokens and nothing else.
+The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model that
+carries this name calls it in every layer. No mask is registered under the name, which is how
+transformers is told to make none: the layout alone decides who sees whom. On CUDA in half precision
+the row goes to a variable-length kernel as it is. Elsewhere sequences of similar length meet in
+small padded buckets, inside attention only; every other layer works on the N tokens and nothing
+else.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ BUCKET_FILL = 0.75
 """A sequence shorter than this share of a bucket's longest opens the next bucket."""
 
 BUCKET_SLACK = 16
-"""Sequences at most this many tokens shorter than the longest stay in its bucket, however short it is."""
+"""Sequences at most this many tokens shorter than the longest stay in its bucket, however short it
+is.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,9 @@ class Bucket:
     """Sequences of similar length that go through attention together, padded to the longest."""
 
     gather: torch.Tensor
-    """int64 [num_sequences * length]: place in the row of each padded place; padding repeats a sequence's last token."""
+    """int64 [num_sequences * length]: place in the row of each padded place; padding repeats a
+    sequence's last token.
+    """
     num_sequences: int
     length: int
 
@@ -62,7 +69,9 @@ class PackedLayout:
 
     @classmethod
     def of(cls, lengths: Sequence[int] | np.ndarray, device: torch.device) -> PackedLayout:
-        """Lay sequences of these lengths (each at least 1) end to end. Raises ValueError for an empty list or sequence."""
+        """Lay sequences of these lengths (each at least 1) end to end. Raises ValueError for an
+        empty list or sequence.
+        """
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size == 0 or sizes.min() < 1:
             raise ValueError(
@@ -114,7 +123,8 @@ def packed_attention(
     packed_layout: PackedLayout | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend causally within each sequence of a packed row, as transformers' attention functions do.
+    """Attend causally within each sequence of a packed row, as transformers' attention functions
+    do.
 
     Args:
         module: The calling layer; not read.
@@ -214,7 +224,9 @@ def _attend_varlen(
 
 @cache
 def _varlen_kernel() -> Any | None:
-    """Return torch's variable-length attention, or None where this torch has none with the options we need."""
+    """Return torch's variable-length attention, or None where this torch has none with the options
+    we need.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -230,7 +242,9 @@ def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor
 
 
 def _group_by_length(sizes: np.ndarray) -> list[list[int]]:
-    """Group sequences so that each is nearly as long as the longest of its group, which comes first."""
+    """Group sequences so that each is nearly as long as the longest of its group, which comes
+    first.
+    """
     groups: list[list[int]] = []
     shortest = 0.0
     for member in np.argsort(-sizes, kind="stable").tolist():

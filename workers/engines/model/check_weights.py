@@ -1,7 +1,9 @@
-"""Whether published weights are those of a model: names, shapes, types, and tied tensors that agree.
+"""Whether published weights are those of a model: names, shapes, types, and tied tensors that
+agree.
 
-*Consumes* a model's state, on any device (``meta`` too, where there is only a shape), and tensors by their Hugging Face names.
-*Produces* one tensor for each that the model owns. *Waits for* nothing. Every engine asks this before it writes anything.
+*Consumes* a model's state, on any device (``meta`` too, where there is only a shape), and tensors
+by their Hugging Face names. *Produces* one tensor for each that the model owns. *Waits for*
+nothing. Every engine asks this before it writes anything.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ from protocol.errors import WeightsRejected
 
 
 def fit_weights(state: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the published tensor for every name of ``state`` that owns one; of tied names the first does.
+    """Return the published tensor for every name of ``state`` that owns one; of tied names the
+    first does.
 
     Args:
         state: ``model.state_dict(keep_vars=True)``: tied names hold the same object.
         tensors: What was published; a tied tensor once, or under both names if they say the same.
 
     Raises:
-        WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types are mixed up, or two names
-            of one tied tensor disagree.
+        WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types
+            are mixed up, or two names of one tied tensor disagree.
     """
     owners: dict[int, str] = {}
     for name, tensor in state.items():

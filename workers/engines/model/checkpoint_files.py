@@ -1,4 +1,5 @@
-"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it. Nothing is pickled.
+"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it. Nothing is
+pickled.
 
 *Consumes* and *produces* a folder:
 
@@ -6,8 +7,8 @@
     optimizer.safetensors     <state>/<parameter name> for every parameter that was ever stepped, and rng/<device>
     training.json             number of steps taken
 
-*Waits for* the disk. A snapshot is a copy in memory, which another thread may write while training goes on. A load reads and
-checks everything before anything is changed.
+*Waits for* the disk. A snapshot is a copy in memory, which another thread may write while training
+goes on. A load reads and checks everything before anything is changed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 
 def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
-    """Copy the weights to the host's memory; return what writes the copy, as :func:`model_writer` does."""
+    """Copy the weights to the host's memory; return what writes the copy, as :func:`model_writer`
+    does.
+    """
     state = model.state_dict(keep_vars=True)
     return model_writer(
         model, {name: _copy(state[name]) for name in dict.fromkeys(weight_owners(model).values())}, tokenizer_from
@@ -63,15 +66,17 @@ def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Calla
 def model_writer(
     model: PreTrainedModel, weights: Mapping[str, torch.Tensor], tokenizer_from: Path | None
 ) -> Callable[[Path], None]:
-    """Return what writes a model in Hugging Face format, with the tokenizer files of ``tokenizer_from``. That raises OSError,
-    and may run on any thread.
+    """Return what writes a model in Hugging Face format, with the tokenizer files of
+    ``tokenizer_from``. That raises OSError, and may run on any thread.
 
     Args:
-        model: Says what the model is; its own weights, which may be nowhere (``meta``), are not read.
+        model: Says what the model is; its own weights, which may be nowhere (``meta``), are not
+            read.
         weights: What to write, on the host, one tensor for each owner of :func:`weight_owners`.
         tokenizer_from: A folder with tokenizer files.
     """
-    named = {name: weights[owner] for name, owner in weight_owners(model).items()}  # tied weights stay tied: one tensor
+    # tied weights stay tied: one tensor
+    named = {name: weights[owner] for name, owner in weight_owners(model).items()}
 
     def write(folder: Path) -> None:
         count_files()
@@ -86,18 +91,21 @@ def model_writer(
 
 
 def weight_owners(model: PreTrainedModel) -> dict[str, str]:
-    """Return, for every name in a model's state, the first name of the same tensor: tied names have one owner."""
+    """Return, for every name in a model's state, the first name of the same tensor: tied names have
+    one owner.
+    """
     owners: dict[int, str] = {}
     return {name: owners.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model on no device, as it is before it is cut into shares or adapted: what :func:`model_writer` and
-    :func:`read_model` know a model by."""
+    """Return the same model on no device, as it is before it is cut into shares or adapted: what
+    :func:`model_writer` and :func:`read_model` know a model by."""
     with torch.device("meta"):
         skeleton = type(model)(model.config)
     torch.nn.Module.to(skeleton, model.dtype)
-    if hasattr(model, "generation_config"):  # a value model has none
+    # a value model has none
+    if hasattr(model, "generation_config"):
         skeleton.generation_config = model.generation_config
     for name, parameter in model.named_parameters():
         skeleton.get_parameter(name).requires_grad_(parameter.requires_grad)
@@ -107,8 +115,8 @@ def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
 def snapshot_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int
 ) -> Callable[[Path], None]:
-    """Copy the optimiser's state by parameter name, the random streams, and the number of steps; return what writes the copy,
-    as :func:`optimizer_writer` does."""
+    """Copy the optimiser's state by parameter name, the random streams, and the number of steps;
+    return what writes the copy, as :func:`optimizer_writer` does."""
     return optimizer_writer(
         {
             f"{key}/{name}": _copy(value)
@@ -120,8 +128,8 @@ def snapshot_optimizer(
 
 
 def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Callable[[Path], None]:
-    """Return what writes an optimiser's state, the random streams of now, and the number of steps. That raises OSError, and may
-    run on any thread.
+    """Return what writes an optimiser's state, the random streams of now, and the number of steps.
+    That raises OSError, and may run on any thread.
 
     Args:
         states: ``<state>/<parameter name>`` -> tensor on the host.
@@ -151,7 +159,9 @@ def read_training_state(folder: Path) -> TrainingState:
 
 
 def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
-    """Read the weights under ``folder/model`` that fit ``model``, by its own names. Raises DataError naming the file."""
+    """Read the weights under ``folder/model`` that fit ``model``, by its own names. Raises
+    DataError naming the file.
+    """
     count_files()
     path = folder / MODEL_FOLDER
     for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
@@ -201,7 +211,9 @@ def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> No
 def read_optimizer(
     parameters: Mapping[str, torch.Tensor], folder: Path
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Read state by parameter name, and the random streams by device. Raises DataError naming the file."""
+    """Read state by parameter name, and the random streams by device. Raises DataError naming the
+    file.
+    """
     path = folder / OPTIMIZER_FILE
     if not path.is_file():
         raise DataError(f"{path} is missing; resume from another checkpoint")
@@ -226,12 +238,15 @@ def restore_optimizer(
     parameters: Mapping[str, torch.nn.Parameter],
     states: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
-    """Put what :func:`read_optimizer` read back; the optimiser's settings stay those of the configuration."""
+    """Put what :func:`read_optimizer` read back; the optimiser's settings stay those of the
+    configuration.
+    """
     optimizer.state.clear()
     for name, state in states.items():
         parameter = parameters[name]
         optimizer.state[parameter] = {
-            # a count of steps stays where the optimiser put it: beside its parameter if it is fused, else on the CPU
+            # a count of steps stays where the optimiser put it: beside its parameter if it is
+            # fused, else on the CPU
             key: value.to(parameter.device, copy=True)
             if value.ndim or optimizer.defaults.get("fused")
             else value.clone()

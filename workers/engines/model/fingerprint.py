@@ -1,6 +1,7 @@
 """What weights are, to the bit, and what their numbers depend on besides: for the update log.
 
-*Consumes* a backend's tensors, and the process. *Produces* digests and plain texts. *Waits for* nothing.
+*Consumes* a backend's tensors, and the process. *Produces* digests and plain texts. *Waits for*
+nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ _VARIABLES = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
-    """Return xxh3-128 of each tensor's bytes, by name. Equal bytes in another shape or type have another digest."""
+    """Return xxh3-128 of each tensor's bytes, by name. Equal bytes in another shape or type have
+    another digest.
+    """
     return {name: _digest(tensor.detach().contiguous()) for name, tensor in tensors}
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """Say what the same computation may come out otherwise under: device, processor, threads, libraries."""
+    """Say what the same computation may come out otherwise under: device, processor, threads,
+    libraries.
+    """
     resolved = resolve_device(device)
     told = {
         "device": resolved.type if resolved.type == "cpu" else torch.cuda.get_device_name(resolved),
@@ -36,7 +41,8 @@ def describe_environment(device: str) -> dict[str, str]:
         "python": platform.python_version(),
     }
     told |= {library: version(library) for library in _LIBRARIES}
-    # not the distribution's version, which the default index gives to every build alike: builds compute with other kernels
+    # not the distribution's version, which the default index gives to every build alike: builds
+    # compute with other kernels
     told["torch"] = str(torch.__version__)
     return told | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 

@@ -1,7 +1,9 @@
-"""Counts what goes through a model, layer by layer, for whoever must know that long work goes on (``pipeline.process.work``).
+"""Counts what goes through a model, layer by layer, for whoever must know that long work goes on
+(``pipeline.process.work``).
 
-*Consumes* a model of transformers. *Produces* a mark at the end of every layer, forward and backward, and of every tensor that
-is loaded and every file that is saved. *Waits for* nothing. What is computed stays the same.
+*Consumes* a model of transformers. *Produces* a mark at the end of every layer, forward and
+backward, and of every tensor that is loaded and every file that is saved. *Waits for* nothing. What
+is computed stays the same.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORWARD = 1.0 / 3.0
-"""Share of a forward pass in forward and backward together: a backward pass computes twice as much."""
+"""Share of a forward pass in forward and backward together: a backward pass computes
+twice as much.
+"""
 
 
 def count_layers(model: PreTrainedModel) -> PreTrainedModel:
@@ -34,8 +38,11 @@ def count_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def count_part(output: object, share: float) -> None:
-    """Say that ``share`` of a forward pass has made ``output``, and see to it that its backward pass is told as well."""
-    meter = work.current()  # a backward pass may run on a thread of its own
+    """Say that ``share`` of a forward pass has made ``output``, and see to it that its backward
+    pass is told as well.
+    """
+    # a backward pass may run on a thread of its own
+    meter = work.current()
     if not isinstance(output, torch.Tensor) or not output.requires_grad:
         meter.step(share)
         return
@@ -48,10 +55,13 @@ def count_part(output: object, share: float) -> None:
 
 
 def count_files() -> None:
-    """Let transformers tell of every tensor that it loads and every file that it saves, in place of its progress bars."""
+    """Let transformers tell of every tensor that it loads and every file that it saves, in place of
+    its progress bars.
+    """
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # a worker's standard error is a log
+    # a worker's standard error is a log
+    logging.disable_progress_bar()
     logging.set_tqdm_hook(lambda factory, args, kwargs: _CountingBar(factory(*args, **kwargs)))
 
 

@@ -1,7 +1,8 @@
 """Models and tokenizers from a folder, for every engine alike: one way to load, one way to refuse.
 
-*Consumes* the folder of a Hugging Face causal language model. *Produces* a model in evaluation mode, its tokenizer, and the
-tokens that end a response. *Waits for* the disk only: nothing is ever fetched from elsewhere.
+*Consumes* the folder of a Hugging Face causal language model. *Produces* a model in evaluation
+mode, its tokenizer, and the tokens that end a response. *Waits for* the disk only: nothing is ever
+fetched from elsewhere.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 """Names that a configuration may use."""
 
 _OURS_ONLY: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-"""What a model folder may not do: have something fetched, be unpickled, or bring code that is run."""
+"""What a model folder may not do: have something fetched, be unpickled, or bring code
+that is run.
+"""
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that a configuration names; ``auto`` takes CUDA when torch sees one, else the CPU.
+    """Return the device that a configuration names; ``auto`` takes CUDA when torch sees one, else
+    the CPU.
 
     Raises:
         ConfigError: The name is not a device, or torch does not see that device here.
@@ -63,7 +67,8 @@ def load_model(
         path: Folder with ``config.json`` and safetensors weights.
         dtype: Type that the weights are cast to.
         device: Where they go.
-        attn_implementation: Name of an attention function known to transformers; its own choice when absent.
+        attn_implementation: Name of an attention function known to transformers; its own choice
+            when absent.
 
     Raises:
         DataError: The folder is missing, or does not hold a causal language model.
@@ -82,12 +87,15 @@ def load_model(
             f"{path} does not load as a causal language model of transformers: {error}; "
             "give a folder written by save_pretrained"
         ) from error
-    torch.nn.Module.to(model, device)  # moves in place
+    # moves in place
+    torch.nn.Module.to(model, device)
     return model.eval()
 
 
 def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
-    """Return the names and shapes of a causal language model's weights, on no device; tied names hold one object."""
+    """Return the names and shapes of a causal language model's weights, on no device; tied names
+    hold one object.
+    """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -101,18 +109,21 @@ def load_value_model(
 ) -> PreTrainedModel:
     """Load a value model: a backbone with a scalar head at every token, in evaluation mode.
 
-    From a causal language model its layers are taken, and the head starts at 0: every value is 0 at first, which is the right
-    answer to knowing nothing when rewards are centred, and adds no noise of its own to the first advantages. (The layers begin
-    to move with the second step, when the head is no longer 0.)
+    From a causal language model its layers are taken, and the head starts at 0: every value is 0 at
+    first, which is the right answer to knowing nothing when rewards are centred, and adds no noise
+    of its own to the first advantages. (The layers begin to move with the second step, when the
+    head is no longer 0.)
 
     Args:
         path: A causal language model, or a value model with its head.
         dtype: Type that the weights are cast to.
         device: Where they go.
-        attn_implementation: Name of an attention function known to transformers; its own choice when absent.
+        attn_implementation: Name of an attention function known to transformers; its own choice
+            when absent.
 
     Raises:
-        DataError: The folder is missing or holds neither, or transformers has no token classifier of this architecture.
+        DataError: The folder is missing or holds neither, or transformers has no token classifier
+            of this architecture.
     """
     from transformers import AutoModelForTokenClassification
     from transformers.utils import logging
@@ -120,7 +131,8 @@ def load_value_model(
     count_files()
     source = value_source(path)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that the language model's head is not used, and ours is new, is meant
+    # that the language model's head is not used, and ours is new, is meant
+    logging.set_verbosity_error()
     try:
         model, report = AutoModelForTokenClassification.from_pretrained(
             path,
@@ -149,7 +161,8 @@ def load_value_model(
             f"{path} lacks weights that a value model needs: {sorted(missing)[:4]}; give a complete folder written by "
             "save_pretrained"
         )
-    torch.nn.Module.to(model, device)  # moves in place
+    # moves in place
+    torch.nn.Module.to(model, device)
     return model.eval()
 
 
@@ -162,7 +175,8 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
         device: Where they go.
 
     Raises:
-        DataError: transformers has no sequence classifier of this architecture, or the folder lacks weights of it.
+        DataError: transformers has no sequence classifier of this architecture, or the folder lacks
+            weights of it.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -181,12 +195,15 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
             f"{path} lacks weights that a reward model needs: {sorted(map(str, report['missing_keys']))[:4]}; its scores would "
             "be random: give reward.model.path a complete folder written by save_pretrained"
         )
-    torch.nn.Module.to(model, device)  # moves in place
+    # moves in place
+    torch.nn.Module.to(model, device)
     return model.eval()
 
 
 def value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Return the linear layer that reads a value off a hidden state. Raises EngineError when there is none with one output."""
+    """Return the linear layer that reads a value off a hidden state. Raises EngineError when there
+    is none with one output.
+    """
     for name in HEAD_PREFIXES:
         head = getattr(model, name.removesuffix("."), None)
         if isinstance(head, torch.nn.Linear) and head.out_features == 1:
@@ -217,7 +234,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 def stop_token_ids(
     tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel | None = None, extra: Iterable[int] = ()
 ) -> tuple[int, ...]:
-    """Collect the tokens that end a response: the tokenizer's, those of the model's generation settings, and ``extra``.
+    """Collect the tokens that end a response: the tokenizer's, those of the model's generation
+    settings, and ``extra``.
 
     Args:
         tokenizer: Its end-of-sequence token counts, when it has one.

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 Plan = Sequence[Sequence[int]]
-"""Micro-batches, each as indices into the samples. An empty one is a forward and backward pass that counts for nothing: where
-ranks compute together, all of them must make the same number."""
+"""Micro-batches, each as indices into the samples. An empty one is a forward and backward pass that
+counts for nothing: where ranks compute together, all of them must make the same number."""
 
 Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
-"""Given the loss of a micro-batch, adds its gradient to the parameters'. The second argument comes with the last micro-batch:
-the sum of all losses of this rank, detached."""
+"""Given the loss of a micro-batch, adds its gradient to the parameters'. The second argument comes
+with the last micro-batch: the sum of all losses of this rank, detached."""
 
 
 def share_of_plan(plan: Plan, indices: Sequence[int], lengths: Sequence[int]) -> float:
-    """Return the share that a micro-batch of ``plan`` has in it, by tokens; an empty one counts for nothing."""
+    """Return the share that a micro-batch of ``plan`` has in it, by tokens; an empty one counts for
+    nothing.
+    """
     everything = sum(lengths[index] for micro in plan for index in micro)
     return sum(lengths[index] for index in indices) / max(1, everything)

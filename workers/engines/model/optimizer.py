@@ -1,7 +1,9 @@
-"""AdamW with a warm-up, whose steps happen as a whole or not at all: what policy and value model are trained with.
+"""AdamW with a warm-up, whose steps happen as a whole or not at all: what policy and value model
+are trained with.
 
-*Consumes* gradients that lie in the parameters. *Produces* optimiser steps, and the files of an exact resume. *Waits for*
-nothing. Loss and gradient norm are looked at before the optimiser touches anything.
+*Consumes* gradients that lie in the parameters. *Produces* optimiser steps, and the files of an
+exact resume. *Waits for* nothing. Loss and gradient norm are looked at before the optimiser touches
+anything.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class AppliedStep:
     """What became of the gradients."""
 
     applied: bool
-    """False when loss or gradient was not finite: parameters and optimiser state are then exactly what they were."""
+    """False when loss or gradient was not finite: parameters and optimiser state are then exactly
+    what they were.
+    """
     grad_norm: float
     """Before it was scaled down."""
     learning_rate: float
@@ -91,7 +95,8 @@ class GuardedAdamW:
     def step(self, loss: float) -> AppliedStep:
         """Step along the gradients that lie in the parameters, if they and ``loss`` are finite."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
-        if isinstance(norm, DTensor):  # of gradients that are shared out among ranks
+        # of gradients that are shared out among ranks
+        if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         grad_norm = float(norm)
         work.step()
@@ -120,11 +125,15 @@ class GuardedAdamW:
         self.num_steps = num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy optimiser state, random streams and the number of steps; return what writes the copy into a folder."""
+        """Copy optimiser state, random streams and the number of steps; return what writes the copy
+        into a folder.
+        """
         return snapshot_optimizer(self._optimizer, self._parameters, self.num_steps)
 
     def read(self, folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-        """Read what a :meth:`snapshot` wrote, for :meth:`restore`; nothing changes. Raises DataError naming the file."""
+        """Read what a :meth:`snapshot` wrote, for :meth:`restore`; nothing changes. Raises
+        DataError naming the file.
+        """
         return read_optimizer(self._parameters, folder)
 
     def restore(

@@ -1,12 +1,12 @@
 """Log-probs of response tokens from one forward over packed sequences, without padding.
 
-*Consumes* a causal language model of transformers and :class:`PackedTokens`. *Produces* the log-prob, and on request the
-entropy, of every response token. *Waits for* nothing.
+*Consumes* a causal language model of transformers and :class:`PackedTokens`. *Produces* the
+log-prob, and on request the entropy, of every response token. *Waits for* nothing.
 
 All sequences lie end to end in one row ``[1, N]`` whose position ids restart with each sequence
-(``workers.engines.model.attention`` keeps them apart). Logits are computed only where a response token is predicted, and a big
-vocabulary is taken some rows at a time with the logits of each part recomputed for its gradient, so that memory holds
-``MAX_LOGITS`` logits whatever the batch.
+(``workers.engines.model.attention`` keeps them apart). Logits are computed only where a response
+token is predicted, and a big vocabulary is taken some rows at a time with the logits of each part
+recomputed for its gradient, so that memory holds ``MAX_LOGITS`` logits whatever the batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Entropy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """Sequences laid end to end, and which of their tokens are scored: the last ones of each. M is their number."""
+    """Sequences laid end to end, and which of their tokens are scored: the last ones of each. M is
+    their number.
+    """
 
     tokens: torch.Tensor
     """int64 [N]"""
@@ -110,7 +112,8 @@ def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
     """Make ``model`` attend by packed layout, and count its layers, from now on; return it.
 
     Raises:
-        EngineError: The model mixes tokens by other means than attention through transformers' attention interface.
+        EngineError: The model mixes tokens by other means than attention through transformers'
+            attention interface.
     """
     kinds = set(getattr(model.config, "layer_types", None) or ()) - _PACKABLE_LAYERS
     if kinds:
@@ -139,7 +142,8 @@ def score_packed(
     Args:
         model: A model that went through :func:`prepare_packed`.
         batch: N tokens, of which M are scored.
-        temperature: Logits are divided by it; the sampling temperature makes these the log-probs of the sampler.
+        temperature: Logits are divided by it; the sampling temperature makes these the log-probs of
+            the sampler.
         entropy: What to do about the entropy of the same distributions.
         max_logits: Logits alive at once; a bigger batch of them is computed in parts.
     """
@@ -178,7 +182,9 @@ def score_packed(
 
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
-    """Return the last hidden states [N, hidden] of ``batch`` under a model that went through :func:`prepare_packed`."""
+    """Return the last hidden states [N, hidden] of ``batch`` under a model that went through
+    :func:`prepare_packed`.
+    """
     return model.base_model(
         input_ids=batch.tokens.unsqueeze(0),
         position_ids=batch.layout.position_ids.unsqueeze(0),
@@ -188,8 +194,8 @@ def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
 
 
 def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:
-    """Return log-probs [M] of ``targets``, ``z[target] - logsumexp(z)``, and entropies [M], ``-sum p log p`` in nats, of
-    ``logits`` [M, vocabulary] at ``temperature``."""
+    """Return log-probs [M] of ``targets``, ``z[target] - logsumexp(z)``, and entropies [M],
+    ``-sum p log p`` in nats, of ``logits`` [M, vocabulary] at ``temperature``."""
     if logits.dtype != torch.float64:
         logits = logits.float()
     if temperature != 1.0:
@@ -203,6 +209,8 @@ def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float
 
 
 def _scales_logits(model: PreTrainedModel) -> bool:
-    """Whether the model changes its logits after the head, so that only its own ``forward`` may compute them."""
+    """Whether the model changes its logits after the head, so that only its own ``forward`` may
+    compute them.
+    """
     config = model.config.get_text_config()
     return any(getattr(config, name, None) not in (None, 1.0) for name in _LOGIT_SCALING)

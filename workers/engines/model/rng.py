@@ -1,10 +1,12 @@
 """Random streams keyed by (run seed, trajectory, position), never by process; numpy only.
 
-*Consumes* seeds, trajectories and positions. *Produces* uniform numbers. *Waits for* nothing; pure functions.
+*Consumes* seeds, trajectories and positions. *Produces* uniform numbers. *Waits for* nothing; pure
+functions.
 
-The uniform for response position p of a trajectory is a pure function of (run seed, trajectory id, p): a 64-bit key is
-hashed from seed and id once, and SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, section 3) finalises key + (p + 1) * gamma.
-No state is carried, so a trajectory goes on identically in any process, slot, batch or window.
+The uniform for response position p of a trajectory is a pure function of (run seed, trajectory id,
+p): a 64-bit key is hashed from seed and id once, and SplitMix64 (Steele, Lea and Flood, OOPSLA
+2014, section 3) finalises key + (p + 1) * gamma. No state is carried, so a trajectory goes on
+identically in any process, slot, batch or window.
 """
 
 from __future__ import annotations
@@ -36,9 +38,8 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
         keys: uint64 [n], from :func:`stream_key`.
         positions: integers [n], at least 0.
 
-    Returns:
-        float64 [n] in the open interval (0, 1), on a grid of 2^-40. The grid keeps u * total below total exactly, so the
-        inverse never runs off the end of a cumulative sum.
+    Returns: float64 [n] in the open interval (0, 1), on a grid of 2^-40. The grid keeps u * total
+        below total exactly, so the inverse never runs off the end of a cumulative sum.
     """
     state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     state = (state ^ (state >> _S30)) * _MIX_1

@@ -1,7 +1,9 @@
-"""Published weights as tensors: the bytes that travel from the learner to the generators, and back into an engine.
+"""Published weights as tensors: the bytes that travel from the learner to the generators, and back
+into an engine.
 
-*Consumes* named tensors, or the bytes of a version. *Produces* a publication, or tensors over those bytes. The file's metadata
-may hold a *probe*: a sequence, and what the learner thinks of it, so that an engine can show that it computes the same.
+*Consumes* named tensors, or the bytes of a version. *Produces* a publication, or tensors over those
+bytes. The file's metadata may hold a *probe*: a sequence, and what the learner thinks of it, so
+that an engine can show that it computes the same.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class PublishedWeights(dict[str, torch.Tensor]):
             tensors: By name.
             path: The file that they lie in, if other processes of this host may map it.
             probe: The learner's, if there is one.
-            is_lasting: Whether nobody will change their bytes while they are served: an engine may then use them where they
-                lie, instead of a copy.
+            is_lasting: Whether nobody will change their bytes while they are served: an engine may
+                then use them where they lie, instead of a copy.
         """
         super().__init__(tensors)
         self.path = path
@@ -80,7 +82,8 @@ class PublishedWeights(dict[str, torch.Tensor]):
 def publish_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> Publication:
-    """Lay out tensors under their Hugging Face names, floating-point ones as ``dtype`` (``float32`` or ``bfloat16``).
+    """Lay out tensors under their Hugging Face names, floating-point ones as ``dtype`` (``float32``
+    or ``bfloat16``).
 
     Tensors are read while the publication is written, so they must not change before.
     """
@@ -90,7 +93,9 @@ def publish_tensors(
 
 
 def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpec:
-    """Return how a tensor is written: as ``floating`` if it holds floating-point numbers, else as it is."""
+    """Return how a tensor is written: as ``floating`` if it holds floating-point numbers, else as
+    it is.
+    """
     dtype = floating if tensor.is_floating_point() else tensor.dtype
     return TensorSpec(name, _NAMES[dtype], tuple(tensor.shape))
 
@@ -98,7 +103,9 @@ def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpe
 def lay_out(
     specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Publication:
-    """Lay out tensors that ``make`` gives by name, cast to their spec's type; each is asked for once, when it is written."""
+    """Lay out tensors that ``make`` gives by name, cast to their spec's type; each is asked for
+    once, when it is written.
+    """
     ordered = in_order(specs)
     return publication(ordered, _blocks(ordered, make), metadata)
 
@@ -142,7 +149,9 @@ def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool
 
 
 def read_weights(path: Path) -> PublishedWeights:
-    """Map a weight file. Raises WeightsRejected when it is not one, FileNotFoundError when it is gone."""
+    """Map a weight file. Raises WeightsRejected when it is not one, FileNotFoundError when it is
+    gone.
+    """
     with path.open("rb") as file:
         try:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -165,7 +174,9 @@ def write_weights(
 
 
 def _blocks(specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor]) -> Iterator[np.ndarray]:
-    """Yield the bytes of tensors in blocks: views of those that have the wanted type, else a block cast at a time."""
+    """Yield the bytes of tensors in blocks: views of those that have the wanted type, else a block
+    cast at a time.
+    """
     for spec in specs:
         dtype = _DTYPES[spec.dtype]
         flat = make(spec.name).detach().contiguous().reshape(-1)

@@ -1,10 +1,12 @@
-"""The reward model in plain torch: a frozen sequence classifier with one label reads responses in padded batches.
+"""The reward model in plain torch: a frozen sequence classifier with one label reads responses in
+padded batches.
 
 *Consumes* prompts with their responses. *Produces* one score for each. *Waits for* nothing.
 
-Batches are padded, not packed: classifiers pool their tokens each in a way of its own (the last token, the first, a mean under
-the attention mask), and only their own ``forward`` knows it. Decoders without a padding token take the last token of a row;
-they are given a padding token that ends no row of the batch, which makes that the last token of each sequence.
+Batches are padded, not packed: classifiers pool their tokens each in a way of its own (the last
+token, the first, a mean under the attention mask), and only their own ``forward`` knows it.
+Decoders without a padding token take the last token of a row; they are given a padding token that
+ends no row of the batch, which makes that the last token of each sequence.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class TorchRewardModel:
         Args:
             model: A sequence classifier with one label; it becomes this engine's own.
             tokenizer: Its own.
-            micro_batch_tokens: Tokens of one forward, padding included; a longer sequence is a forward of its own.
+            micro_batch_tokens: Tokens of one forward, padding included; a longer sequence is a
+                forward of its own.
             max_tokens: Longest sequence; None for any.
         """
         self._model = model.eval().requires_grad_(False)
@@ -59,8 +62,8 @@ class TorchRewardModel:
 
         Raises:
             DataError: The chat template refuses a conversation.
-            EngineError: A conversation is too long or has no tokens, or a token or a score that is none. Of several responses
-                none is scored then.
+            EngineError: A conversation is too long or has no tokens, or a token or a score that is
+                none. Of several responses none is scored then.
         """
         sequences = [conversation_tokens(self._tokenizer, prompt, response) for prompt, response in responses]
         for tokens in sequences:
@@ -86,7 +89,8 @@ class TorchRewardModel:
         if padding is None:
             ends = {int(tokens[-1]) for tokens in sequences}
             padding = next((token for token in range(self._vocabulary) if token not in ends), None)
-            if padding is None:  # a tiny vocabulary: every token of it ends a row
+            # a tiny vocabulary: every token of it ends a row
+            if padding is None:
                 half = len(sequences) // 2
                 return self._forward(sequences[:half]) + self._forward(sequences[half:])
         rows = np.full(shape, padding, np.int64)
@@ -95,14 +99,17 @@ class TorchRewardModel:
             rows[row, : tokens.size] = tokens
             mask[row, : tokens.size] = 1
         device = self._model.device
-        self._text_config.pad_token_id = padding  # read by the model's forward
+        # read by the model's forward
+        self._text_config.pad_token_id = padding
         logits = self._model(
             input_ids=torch.from_numpy(rows).to(device), attention_mask=torch.from_numpy(mask).to(device)
         ).logits
         return logits[:, 0].float().tolist()
 
     def _check(self, tokens: np.ndarray) -> None:
-        """Refuse what the model cannot read: on a GPU looking up an unknown token or place ends the process."""
+        """Refuse what the model cannot read: on a GPU looking up an unknown token or place ends the
+        process.
+        """
         if not tokens.size:
             raise EngineError("a conversation has no tokens for the reward model; give prompts that are not empty")
         if self._max_tokens is not None and tokens.size > self._max_tokens:

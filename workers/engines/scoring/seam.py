@@ -1,6 +1,7 @@
 """The seam between the reference worker and whatever computes log-probs of given tokens.
 
-*Consumes* token sequences. *Produces* log-probs of their tails. Blocking; driven from the worker's one compute thread.
+*Consumes* token sequences. *Produces* log-probs of their tails. Blocking; driven from the worker's
+one compute thread.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ class ScoringEngine(Protocol):
     """A frozen model."""
 
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored] log-probs of the tail at the sampling temperature."""
+        """Return, for each request, float32 [num_scored] log-probs of the tail at the sampling
+        temperature.
+        """
         ...
 
 
 def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
-    """Refuse what cannot be scored: a first token, or a token without an embedding (on a GPU looking one up ends the process).
+    """Refuse what cannot be scored: a first token, or a token without an embedding (on a GPU
+    looking one up ends the process).
 
     Raises EngineError that says which.
     """

@@ -1,6 +1,7 @@
 """The scoring engine in plain torch: a frozen model, packed sequences, no gradients.
 
-*Consumes* token sequences. *Produces* the log-probs of their tails at the sampling temperature. *Waits for* nothing.
+*Consumes* token sequences. *Produces* the log-probs of their tails at the sampling temperature.
+*Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class TorchScoring:
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
         """Return, for each request in order, float32 [num_scored].
 
-        Raises EngineError when a request scores its first token, or holds a token that the model does not know.
+        Raises EngineError when a request scores its first token, or holds a token that the model
+        does not know.
         """
         vocabulary = cast("torch.Tensor", self._model.get_input_embeddings().weight).shape[0]
         check_requests(requests, vocabulary)
@@ -71,7 +73,9 @@ class TorchScoring:
 
 
 def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:
-    """Load the model in ``model_path`` as the frozen reference of a run. Raises DataError or ConfigError naming the cause."""
+    """Load the model in ``model_path`` as the frozen reference of a run. Raises DataError or
+    ConfigError naming the cause.
+    """
     device = resolve_device(config.reference.device)
     if device.type == "cpu":
         torch.set_num_threads(config.reference.threads)

@@ -1,10 +1,12 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """The scoring engine on vLLM: a frozen model scores prompts, and samples one token for nobody.
 
-*Consumes* token sequences. *Produces* the log-probs of their tails at the sampling temperature. *Waits for* nothing: vLLM is
-stepped on the caller's thread until all are scored, ``max_num_batched_tokens`` of them at a time.
+*Consumes* token sequences. *Produces* the log-probs of their tails at the sampling temperature.
+*Waits for* nothing: vLLM is stepped on the caller's thread until all are scored,
+``max_num_batched_tokens`` of them at a time.
 
-The weights are the folder's own and never change. Nothing is cached between requests: a cached prefix would have no log-probs.
+The weights are the folder's own and never change. Nothing is cached between requests: a cached
+prefix would have no log-probs.
 """
 
 from __future__ import annotations
@@ -30,18 +32,22 @@ if TYPE_CHECKING:
 
 
 class VllmScoring:
-    """A :class:`workers.engines.scoring.seam.ScoringEngine` on vLLM's ``LLMEngine`` in this process."""
+    """A :class:`workers.engines.scoring.seam.ScoringEngine` on vLLM's ``LLMEngine`` in this
+    process.
+    """
 
     def __init__(self, arguments: Mapping[str, Any], *, vocabulary: int, temperature: float) -> None:
         """Load the model.
 
         Args:
-            arguments: Of vLLM's ``EngineArgs``; see :func:`workers.engines.generation.vllm.arguments.scoring_arguments`.
+            arguments: Of vLLM's ``EngineArgs``; see
+                :func:`workers.engines.generation.vllm.arguments.scoring_arguments`.
             vocabulary: Token ids that the model knows.
             temperature: Logits are divided by it; above 0.
 
         Raises:
-            ConfigError: vLLM runs this model by a runner that scores at temperature 1 only, and another one is asked for.
+            ConfigError: vLLM runs this model by a runner that scores at temperature 1 only, and
+                another one is asked for.
         """
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")
@@ -50,7 +56,8 @@ class VllmScoring:
 
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._vocabulary = vocabulary
-        self._longest = int(arguments["max_model_len"]) - 1  # vLLM wants room for the token that it samples
+        # vLLM wants room for the token that it samples
+        self._longest = int(arguments["max_model_len"]) - 1
         scales = all(self._engine.collective_rpc("headrace_begin", args=(temperature,)))
         if not scales and temperature != 1.0:
             raise ConfigError(
@@ -62,7 +69,8 @@ class VllmScoring:
         """Return, for each request in order, float32 [num_scored].
 
         Raises:
-            EngineError: A request scores its first token, is too long, or holds a token that the model does not know.
+            EngineError: A request scores its first token, is too long, or holds a token that the
+                model does not know.
             EngineDied: vLLM failed; a new engine may do better.
         """
         check_requests(requests, self._vocabulary)
@@ -102,7 +110,8 @@ def build_vllm_scoring(config: RunConfig, model_path: Path) -> VllmScoring:
     """Start vLLM around the model in ``model_path`` as the frozen reference of a run.
 
     Raises:
-        ConfigError: vLLM is missing or of another version, or it refuses the model, an argument or the memory that is there.
+        ConfigError: vLLM is missing or of another version, or it refuses the model, an argument or
+            the memory that is there.
     """
     check_versions()
     on_cpu = resolve_device(config.reference.device).type == "cpu"

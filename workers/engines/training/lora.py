@@ -1,20 +1,23 @@
 # pyright: reportMissingImports=false
-"""A LoRA adapter on a frozen policy, by peft: only the adapter is trained and published, and all who sample see merged weights.
+"""A LoRA adapter on a frozen policy, by peft: only the adapter is trained and published, and all
+who sample see merged weights.
 
-*Consumes* a model and the adapter's shape. *Produces* the adapter's parameters; the adapter and the frozen weights below it,
-which generators merge (``workers.engines.model.adapter``); the merged weights under the model's own names; and in a checkpoint,
-beside ``model/`` with the merged weights:
+*Consumes* a model and the adapter's shape. *Produces* the adapter's parameters; the adapter and the
+frozen weights below it, which generators merge (``workers.engines.model.adapter``); the merged
+weights under the model's own names; and in a checkpoint, beside ``model/`` with the merged weights:
 
     adapter/adapter_config.json          as peft writes it
     adapter/adapter_model.safetensors    likewise; its metadata hold the digest of the weights below the adapter
 
-*Waits for* the disk. A restart takes the weights below from the run's start model and the adapter from the checkpoint, never
-from the merged weights, which are rounded: so it goes on bit for bit.
+*Waits for* the disk. A restart takes the weights below from the run's start model and the adapter
+from the checkpoint, never from the merged weights, which are rounded: so it goes on bit for bit.
 
-There is no dropout: a ratio of probabilities must be 1 while the weights are the same. Source: Hu et al. 2021,
-https://arxiv.org/abs/2106.09685; a layer computes ``W x + (alpha / rank) B A x`` with B = 0 at first.
+There is no dropout: a ratio of probabilities must be 1 while the weights are the same. Source: Hu
+et al. 2021, https://arxiv.org/abs/2106.09685; a layer computes ``W x + (alpha / rank) B A x`` with
+B = 0 at first.
 
-This module is imported where an adapter is asked for, and nowhere else: peft brings accelerate, and takes a second to import.
+This module is imported where an adapter is asked for, and nowhere else: peft brings accelerate, and
+takes a second to import.
 """
 
 from __future__ import annotations
@@ -68,10 +71,13 @@ class LoraSettings:
 
 
 class AdaptedModel:
-    """A frozen model with an adapter: :class:`workers.engines.training.trained_weights.TrainedWeights`."""
+    """A frozen model with an adapter:
+    :class:`workers.engines.training.trained_weights.TrainedWeights`.
+    """
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings, tokenizer_from: Path | None) -> None:
-        """Freeze ``model`` and put an adapter into it, which its forward pass goes through from now on.
+        """Freeze ``model`` and put an adapter into it, which its forward pass goes through from now
+        on.
 
         Raises:
             ConfigError: A target is no linear layer of the model, or is its output head.
@@ -90,7 +96,8 @@ class AdaptedModel:
         )
         head = model.get_output_embeddings()
         self._peft = _inject(model, self._config, settings)
-        self._config.inference_mode = True  # as peft writes it: who loads the folder does not train on
+        # as peft writes it: who loads the folder does not train on
+        self._config.inference_mode = True
         self._model = model.eval()
         self._layers: dict[str, Any] = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
@@ -118,7 +125,8 @@ class AdaptedModel:
         layers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for name, layer in self._layers.items():
             a, b = (part[_ADAPTER].weight.detach().to("cpu") for part in (layer.lora_A, layer.lora_B))
-            layers[name] = (b.T, a.T) if layer.fan_in_fan_out else (a, b)  # of a layer whose weight lies transposed
+            # of a layer whose weight lies transposed
+            layers[name] = (b.T, a.T) if layer.fan_in_fan_out else (a, b)
         scaling: float = next(iter(self._layers.values())).scaling[_ADAPTER]
         return Adapter(layers, scaling, below=lambda: self._weights_of(self._model, merged=False))
 
@@ -133,7 +141,8 @@ class AdaptedModel:
             self._config.save_pretrained(folder / ADAPTER_FOLDER)
             path = folder / ADAPTER_FOLDER / _WEIGHTS_FILE
             with storage_errors(path):
-                save_file(adapter, path, metadata={_BASE: self._base})  # one entry: of several the order is random
+                # one entry: of several the order is random
+                save_file(adapter, path, metadata={_BASE: self._base})
 
         return write
 
@@ -172,7 +181,9 @@ class AdaptedModel:
         return get_peft_model_state_dict(self._peft, adapter_name=_ADAPTER, save_embedding_layers=False)
 
     def _weights_of(self, model: PreTrainedModel, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a model's weights by the names that they had before there was an adapter, what it adds added or not."""
+        """Yield a model's weights by the names that they had before there was an adapter, what it
+        adds added or not.
+        """
         state = model.state_dict(keep_vars=True)
         for name in self._owners:
             if name in state:
@@ -201,7 +212,9 @@ class AdaptedModel:
 
 
 def _inject(model: PreTrainedModel, config: LoraConfig, settings: LoraSettings) -> torch.nn.Module:
-    """Let peft put its layers into ``model``, drawn from the seed alone; the process's random streams stay where they are."""
+    """Let peft put its layers into ``model``, drawn from the seed alone; the process's random
+    streams stay where they are.
+    """
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(settings.seed)

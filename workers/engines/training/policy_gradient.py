@@ -1,11 +1,13 @@
-"""What every training backend does between weights and optimiser: log-probs of samples, and the gradient of an objective.
+"""What every training backend does between weights and optimiser: log-probs of samples, and the
+gradient of an objective.
 
-*Consumes* a policy and training samples. *Produces* log-probs, or gradients accumulated in the policy's parameters with the
-sums of which loss and metrics of the whole batch are made. *Waits for* nothing.
+*Consumes* a policy and training samples. *Produces* log-probs, or gradients accumulated in the
+policy's parameters with the sums of which loss and metrics of the whole batch are made. *Waits for*
+nothing.
 
-Loss weights are made from the whole batch before it is cut into micro-batches, so that the cut changes nothing but memory: not
-the cut into micro-batches, and not the sharing of them among ranks. Sums stay on the device until the last micro-batch is done:
-one wait for the device a batch.
+Loss weights are made from the whole batch before it is cut into micro-batches, so that the cut
+changes nothing but memory: not the cut into micro-batches, and not the sharing of them among ranks.
+Sums stay on the device until the last micro-batch is done: one wait for the device a batch.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ class BatchTotals:
 
     loss: float
     metrics: dict[str, float]
-    """Means over the loss mask, or over samples (``divergence.row_divergence``); largest and smallest values; and with an
-    imitation term ``nll``, the mean over its own mask."""
+    """Means over the loss mask, or over samples (``divergence.row_divergence``); largest and
+    smallest values; and with an imitation term ``nll``, the mean over its own mask."""
     num_tokens: int
     """Prompt and response tokens."""
 
@@ -62,14 +64,17 @@ class BatchSums:
     """What one rank's micro-batches add to loss and metrics: scalars on the device, float64."""
 
     sums: dict[str, torch.Tensor]
-    """``loss``, and of each metric the sum over tokens, or over samples; the same names on every rank."""
+    """``loss``, and of each metric the sum over tokens, or over samples; the same names on every
+    rank.
+    """
     largest: torch.Tensor
     """[3]: the policy ratio, and the gap of log-perplexities from either side"""
 
 
 class PackedPolicy(torch.nn.Module):
-    """A causal language model whose ``forward`` scores packed tokens: so that whatever wraps modules (sharding, offloading)
-    sees all that happens between weights and log-probs as one forward pass."""
+    """A causal language model whose ``forward`` scores packed tokens: so that whatever wraps
+    modules (sharding, offloading) sees all that happens between weights and log-probs as one
+    forward pass."""
 
     def __init__(self, model: PreTrainedModel, settings: ForwardSettings) -> None:
         """Score with ``model``, which went through ``prepare_packed``."""
@@ -78,7 +83,9 @@ class PackedPolicy(torch.nn.Module):
         self._settings = settings
 
     def forward(self, batch: PackedTokens, entropy: Entropy) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return log-probs [M] and entropies [M] (or None) of the scored tokens; see ``score_packed``."""
+        """Return log-probs [M] and entropies [M] (or None) of the scored tokens; see
+        ``score_packed``.
+        """
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
@@ -91,7 +98,9 @@ class PackedPolicy(torch.nn.Module):
 def sample_logprobs(
     policy: torch.nn.Module, samples: Sequence[TrainingSample], plan: Plan, device: torch.device
 ) -> dict[int, np.ndarray]:
-    """Return float32 [response tokens] for each sample that ``plan`` names, by its index, without gradients."""
+    """Return float32 [response tokens] for each sample that ``plan`` names, by its index, without
+    gradients.
+    """
     results: dict[int, np.ndarray] = {}
     lengths = [int(sample.tokens.size) for sample in samples]
     for indices in plan:
@@ -103,7 +112,8 @@ def sample_logprobs(
 
 
 def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
-    """See whether ``samples`` make an optimiser batch: before anything is computed, and before any other rank is told.
+    """See whether ``samples`` make an optimiser batch: before anything is computed, and before any
+    other rank is told.
 
     Raises:
         EngineError: There is no sample, or some have old log-probs and some have none.
@@ -134,14 +144,15 @@ def accumulate_gradient(
 
     Args:
         policy: A :class:`PackedPolicy`, or what wraps one.
-        samples: One optimiser batch, which passed :func:`check_samples`. With ``old_logprobs`` on none of them, the present
-            policy is the proximal one, as it is in the only step of an update: its own log-probs stand in, without gradient,
-            and one forward pass is spared.
+        samples: One optimiser batch, which passed :func:`check_samples`. With ``old_logprobs`` on
+            none of them, the present policy is the proximal one, as it is in the only step of an
+            update: its own log-probs stand in, without gradient, and one forward pass is spared.
         objective: The loss.
         plan: The micro-batches to compute here: all of the batch's, or one rank's share.
         device: Of the policy's inputs.
         backward: What takes the gradient; ``loss.backward()`` when absent.
-        loss_scale: Factor of the gradient only: the number of ranks where a backend averages gradients over them.
+        loss_scale: Factor of the gradient only: the number of ranks where a backend averages
+            gradients over them.
     """
     weights = objective.token_weights(samples)
     has_imitation = objective.imitation_coefficient > 0.0
@@ -199,7 +210,9 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
 
 
 def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:
-    """Lay a micro-batch end to end; an empty one is the shortest sample, for something must go through the model."""
+    """Lay a micro-batch end to end; an empty one is the shortest sample, for something must go
+    through the model.
+    """
     return pack([samples[index] for index in indices or [_shortest(samples)]])
 
 

@@ -36,11 +36,15 @@ class PublishSettings:
     device: str = "cpu"
     """As configured."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the numbers depend on besides the process: ranks, and libraries that are used now and then."""
+    """What the numbers depend on besides the process: ranks, and libraries that are used now and
+    then.
+    """
 
 
 def publish_settings(config: RunConfig) -> PublishSettings:
-    """Return how a run publishes. Only vLLM does not run the learner's own model code, so only it needs a probe."""
+    """Return how a run publishes. Only vLLM does not run the learner's own model code, so only it
+    needs a probe.
+    """
     environment = {"ranks": str(config.learner.ranks)}
     environment |= {"deepspeed": installed("deepspeed") or ""} if config.learner.backend == "deepspeed" else {}
     environment |= {"peft": installed("peft") or ""} if config.learner.lora.rank else {}
@@ -66,8 +70,8 @@ class TorchPublishing(ABC):
         """Return log-probs under the present weights."""
 
     def adapter(self) -> Adapter | None:
-        """Return what is trained on top of frozen weights; None when every weight is trained. The tensors may be
-        the live ones."""
+        """Return what is trained on top of frozen weights; None when every weight is trained. The
+        tensors may be the live ones."""
         return None
 
     def base_publication(self) -> Publication | None:

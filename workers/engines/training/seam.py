@@ -1,8 +1,8 @@
-"""The seam between the learner and whatever computes gradients: plain torch in one process, FSDP2 and DeepSpeed in
-one or several, behind the same words.
+"""The seam between the learner and whatever computes gradients: plain torch in one process, FSDP2
+and DeepSpeed in one or several, behind the same words.
 
-*Consumes* training samples and a loss. *Produces* log-probs, optimiser steps, weights and checkpoints. Blocking; driven
-from the learner's one compute thread.
+*Consumes* training samples and a loss. *Produces* log-probs, optimiser steps, weights and
+checkpoints. Blocking; driven from the learner's one compute thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class StepResult:
     """What one optimiser step did."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then exactly what they were."""
+    """False when loss or gradient was not finite: weights and optimiser state are then exactly what
+    they were.
+    """
     loss: float
     grad_norm: float
     learning_rate: float
@@ -40,33 +42,39 @@ class TrainingBackend(Protocol):
     """Owns the policy's weights and optimiser."""
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return, for each sample, float32 [response tokens] log-probs under the present weights, at the sampling
-        temperature. No gradients."""
+        """Return, for each sample, float32 [response tokens] log-probs under the present weights,
+        at the sampling temperature. No gradients."""
         ...
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
-        """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. The denominator of the loss is
-        that of the whole batch, so micro-batching changes nothing. Samples without ``old_logprobs`` take the present policy
-        as the proximal one: right for the only step of an update."""
+        """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. The
+        denominator of the loss is that of the whole batch, so micro-batching changes nothing.
+        Samples without ``old_logprobs`` take the present policy as the proximal one: right for the
+        only step of an update."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors (emulated ones: arrays)."""
+        """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors
+        (emulated ones: arrays).
+        """
         ...
 
     def base_publication(self) -> Publication | None:
-        """Lay out the weights that never change, when only an adapter on top of them is trained. They are published once.
-        None when whole versions are published."""
+        """Lay out the weights that never change, when only an adapter on top of them is trained.
+        They are published once. None when whole versions are published."""
         ...
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        """Lay out the present weights for generators, before they change: the whole of them, or the adapter when
-        ``base_digest`` names the base that was published. A probe of what the learner computes is among them when the
-        run's engines need one (``workers.engines.training.parity_probe``)."""
+        """Lay out the present weights for generators, before they change: the whole of them, or the
+        adapter when ``base_digest`` names the base that was published. A probe of what the learner
+        computes is among them when the run's engines need one
+        (``workers.engines.training.parity_probe``)."""
         ...
 
     def digests(self) -> dict[str, bytes]:
-        """Return a digest of each of ``tensors``, by name: equal digests mean equal bits, types and shapes."""
+        """Return a digest of each of ``tensors``, by name: equal digests mean equal bits, types and
+        shapes.
+        """
         ...
 
     def environment(self) -> dict[str, str]:
@@ -82,13 +90,16 @@ class TrainingBackend(Protocol):
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder from the copy: Hugging Face
-        format under ``folder/model``, optimiser, schedule and RNG state beside it (safetensors and JSON, nothing pickled). It
-        may run on another thread while training goes on, and raises OSError. The caller fsyncs and renames."""
+        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder
+        from the copy: Hugging Face format under ``folder/model``, optimiser, schedule and RNG state
+        beside it (safetensors and JSON, nothing pickled). It may run on another thread while
+        training goes on, and raises OSError. The caller fsyncs and renames."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or damaged."""
+        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or
+        damaged.
+        """
         ...
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """The training backend in plain torch: one process, one device, AdamW.
 
-*Consumes* training samples and an objective. *Produces* log-probs, optimiser steps, weights and checkpoints. *Waits for*
-nothing. The reference that every other backend is tested against.
+*Consumes* training samples and an objective. *Produces* log-probs, optimiser steps, weights and
+checkpoints. *Waits for* nothing. The reference that every other backend is tested against.
 
-Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a whole or not at all
-(``workers.engines.model.optimizer``).
+Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a
+whole or not at all (``workers.engines.model.optimizer``).
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class TorchTraining(TorchPublishing):
         """Train ``model``.
 
         Args:
-            model: Any causal language model that can be packed, in the type its weights shall have; it becomes this
-                backend's own.
+            model: Any causal language model that can be packed, in the type its weights shall have;
+                it becomes this backend's own.
             forward: How samples go through it.
             optimizer: How it is stepped.
-            gradient_checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
+            gradient_checkpointing: Recompute each layer in the backward pass instead of keeping its
+                activations.
             tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
             lora: Train an adapter of this shape instead of the weights.
             publishing: How the weights leave; fp32 without a probe when absent.
@@ -78,7 +79,8 @@ class TorchTraining(TorchPublishing):
             EngineError: The model's sequences cannot be packed.
             ConfigError: The adapter does not fit the model.
         """
-        self._model = prepare_packed(model).eval()  # without dropout: a ratio must be 1 while the weights are the same
+        # without dropout: a ratio must be 1 while the weights are the same
+        self._model = prepare_packed(model).eval()
         self._policy = PackedPolicy(model, forward)
         self._max_tokens = forward.micro_batch_tokens
         self._weights = _weights(model, tokenizer_from, lora)
@@ -98,15 +100,19 @@ class TorchTraining(TorchPublishing):
         return self._optimizer.learning_rate
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float32 [response tokens] for each sample under the present weights, at the sampling temperature."""
+        """Return float32 [response tokens] for each sample under the present weights, at the
+        sampling temperature.
+        """
         logprobs = sample_logprobs(self._policy, samples, self._plan(samples), self._model.device)
         return [logprobs[index] for index in range(len(samples))]
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
+        is not finite.
 
         Raises:
-            EngineError: There is no sample, old log-probs are missing, or the device has no memory for a micro-batch.
+            EngineError: There is no sample, old log-probs are missing, or the device has no memory
+                for a micro-batch.
         """
         check_samples(samples, objective)
         try:
@@ -129,17 +135,20 @@ class TorchTraining(TorchPublishing):
         )
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights by the model's own names, on the CPU, tied ones once, an adapter merged in. They may be the live
-        ones: read them before the next step."""
+        """Yield the weights by the model's own names, on the CPU, tied ones once, an adapter merged
+        in. They may be the live ones: read them before the next step."""
         return self._weights.tensors()
 
     def adapter(self) -> Adapter | None:
-        """Return the adapter, if one is trained; see :class:`workers.engines.training.publishing.TorchPublishing`."""
+        """Return the adapter, if one is trained; see
+        :class:`workers.engines.training.publishing.TorchPublishing`.
+        """
         return self._weights.adapter()
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser
-        beside it; it raises OSError, and may run on another thread while this engine goes on."""
+        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face
+        format and the optimiser beside it; it raises OSError, and may run on another thread while
+        this engine goes on."""
         write_weights = self._weights.snapshot()
         write_optimizer = self._optimizer.snapshot()
 
@@ -151,8 +160,8 @@ class TorchTraining(TorchPublishing):
         return write
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote: the next step is the one that would have been. Raises DataError naming the file,
-        with nothing changed."""
+        """Take back what a snapshot wrote: the next step is the one that would have been. Raises
+        DataError naming the file, with nothing changed."""
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder)
@@ -196,7 +205,9 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
 
 
 def lora_settings(config: RunConfig) -> LoraSettings | None:
-    """Return the adapter that a run trains; None when it trains the whole policy. Raises ConfigError without peft."""
+    """Return the adapter that a run trains; None when it trains the whole policy. Raises
+    ConfigError without peft.
+    """
     lora = config.learner.lora
     if not lora.rank:
         return None
@@ -230,7 +241,9 @@ def optimizer_settings(config: RunConfig) -> OptimizerSettings:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Checkpoint every layer. Layers look at their training flag; only theirs is set, so that no dropout wakes up."""
+    """Checkpoint every layer. Layers look at their training flag; only theirs is set, so that no
+    dropout wakes up.
+    """
     model.gradient_checkpointing_enable()
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):

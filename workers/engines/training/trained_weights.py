@@ -1,7 +1,9 @@
-"""What of a policy is trained, and how its weights leave and come back: all of them, or an adapter on frozen ones.
+"""What of a policy is trained, and how its weights leave and come back: all of them, or an adapter
+on frozen ones.
 
-*Consumes* a model. *Produces* the parameters to optimise, the weights under the model's own names, and the files of a
-checkpoint. *Waits for* the disk. An optimiser changes the parameters between two calls, nobody else does.
+*Consumes* a model. *Produces* the parameters to optimise, the weights under the model's own names,
+and the files of a checkpoint. *Waits for* the disk. An optimiser changes the parameters between two
+calls, nobody else does.
 """
 
 from __future__ import annotations
@@ -29,20 +31,26 @@ class TrainedWeights(Protocol):
         ...
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the policy's weights by the model's own names, on the CPU, tied ones once. They may be the live ones."""
+        """Yield the policy's weights by the model's own names, on the CPU, tied ones once. They may
+        be the live ones.
+        """
         ...
 
     def adapter(self) -> Adapter | None:
-        """Return what is trained on top of frozen weights; None when every weight is trained. They may be the live tensors."""
+        """Return what is trained on top of frozen weights; None when every weight is trained. They
+        may be the live tensors.
+        """
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy what an exact resume needs; return what writes it into a folder, ``model/`` in Hugging Face format included.
-        That raises OSError, and may run on any thread."""
+        """Copy what an exact resume needs; return what writes it into a folder, ``model/`` in
+        Hugging Face format included. That raises OSError, and may run on any thread."""
         ...
 
     def read(self, folder: Path) -> Callable[[], None]:
-        """Read and check what a snapshot wrote; return what puts it in place. Raises DataError naming the file."""
+        """Read and check what a snapshot wrote; return what puts it in place. Raises DataError
+        naming the file.
+        """
         ...
 
 

@@ -1,14 +1,17 @@
-"""What every value engine does between weights and optimiser: values of given tokens, and the gradient of their regression.
+"""What every value engine does between weights and optimiser: values of given tokens, and the
+gradient of their regression.
 
-*Consumes* a value model; token sequences, or finished responses with their rewards. *Produces* values, or gradients accumulated
-in the model's parameters with what the batch's figures are made of. *Waits for* nothing.
+*Consumes* a value model; token sequences, or finished responses with their rewards. *Produces*
+values, or gradients accumulated in the model's parameters with what the batch's figures are made
+of. *Waits for* nothing.
 
     G_t = gamma^(T - t) R                                              Monte-Carlo targets (lambda_critic = 1, the default)
     loss = 1/n sum_i 1/T_i sum_t max((V - G)^2, (clip(V, V_old - c_low, V_old + c_high) - G)^2) / 2
 
-over the n finished responses of the whole batch (VAPO and T-PPO; T-PPO's port divides by unfinished rows too, which makes the
-step smaller when few responses finish: here there are only finished ones). As with the policy, weights are made of the whole
-batch before it is cut into micro-batches and shared among ranks.
+over the n finished responses of the whole batch (VAPO and T-PPO; T-PPO's port divides by unfinished
+rows too, which makes the step smaller when few responses finish: here there are only finished
+ones). As with the policy, weights are made of the whole batch before it is cut into micro-batches
+and shared among ranks.
 """
 
 from __future__ import annotations
@@ -56,18 +59,23 @@ class ValueSettings:
 
 
 class PackedValue(torch.nn.Module):
-    """A token classifier with one output whose ``forward`` values packed tokens: so that whatever wraps modules sees one
-    pass."""
+    """A token classifier with one output whose ``forward`` values packed tokens: so that whatever
+    wraps modules sees one pass."""
 
     def __init__(self, model: PreTrainedModel, settings: ValueSettings) -> None:
-        """Value with ``model``, which went through ``prepare_packed``. Raises EngineError when it has no scalar head."""
+        """Value with ``model``, which went through ``prepare_packed``. Raises EngineError when it
+        has no scalar head.
+        """
         super().__init__()
         self.model = model
-        self._head = (value_head(model),)  # in a tuple, for it is the model's child and not ours as well
+        # in a tuple, for it is the model's child and not ours as well
+        self._head = (value_head(model),)
         self._settings = settings
 
     def forward(self, batch: PackedTokens) -> torch.Tensor:
-        """Return V of the state before each scored token, end to end: [M], float32 (float64 for a float64 model)."""
+        """Return V of the state before each scored token, end to end: [M], float32 (float64 for a
+        float64 model).
+        """
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
@@ -81,7 +89,9 @@ class PackedValue(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class RegressionSums:
-    """What one rank's micro-batches add to a batch's figures; all zero where a sample is another rank's."""
+    """What one rank's micro-batches add to a batch's figures; all zero where a sample is another
+    rank's.
+    """
 
     loss: torch.Tensor
     clipped: torch.Tensor
@@ -94,7 +104,8 @@ class RegressionSums:
 def compute_values(
     model: torch.nn.Module, requests: Sequence[ScoringRequest], plan: Plan, device: torch.device
 ) -> dict[int, np.ndarray]:
-    """Return, for each request that ``plan`` names, float32 [num_scored], by its index: V before each token of the tail.
+    """Return, for each request that ``plan`` names, float32 [num_scored], by its index: V before
+    each token of the tail.
 
     Raises EngineError when a request has no token before its tail.
     """
@@ -111,7 +122,9 @@ def compute_values(
 
 
 def check_value_samples(samples: Sequence[ValueSample]) -> None:
-    """See whether ``samples`` make a batch. Raises EngineError when there is none, or one is not consistent."""
+    """See whether ``samples`` make a batch. Raises EngineError when there is none, or one is not
+    consistent.
+    """
     if not samples:
         raise EngineError("a value step was asked for on 0 responses; skip it")
     for sample in samples:
@@ -147,7 +160,8 @@ def accumulate_regression(
         plan: The micro-batches to compute here: all of the batch's, or one rank's share.
         device: Of the model's inputs.
         backward: What takes the gradient; ``loss.backward()`` when absent.
-        loss_scale: Factor of the gradient only: the number of ranks where a backend averages gradients over them.
+        loss_scale: Factor of the gradient only: the number of ranks where a backend averages
+            gradients over them.
     """
     lengths = [sample.response_length for sample in samples]
     ends = np.cumsum(lengths)
@@ -213,7 +227,9 @@ def _targets(sample: ValueSample, settings: ValueSettings, *, lam: float) -> np.
 
 
 def response_weights(length: int, num_samples: int) -> np.ndarray:
-    """Return float64 [length]: each response weighs 1 / num_samples, each of its tokens the same."""
+    """Return float64 [length]: each response weighs 1 / num_samples, each of its
+    tokens the same.
+    """
     return np.full(length, 1.0 / (length * num_samples))
 
 

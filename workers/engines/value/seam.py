@@ -1,7 +1,8 @@
-"""The seam between the value worker and whatever holds its model: values of given tokens, and regression on finished responses.
+"""The seam between the value worker and whatever holds its model: values of given tokens, and
+regression on finished responses.
 
-*Consumes* token sequences, and finished responses with their rewards. *Produces* values, optimiser steps and checkpoints.
-Blocking; driven from the worker's one compute thread.
+*Consumes* token sequences, and finished responses with their rewards. *Produces* values, optimiser
+steps and checkpoints. Blocking; driven from the worker's one compute thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class ValueSample:
     prompt_length: int
     """Tokens before the first response token; at least 1."""
     old_values: np.ndarray
-    """float32 [R]: what the response was given when it was sampled, window by window; new values are clipped around them."""
+    """float32 [R]: what the response was given when it was sampled, window by window; new values
+    are clipped around them.
+    """
     reward: float
     """Of the whole response, received at its last token."""
 
@@ -42,10 +45,14 @@ class ValueStepResult:
     """What one optimiser step of the value model did."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then exactly what they were."""
+    """False when loss or gradient was not finite: weights and optimiser state are then exactly what
+    they were.
+    """
     loss: float
     explained_variance: float
-    """``1 - Var(R - V) / Var(R)`` with the values from before the step, so on responses never trained on; 0 is a constant."""
+    """``1 - Var(R - V) / Var(R)`` with the values from before the step, so on responses never
+    trained on; 0 is a constant.
+    """
     clip_fraction: float
     """Share of the loss's weight on tokens where the clipped error was the larger."""
     value_mean: float
@@ -61,22 +68,28 @@ class ValueEngine(Protocol):
     """Owns the value model and its optimiser."""
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored]: the value of the state before each token of the tail."""
+        """Return, for each request, float32 [num_scored]: the value of the state before each token
+        of the tail.
+        """
         ...
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. Every response weighs the same,
-        over the number of responses of the whole batch, so micro-batching changes nothing."""
+        """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget.
+        Every response weighs the same, over the number of responses of the whole batch, so
+        micro-batching changes nothing."""
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder from the copy: Hugging Face
-        format under ``folder/model``, optimiser, schedule and RNG state beside it (safetensors and JSON, nothing pickled). It
-        may run on another thread while training goes on, and raises OSError. The caller fsyncs and renames."""
+        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder
+        from the copy: Hugging Face format under ``folder/model``, optimiser, schedule and RNG state
+        beside it (safetensors and JSON, nothing pickled). It may run on another thread while
+        training goes on, and raises OSError. The caller fsyncs and renames."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or damaged."""
+        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or
+        damaged.
+        """
         ...
 
     def close(self) -> None:

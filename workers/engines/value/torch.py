@@ -1,9 +1,11 @@
 """The value engine in plain torch: one process, one device, AdamW, packed sequences.
 
-*Consumes* token sequences, and finished responses with their rewards. *Produces* values of the states before each response
-token, optimiser steps and checkpoints. *Waits for* nothing. The reference that the sharded one is tested against.
+*Consumes* token sequences, and finished responses with their rewards. *Produces* values of the
+states before each response token, optimiser steps and checkpoints. *Waits for* nothing. The
+reference that the sharded one is tested against.
 
-What is computed stands in ``workers.engines.value.regression``. Master weights are fp32 whatever the compute type.
+What is computed stands in ``workers.engines.value.regression``. Master weights are fp32 whatever
+the compute type.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class TorchValue:
         """Serve and train ``model``.
 
         Args:
-            model: A token classifier with one output that can be packed; it becomes this engine's own.
+            model: A token classifier with one output that can be packed; it becomes this engine's
+                own.
             settings: How it is used.
             optimizer: How it is stepped.
             tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
@@ -63,7 +66,8 @@ class TorchValue:
         Raises:
             EngineError: The model's sequences cannot be packed, or it has no scalar head.
         """
-        self._model = prepare_packed(model).eval()  # without dropout: values of one version are the same numbers twice
+        # without dropout: values of one version are the same numbers twice
+        self._model = prepare_packed(model).eval()
         self._value = PackedValue(model, settings)
         self._settings = settings
         self._tokenizer_from = tokenizer_from
@@ -76,20 +80,24 @@ class TorchValue:
         return self._optimizer.num_steps
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request in order, float32 [num_scored]: V of the state before each token of the tail.
+        """Return, for each request in order, float32 [num_scored]: V of the state before each token
+        of the tail.
 
         Raises:
-            EngineError: A request has no token before its tail, or the device has no memory for a micro-batch.
+            EngineError: A request has no token before its tail, or the device has no memory for a
+                micro-batch.
         """
         with value_memory_errors(self._settings.micro_batch_tokens):
             values = compute_values(self._value, requests, self._plan(requests), self._model.device)
         return [values[index] for index in range(len(requests))]
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
+        is not finite.
 
         Raises:
-            EngineError: There is no sample, one is not consistent, or the device has no memory for a micro-batch.
+            EngineError: There is no sample, one is not consistent, or the device has no memory for
+                a micro-batch.
         """
         check_value_samples(samples)
         try:
@@ -103,8 +111,9 @@ class TorchValue:
         return value_step_result(samples, self._settings, sums, step)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face format and the optimiser
-        beside it; it raises OSError, and may run on another thread while this engine goes on."""
+        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face
+        format and the optimiser beside it; it raises OSError, and may run on another thread while
+        this engine goes on."""
         write_model = snapshot_model(self._model, self._tokenizer_from)
         write_optimizer = self._optimizer.snapshot()
 
@@ -116,8 +125,8 @@ class TorchValue:
         return write
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote: the next step is the one that would have been. Raises DataError naming the file,
-        with nothing changed."""
+        """Take back what a snapshot wrote: the next step is the one that would have been. Raises
+        DataError naming the file, with nothing changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
         optimizer = self._optimizer.read(folder)
@@ -162,7 +171,9 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
 
 
 def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
-    """Return how responses go through a run's value model on ``device``, and what it is regressed on."""
+    """Return how responses go through a run's value model on ``device``, and what it is regressed
+    on.
+    """
     value = config.value
     return ValueSettings(
         micro_batch_tokens=tokens_at_once(value.micro_batch_tokens, on_cpu=device.type == "cpu"),

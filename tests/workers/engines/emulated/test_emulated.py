@@ -1,5 +1,5 @@
-"""Emulated engines keep the contracts as far as there is a model behind them, say what was drawn beforehand, and cost what
-they are told."""
+"""Emulated engines keep the contracts as far as there is a model behind them, say what was drawn
+beforehand, and cost what they are told."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class TestEmulatedEngine(GenerationContract):
         return bytes_of(publish_tensors(weights(version).items()))
 
     def check(self, asked: WindowRequest, window: SampledWindow) -> None:
-        """The window is the stretch of the response that was drawn beforehand, and ends where it must."""
+        """The window is the stretch of the response that was drawn beforehand, and ends where it
+        must.
+        """
         super().check(asked, window)
         law, length = TokenLaw.of(VOCABULARY, (1,)), LAW.draw(asked.seed, asked.trajectory)
         begin = asked.response_tokens.size
@@ -115,14 +117,16 @@ class TestEmulatedEngine(GenerationContract):
         for number in range(3):
             engine.submit(request(number, prompt=[3, 4, 5]))
         drain(engine)
-        # two slots for five steps, then the third request alone; two tokens of each prompt are filled in
+        # two slots for five steps, then the third request alone; two tokens of each prompt are
+        # filled in
         assert sum(slept) == pytest.approx(7.0 + 5 * 1.2 + 5 * 1.1 + 3 * 2 * 0.001)
         assert engine.stats().num_decode_steps == 10
 
     def test_what_the_emulation_itself_takes_is_a_part_of_the_step(self, start, monkeypatch) -> None:
         slept: list[float] = []
         monkeypatch.setattr(time, "sleep", slept.append)
-        now = itertools.chain([0.0], itertools.repeat(0.25))  # a quarter of a second passes after the step's first look
+        # a quarter of a second passes after the step's first look
+        now = itertools.chain([0.0], itertools.repeat(0.25))
         monkeypatch.setattr(time, "monotonic", lambda: next(now) + sum(slept))
         engine = start(num_slots=1, costs=EngineCosts(decode_base_s=1.0), lengths=LengthLaw("constant", 5.0, 1.0))
         engine.submit(request())

@@ -1,4 +1,6 @@
-"""A paced engine is the engine that it holds back: the same windows, no sooner than the emulated device would have them."""
+"""A paced engine is the engine that it holds back: the same windows, no sooner than the emulated
+device would have them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class TestPacedEngine(GenerationContract):
 def test_a_turn_lasts_as_long_as_its_steps_and_sequences_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)  # the real engine needs no time at all
+    # the real engine needs no time at all
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
     monkeypatch.setattr(time, "monotonic", lambda: 5.0 + sum(slept))
     inner = TestEmulatedEngine().bare(num_slots=4)
     engine = ThrottledEngine(inner, decode_base_s=0.02, decode_slot_s=0.001)

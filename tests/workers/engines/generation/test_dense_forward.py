@@ -1,4 +1,6 @@
-"""The dense family's own forward agrees with transformers', whatever the model's parts, and takes only models it knows."""
+"""The dense family's own forward agrees with transformers', whatever the model's parts, and takes
+only models it knows.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ NUM_STEPS = 4
 
 
 def make(part: str, *, tied: bool = True, seed: int = 0) -> PreTrainedModel:
-    """Make a model no part of which is without effect: no norm weighs 1 everywhere and no bias is 0."""
+    """Make a model no part of which is without effect: no norm weighs 1 everywhere and no bias is
+    0.
+    """
     architecture, changes = PARTS[part]
     model = tiny_model(architecture, seed=seed, tie_word_embeddings=tied, **changes).eval()
     with torch.no_grad():
@@ -65,7 +69,9 @@ def make(part: str, *, tied: bool = True, seed: int = 0) -> PreTrainedModel:
 
 @torch.inference_mode()
 def sampled_from(slots: SlotForward) -> torch.Tensor:
-    """Fill rows of different lengths and decode a few tokens: float32 logits [steps, rows, vocabulary]."""
+    """Fill rows of different lengths and decode a few tokens: float32 logits [steps, rows,
+    vocabulary].
+    """
     sequences = make_sequences()
     slots.prefill([sequence[:length] for sequence, length in zip(sequences, LENGTHS, strict=True)], range(len(LENGTHS)))
     steps = []
@@ -78,7 +84,9 @@ def sampled_from(slots: SlotForward) -> torch.Tensor:
 
 @torch.inference_mode()
 def truth_of(model: PreTrainedModel) -> torch.Tensor:
-    """Compute the same logits by transformers' own attention, one sequence at a time without a cache."""
+    """Compute the same logits by transformers' own attention, one sequence at a time without a
+    cache.
+    """
     rows = []
     for sequence, length in zip(make_sequences(), LENGTHS, strict=True):
         logits = model(input_ids=torch.from_numpy(sequence.astype(np.int64))[None], use_cache=False).logits[0]

@@ -24,7 +24,8 @@ def test_each_request_reads_what_was_written_for_it_in_any_order_of_rows(seed: i
             truth[name], starts[name] = [], int(rng.integers(1, 16))
             live.append(name)
         rng.shuffle(live)
-        rows: list[str | None] = [*live, None]  # a row that nobody keeps
+        # a row that nobody keeps
+        rows: list[str | None] = [*live, None]
         logprobs = rng.normal(size=len(rows)).astype(np.float32)
         places = np.array([starts[name] + len(truth[name]) if name else 0 for name in rows])
         journal.write(journal.lines(rows), places, logprobs)

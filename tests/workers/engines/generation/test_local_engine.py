@@ -43,7 +43,9 @@ class LocalContract(ModelContract):
 
 
 class TestLocalEngineByTransformers(LocalContract):
-    """Models that are large or of another family than the dense one are run by transformers' own forward."""
+    """Models that are large or of another family than the dense one are run by transformers' own
+    forward.
+    """
 
     @pytest.fixture(autouse=True)
     def every_model_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +74,8 @@ class TestLocalEngine(LocalContract):
 
     def test_cache_memory_follows_need_and_is_given_back(self, start) -> None:
         engine = start(num_slots=32, stop=())
-        bytes_per_token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, key heads, head dim, float32
+        # keys and values, layers, key heads, head dim, float32
+        bytes_per_token = 2 * 2 * 2 * 32 * 4
         engine.submit(request(0, window=10))
         engine.advance(1)
         assert engine.cache_bytes == 8 * 64 * bytes_per_token
@@ -118,7 +121,9 @@ class TestLocalEngine(LocalContract):
 def test_rows_hold_their_own_trajectory_through_any_order_of_admissions_endings_and_returns(
     data: st.DataObject, num_slots: int
 ) -> None:
-    """Drive the table as the engine does; each cached key names the trajectory and position it belongs to."""
+    """Drive the table as the engine does; each cached key names the trajectory and position it
+    belongs to.
+    """
     cache = SlotCache(1, num_slots)
     table = SlotTable(num_slots, cache)
     layer = cache.layers[0]
@@ -161,7 +166,8 @@ def test_rows_hold_their_own_trajectory_through_any_order_of_admissions_endings_
         check()
 
 
-# -- loading -------------------------------------------------------------------------------------------------------------
+# -- loading
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""Claims about weights that are copied to a device beside decoding; the device is this machine's memory."""
+"""Claims about weights that are copied to a device beside decoding; the device is this machine's
+memory.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def test_a_staged_version_is_a_copy_that_outlives_its_file(path: Path) -> None:
     assert staged.begin(path, 7)
     first = staged.take(7)
     assert first is not None
-    path.write_bytes(b"")  # filled again by its writer
+    # filled again by its writer
+    path.write_bytes(b"")
     assert staged.is_over
     torch.testing.assert_close(dict(first), {"a": torch.ones(3, 5), "b": torch.arange(4)})
 

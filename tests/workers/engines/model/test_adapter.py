@@ -1,4 +1,6 @@
-"""Claims about adapters that travel alone: merged where they arrive, they are what the learner would have published whole."""
+"""Claims about adapters that travel alone: merged where they arrive, they are what the learner
+would have published whole.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_of_the_base_only_what_is_added_to_keeps_a_type_that_does_not_round_it()
     found = view_weights(bytes_of(publish_base(make_adapter(model), dtype="bfloat16")))
     for name, tensor in found.items():
         assert tensor.dtype == (torch.float32 if name.endswith("_proj.weight") else torch.bfloat16), name
-    exact = tiny_model(dtype=torch.bfloat16).float()  # as a model that was stored in bf16 is read
+    # as a model that was stored in bf16 is read
+    exact = tiny_model(dtype=torch.bfloat16).float()
     found = view_weights(bytes_of(publish_base(make_adapter(exact), dtype="bfloat16")))
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
 

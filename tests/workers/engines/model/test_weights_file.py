@@ -1,4 +1,6 @@
-"""Claims about tensors and their bytes: other readers agree, casts are torch's, and what lasts is used where it lies."""
+"""Claims about tensors and their bytes: other readers agree, casts are torch's, and what lasts is
+used where it lies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A reward model gives each response the score that a plain forward over it alone gives, in order."""
+"""A reward model gives each response the score that a plain forward over it alone
+gives, in order.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,13 @@ def build(folder: Path, **settings: object) -> TorchRewardModel:
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
-        ("qwen3", {}),  # no padding token: the last token is read
-        ("qwen3", {"pad_token_id": 257}),  # padding that ends every conversation of the template too
+        # no padding token: the last token is read
+        ("qwen3", {}),
+        # padding that ends every conversation of the template too
+        ("qwen3", {"pad_token_id": 257}),
         ("qwen3", {"pad_token_id": 0}),
-        ("bert", {}),  # an encoder: reads its first token, attends to all
+        # an encoder: reads its first token, attends to all
+        ("bert", {}),
     ],
 )
 def test_scores_are_those_of_a_plain_unbatched_forward(
@@ -76,7 +81,8 @@ def test_a_small_vocabulary_of_which_every_token_ends_a_row_leaves_no_padding_an
     tmp_path: Path,
 ) -> None:
     model = build(write_reward_model(tmp_path))
-    model._vocabulary = 128  # as if the bytes that end a row were all there are
+    # as if the bytes that end a row were all there are
+    model._vocabulary = 128
     tokens = [np.array([5, 6, n], np.int32) for n in range(128)]
     together = model._forward(tokens)
     alone = [score for row in tokens for score in model._forward([row])]

@@ -1,4 +1,6 @@
-"""What a whole update must not depend on, for every algorithm: how it is cut, and in which order its units came."""
+"""What a whole update must not depend on, for every algorithm: how it is cut, and in which order
+its units came.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_with_a_window_as_long_as_the_cap_t_ppo_moves_the_weights_as_ppo_does_bi
 
 
 def test_a_prefix_trains_nothing_but_is_seen() -> None:
-    """A window's update depends on its prefix's tokens and on nothing else of the chunks before it."""
+    """A window's update depends on its prefix's tokens and on nothing else of the
+    chunks before it.
+    """
     rule = _rule("tppo", positive_nll_coefficient=0.0, whiten=False)
     drawn = [r for r in responses(4) if r.tokens.size > 2 * WINDOW]
     last = [chunk_units([r], WINDOW)[-1] for r in drawn]

@@ -1,4 +1,6 @@
-"""A LoRA adapter is all that is trained and published, others see merged weights, and a restart goes on bit for bit."""
+"""A LoRA adapter is all that is trained and published, others see merged weights, and a restart
+goes on bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def files(backend: TorchTraining, folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
+# -- training
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -114,8 +117,11 @@ def test_an_adapter_on_named_layers_moves_those_alone() -> None:
 
 
 def test_a_step_follows_the_gradient_of_the_merged_weights() -> None:
-    """B's gradient is scaling * (gradient of W) A^T: taken from plain training of the whole model."""
-    settings = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9)  # steps are almost exactly gradients
+    """B's gradient is scaling * (gradient of W) A^T: taken from plain training of the
+    whole model.
+    """
+    # steps are almost exactly gradients
+    settings = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9)
     objective, samples = Objective(importance=Importance.NONE), make_samples()
     plain, model = make(tiny_model(dtype=torch.float64), None, settings), tiny_model(dtype=torch.float64)
     adapted, before = make(model, LORA, settings), weights(plain)
@@ -168,7 +174,8 @@ def test_the_seed_alone_makes_the_adapter_and_no_stream_moves(tmp_path: Path) ->
     assert made[0] == made[1] != made[2]
 
 
-# -- what others see ---------------------------------------------------------------------------------------------------
+# -- what others see
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
@@ -251,7 +258,8 @@ def test_a_checkpoint_is_a_merged_model_that_transformers_loads(tmp_path: Path) 
         assert torch.equal(model.get_parameter(name), tensor), name
 
 
-# -- restarts ----------------------------------------------------------------------------------------------------------
+# -- restarts
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -295,7 +303,8 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(tmp_path: Path, da
         backend.snapshot()(folder)
         damage(folder / name)
         if name.endswith("generation_config.json"):
-            continue  # what transformers does without
+            # what transformers does without
+            continue
         with pytest.raises(DataError, match=Path(name).name.replace(".", r"\.")):
             backend.load(folder)
         assert same(before, weights(backend))
@@ -329,7 +338,8 @@ def test_a_checkpoint_without_an_adapter_is_refused(tmp_path: Path) -> None:
         make().load(tmp_path)
 
 
-# -- what is refused--------------------------------------------------------------------------------------------------
+# -- what is
+# refused--------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "input_layernorm", "no_such_layer"])

@@ -1,4 +1,6 @@
-"""Terms of the loss that act through the model alone: each moves what it is meant to move, in the right direction."""
+"""Terms of the loss that act through the model alone: each moves what it is meant to move, in the
+right direction.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
 
 @pytest.mark.parametrize("by_callback", [False, True])
 def test_a_loss_scale_is_a_factor_of_the_gradient_and_of_nothing_told(by_callback: bool) -> None:
-    """It undoes the mean over ranks: without it, several ranks would make steps of gradients divided by their number."""
+    """It undoes the mean over ranks: without it, several ranks would make steps of gradients
+    divided by their number.
+    """
     samples = make_samples(5, with_old=False)
     plan = [[0, 3], [1, 2, 4]]
     gradients: list[torch.Tensor] = []

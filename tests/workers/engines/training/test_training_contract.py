@@ -74,7 +74,8 @@ class Told(Meter):
         self.shares.append(self.report().share)
 
 
-# -- log-probs ---------------------------------------------------------------------------------------------------------
+# -- log-probs
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -96,7 +97,8 @@ def test_logprobs_leave_the_policy_as_it_was(make: Make) -> None:
     assert same(before, snapshot(backend))
 
 
-# -- what leaves the backend -------------------------------------------------------------------------------------------
+# -- what leaves the backend
+# -------------------------------------------------------------------------------------------
 
 
 def test_a_publication_holds_the_weights_of_its_moment(make: Make) -> None:
@@ -125,7 +127,8 @@ def test_random_streams_come_back_as_they_were(make: Make) -> None:
     assert {"device", "torch", "threads"} <= backend.environment().keys()
 
 
-# -- the step ----------------------------------------------------------------------------------------------------------
+# -- the step
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,8 @@ def test_a_step_follows_the_gradient_of_the_mean_over_all_tokens(subject: Subjec
     result = backend.step(samples, Objective(importance=Importance.NONE, dual_clip=0.0))
     plain = tiny_model(dtype=torch.float64)
     total, num_tokens = torch.zeros((), dtype=torch.float64), 0
-    for sample in samples:  # DAPO's objective, written out for one response at a time
+    # DAPO's objective, written out for one response at a time
+    for sample in samples:
         assert sample.old_logprobs is not None
         new = plain_logprobs(plain, sample.tokens, sample.response_length, 0.8)
         ratio = (new - torch.from_numpy(sample.old_logprobs)).exp()
@@ -287,7 +291,8 @@ def test_a_step_tells_of_every_layer_of_every_micro_batch_forward_and_backward(m
     with listening(told), told.task("update"):
         backend.step(samples, Objective())
     plan = plan_micro_batches([sample.tokens.size for sample in samples], 64)
-    mine = len(plan) // 2  # of two ranks; one that is alone has all of them
+    # of two ranks; one that is alone has all of them
+    mine = len(plan) // 2
     assert len(told.shares) >= 2 * 2 * mine, "two layers, forward and backward"
     assert told.shares == sorted(told.shares), "what is done is never undone"
     assert sum(0.0 < share < 0.95 for share in told.shares) >= 2 * 2 * mine - 1, "spread over the whole"
@@ -327,7 +332,8 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(subject: Subject) -> 
         torch.testing.assert_close(long[name], move / 100, rtol=1e-4, atol=atol, msg=name)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf], ids=["nan", "infinity"])
@@ -384,7 +390,8 @@ def test_a_step_on_nothing_is_refused(make: Make) -> None:
         make(tiny_model(), Settings()).step([], Objective())
 
 
-# -- weights and checkpoints -------------------------------------------------------------------------------------------
+# -- weights and checkpoints
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -461,7 +468,8 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(
         backend.snapshot()(folder)
         damage(folder / name)
         if name.endswith("generation_config.json"):
-            continue  # what transformers does without
+            # what transformers does without
+            continue
         with pytest.raises(DataError, match=Path(name).name.replace(".", r"\.")):
             backend.load(folder)
         assert same(before, snapshot(backend))
@@ -507,7 +515,8 @@ def test_a_snapshot_holds_the_moment_it_was_taken_at_however_long_its_writing_ta
     assert digests(tmp_path / "at once") == digests(tmp_path / "late")
 
 
-# -- one against the other ---------------------------------------------------------------------------------------------
+# -- one against the other
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not is_rank(), reason="needs several ranks: see test_two_ranks")
@@ -517,7 +526,9 @@ def test_ranks_that_read_another_configuration_are_refused_on_every_rank() -> No
 
 
 SAME = 1e-5
-"""Largest difference of a weight to plain torch's after four steps of 1e-3: what another order of adding in float32 makes."""
+"""Largest difference of a weight to plain torch's after four steps of 1e-3: what another order of
+adding in float32 makes.
+"""
 
 
 @pytest.fixture(params=RANKED, ids=lambda subject: subject.name)

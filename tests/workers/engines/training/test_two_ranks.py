@@ -29,7 +29,8 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.long  # a fleet on two ranks is in make test: tests/integration/test_ranks.py
+# a fleet on two ranks is in make test: tests/integration/test_ranks.py
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.timeout(LIMIT_S)
 def test_the_training_contract_holds_on_two_ranks() -> None:

@@ -1,4 +1,6 @@
-"""The value engine on shares is plain torch's, up to the order of adding; run on two ranks by test_two_ranks."""
+"""The value engine on shares is plain torch's, up to the order of adding; run on two ranks by
+test_two_ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueEngine, ValueSample
 
 SAME = 1e-5
-"""Largest difference of a weight to plain torch's after a few steps of 1e-3: what another order of adding in float32 makes."""
+"""Largest difference of a weight to plain torch's after a few steps of 1e-3: what another order of
+adding in float32 makes.
+"""
 
 
 @pytest.fixture(params=RANKED, ids=lambda subject: subject.name)

@@ -1,4 +1,6 @@
-"""What the value engine promises: values of the right states, right targets, steps that only the batch decides, resume."""
+"""What the value engine promises: values of the right states, right targets, steps that only the
+batch decides, resume.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def value_model(start: Path, dtype: torch.dtype = torch.float32, *, seed: int | None = None) -> PreTrainedModel:
-    """The value model that starts there; with a seed its head is drawn, so that values differ from 0."""
+    """The value model that starts there; with a seed its head is drawn, so that values differ from
+    0.
+    """
     model = load_value_model(start, dtype, CPU)
     if seed is not None:
         torch.manual_seed(seed)
@@ -50,7 +54,9 @@ def engine_of(
 
 
 def samples_of(num: int = 12, seed: int = 0) -> list[ValueSample]:
-    """Responses whose reward can be told from their prompt: +1 if its first token is in the upper half."""
+    """Responses whose reward can be told from their prompt: +1 if its first token is in the upper
+    half.
+    """
     rng = np.random.default_rng(seed)
     made: list[ValueSample] = []
     for number, (tokens, response) in enumerate(ragged(rng, num, longest=40)):
@@ -69,7 +75,8 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-# -- where it starts ---------------------------------------------------------------------------------------------------
+# -- where it starts
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_value_model_takes_the_policys_layers_and_values_everything_at_0(start: Path) -> None:
@@ -110,7 +117,8 @@ def test_a_folder_that_is_no_value_model_is_refused_with_the_reason(start: Path,
         load_value_model(tmp_path, torch.float32, CPU)
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 64, 10_000])
@@ -124,7 +132,8 @@ def test_a_value_belongs_to_the_state_before_its_token_and_is_that_of_the_sequen
     for (tokens, response), values in zip(sequences, got, strict=True):
         with torch.no_grad():
             everywhere = plain(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0, :, 0].numpy()
-        expected = everywhere[tokens.size - response - 1 : -1]  # read at the token before each response token
+        # read at the token before each response token
+        expected = everywhere[tokens.size - response - 1 : -1]
         assert values.dtype == np.float32 and values.shape == (response,)
         np.testing.assert_allclose(values, expected, atol=1e-5)
 
@@ -135,11 +144,13 @@ def test_the_token_itself_has_no_part_in_its_value(start: Path) -> None:
     other = tokens.copy()
     other[8] += 1
     (before,), (after,) = engine.values([ScoringRequest(tokens, 6)]), engine.values([ScoringRequest(other, 6)])
-    np.testing.assert_allclose(before[:3], after[:3], atol=1e-6)  # tokens 6, 7 and 8: their states are the same
+    # tokens 6, 7 and 8: their states are the same
+    np.testing.assert_allclose(before[:3], after[:3], atol=1e-6)
     assert (np.abs(before[3:] - after[3:]) > 1e-6).all()
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
+# -- steps
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_the_clipped_error_of_each_token_averaged_by_response(start: Path) -> None:
@@ -165,7 +176,9 @@ def test_the_loss_is_the_clipped_error_of_each_token_averaged_by_response(start:
 
 
 def test_below_lambda_1_targets_lean_on_the_values_that_were_given(start: Path) -> None:
-    """``G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1})``, with the stored values and 0 after the end."""
+    """``G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1})``, with the stored values and 0
+    after the end.
+    """
     settings = ValueSettings(micro_batch_tokens=128, gamma=0.9, gae_lambda=0.7, clip_low=1e9, clip_high=1e9)
     engine = TorchValue(value_model(start, seed=5), settings, PLAIN)
     rng = np.random.default_rng(2)
@@ -187,10 +200,12 @@ def test_the_value_model_learns_which_prompts_end_well(start: Path) -> None:
     engine = engine_of(value_model(start), OptimizerSettings(learning_rate=3e-3), micro_batch_tokens=1024)
     results = []
     for step in range(45):
-        samples = samples_of(24, seed=100 + step)  # never the same response twice: what is explained is not memory
+        # never the same response twice: what is explained is not memory
+        samples = samples_of(24, seed=100 + step)
         values = engine.values([ScoringRequest(s.tokens, s.response_length) for s in samples])
         results.append(engine.step([replace(s, old_values=v) for s, v in zip(samples, values, strict=True)]))
-    assert results[0].explained_variance == pytest.approx(0.0, abs=1e-6)  # it begins as a constant
+    # it begins as a constant
+    assert results[0].explained_variance == pytest.approx(0.0, abs=1e-6)
     assert np.mean([r.explained_variance for r in results[-5:]]) > 0.5
     assert results[-1].loss < 0.5 * results[0].loss
 

@@ -1,11 +1,14 @@
-"""Attention of the slot cache: one new token per live row against that row's own past, or whole packed contexts.
+"""Attention of the slot cache: one new token per live row against that row's own past, or whole
+packed contexts.
 
-*Consumes* queries, and the keys and values that :class:`workers.engines.generation.local.cache.SlotCache` returned.
-*Produces* the attention output. *Waits for* nothing.
+*Consumes* queries, and the keys and values that
+:class:`workers.engines.generation.local.cache.SlotCache` returned. *Produces* the attention output.
+*Waits for* nothing.
 
-Registered with transformers under :data:`SLOT_ATTENTION`, without a mask of its own, so that transformers builds none: rows
-differ in length, and the step alone knows where each ends. Grouped queries are laid along the query axis, so that the keys of
-a group are read once and never repeated in memory.
+Registered with transformers under :data:`SLOT_ATTENTION`, without a mask of its own, so that
+transformers builds none: rows differ in length, and the step alone knows where each ends. Grouped
+queries are laid along the query axis, so that the keys of a group are read once and never repeated
+in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ def slot_attention(
 
     Args:
         module: The calling layer; not read.
-        query: [n, query heads, 1, head dim] in a decode step; [1, query heads, N, head dim] in a prefill.
+        query: [n, query heads, 1, head dim] in a decode step; [1, query heads, N, head dim] in a
+            prefill.
         key: [n, key heads, longest, head dim], or [1, key heads, N, head dim].
         value: As ``key``.
         attention_mask: Must be None.
@@ -48,10 +52,11 @@ def slot_attention(
         sliding_window: A token sees itself and so many - 1 before it; all when absent.
         packed_layout: Given in a prefill.
         slot_step: Given in a decode step.
-        options: ``softcap`` and ``s_aux`` (attention sinks) are refused; everything else is of no concern here.
+        options: ``softcap`` and ``s_aux`` (attention sinks) are refused; everything else is of no
+            concern here.
 
-    Returns:
-        [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None in place of attention weights.
+    Returns: [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None in place of
+        attention weights.
 
     Raises:
         EngineError: For options that cannot be computed, or without a step.

@@ -1,6 +1,7 @@
 """Make the local generation engine of a run.
 
-*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first weights.
+*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first
+weights.
 """
 
 from __future__ import annotations

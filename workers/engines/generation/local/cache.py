@@ -1,11 +1,13 @@
-"""The slot KV cache: one row per slot, every row with a length of its own, in the shape that transformers expects of a cache.
+"""The slot KV cache: one row per slot, every row with a length of its own, in the shape that
+transformers expects of a cache.
 
-*Consumes* keys and values as a model's attention layers compute them, and a *step* that says where they belong.
-*Produces* views over the live rows up to the longest live length. *Waits for* nothing.
+*Consumes* keys and values as a model's attention layers compute them, and a *step* that says where
+they belong. *Produces* views over the live rows up to the longest live length. *Waits for* nothing.
 
-Rows ``0 .. num_rows - 1`` of a step are the live ones, so dead slots cost nothing; the slot table keeps it so by moving rows
-(:meth:`SlotCache.move`). Memory follows need: rows and lengths grow in blocks, by half of what is there at least, layer after
-layer, so that growing never holds two whole caches. It is bounded by slots x (longest prompt + longest response).
+Rows ``0 .. num_rows - 1`` of a step are the live ones, so dead slots cost nothing; the slot table
+keeps it so by moving rows (:meth:`SlotCache.move`). Memory follows need: rows and lengths grow in
+blocks, by half of what is there at least, layer after layer, so that growing never holds two whole
+caches. It is bounded by slots x (longest prompt + longest response).
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class DecodeStep:
     longest: int
     """Longest context of a live row, the new token included."""
     mask: torch.Tensor | None
-    """[n, 1, 1, longest], additive, in the model's type: 0 up to the row's position, -inf after it; None when all are full."""
+    """[n, 1, 1, longest], additive, in the model's type: 0 up to the row's position, -inf after it;
+    None when all are full.
+    """
 
     @property
     def num_rows(self) -> int:
@@ -44,7 +48,9 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Whole contexts laid end to end in one row of tokens; contexts that several slots share are computed once."""
+    """Whole contexts laid end to end in one row of tokens; contexts that several slots share are
+    computed once.
+    """
 
     source: torch.Tensor
     """int64 [m]: place in the packed row of each token to be stored."""
@@ -98,7 +104,9 @@ class SlotLayer(CacheLayerMixin):
             self.values = _grown(self.values, num_rows, capacity)
 
     def move(self, targets: torch.Tensor, sources: torch.Tensor, length: int) -> None:
-        """Copy the first ``length`` tokens of rows ``sources`` to rows ``targets``, all at once (the sets may overlap)."""
+        """Copy the first ``length`` tokens of rows ``sources`` to rows ``targets``, all at once
+        (the sets may overlap).
+        """
         if self.keys is not None and self.values is not None:
             self.keys[targets, :, :length] = self.keys[sources, :, :length]
             self.values[targets, :, :length] = self.values[sources, :, :length]
@@ -126,7 +134,9 @@ class SlotCache(Cache):
         self.capacity = 0
         self.max_rows = max_rows
         self.max_length = 0
-        """Longest that any request so far may become: what is reserved ahead of need never exceeds it by more than a block."""
+        """Longest that any request so far may become: what is reserved ahead of need never exceeds
+        it by more than a block.
+        """
         self.step: DecodeStep | PrefillStep | None = None
         """Where the keys and values of the next forward go; set by whoever runs the model."""
         self._slot_layers = [SlotLayer(self) for _ in range(num_layers)]
@@ -166,7 +176,9 @@ class SlotCache(Cache):
 
 
 def _in_blocks(needed: int, present: int, block: int, limit: int) -> int:
-    """Return ``needed`` in whole blocks; when ``present`` is outgrown at least half as much again, as far as ``limit``."""
+    """Return ``needed`` in whole blocks; when ``present`` is outgrown at least half as much again,
+    as far as ``limit``.
+    """
     if needed <= present:
         return present
     return -(-max(needed, min(present + present // 2, limit)) // block) * block

@@ -1,12 +1,16 @@
-"""The forward of the dense family (Llama, Qwen2, Qwen3) in few operations, for small models, whose steps are mostly calls.
+"""The forward of the dense family (Llama, Qwen2, Qwen3) in few operations, for small models, whose
+steps are mostly calls.
 
-*Consumes* tokens, and a slot cache whose step is set. *Produces* logits of a decode step, or the keys and values of whole
-contexts: up to rounding those of transformers' own forward, on the same cache, by the same attention. *Waits for* the device.
+*Consumes* tokens, and a slot cache whose step is set. *Produces* logits of a decode step, or the
+keys and values of whole contexts: up to rounding those of transformers' own forward, on the same
+cache, by the same attention. *Waits for* the device.
 
-With a small model on a CPU a step is no arithmetic but the price of calls: modules, masks that nobody reads, one rotation for
-queries and another for keys. So the model is taken apart: matrices that read the same input become one, queries and keys are
-normalised and rotated as one tensor, and a residual is added by the product that makes its summand. The joined matrices are
-copies, which cost memory and are made again in every swap of weights; a large model would gain little: :func:`is_dense`.
+With a small model on a CPU a step is no arithmetic but the price of calls: modules, masks that
+nobody reads, one rotation for queries and another for keys. So the model is taken apart: matrices
+that read the same input become one, queries and keys are normalised and rotated as one tensor, and
+a residual is added by the product that makes its summand. The joined matrices are copies, which
+cost memory and are made again in every swap of weights; a large model would gain little:
+:func:`is_dense`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ if TYPE_CHECKING:
     from workers.engines.model.attention import PackedLayout
 
 MOST_WEIGHTS: Final = 50_000_000
-"""A model with more keeps transformers' forward: there calls take less than a tenth of a step of several rows on one thread."""
+"""A model with more keeps transformers' forward: there calls take less than a tenth of a step of
+several rows on one thread.
+"""
 
 _FAMILY: Final = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _LASTING_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
@@ -35,7 +41,9 @@ _POSITIONS_BLOCK: Final = 1024
 
 
 def is_dense(model: PreTrainedModel) -> bool:
-    """Whether :class:`DenseForward` computes what ``model`` does, and the model is so small that it pays."""
+    """Whether :class:`DenseForward` computes what ``model`` does, and the model is so small that it
+    pays.
+    """
     return (
         type(model) in _FAMILY
         and sum(parameter.numel() for parameter in model.parameters()) <= MOST_WEIGHTS
@@ -44,7 +52,9 @@ def is_dense(model: PreTrainedModel) -> bool:
 
 
 class DenseForward:
-    """What a model's modules compute, on its weights as they were at the last :meth:`take_weights`."""
+    """What a model's modules compute, on its weights as they were at the last
+    :meth:`take_weights`.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Take a model apart for which :func:`is_dense` holds."""
@@ -65,7 +75,9 @@ class DenseForward:
 
     @torch.inference_mode()
     def is_current(self) -> bool:
-        """Whether what was made of the model's weights is what would be made of them now. It is, afterwards."""
+        """Whether what was made of the model's weights is what would be made of them now. It is,
+        afterwards.
+        """
         before = self._copies()
         self.take_weights()
         after = self._copies()
@@ -96,7 +108,8 @@ class DenseForward:
         for number, layer in enumerate(self._layers):
             query, key, value = layer.project(hidden, cosine, sine)
             key, value = cache.update(key, value, number)
-            if number + 1 < len(self._layers):  # nobody reads what follows the last keys and values
+            # nobody reads what follows the last keys and values
+            if number + 1 < len(self._layers):
                 attended, _ = slot_attention(
                     None, query, key, value, scaling=layer.scaling, sliding_window=layer.window, packed_layout=layout
                 )
@@ -125,17 +138,22 @@ class DenseForward:
         return linear(self._norm(hidden), self._head)
 
     def _rotation(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
-        """Return cosines and sines, [B, 1, T, head dim] each, of positions [B, T] below ``longest``."""
+        """Return cosines and sines, [B, 1, T, head dim] each, of positions [B, T] below
+        ``longest``.
+        """
         if longest > self._rotations.shape[0]:
             every = torch.arange(-(-longest // _POSITIONS_BLOCK) * _POSITIONS_BLOCK, device=positions.device)
             cosine, sine = self._model.model.rotary_emb(self._embedding, every[None])
-            sine[..., : sine.shape[-1] // 2].neg_()  # so that the other half of a head need only be turned, not negated
+            # so that the other half of a head need only be turned, not negated
+            sine[..., : sine.shape[-1] // 2].neg_()
             self._rotations = torch.stack((cosine[0], sine[0]), 1)
         return self._rotations[positions].unsqueeze(1).unbind(3)
 
 
 class _Norm:
-    """RMSNorm, computed in float32: of hidden states, or of queries and keys side by side, so many heads of each."""
+    """RMSNorm, computed in float32: of hidden states, or of queries and keys side by side, so many
+    heads of each.
+    """
 
     def __init__(self, *modules: Any, heads: tuple[int, ...] = ()) -> None:
         self._modules, self._heads = modules, heads
@@ -146,7 +164,8 @@ class _Norm:
         )
 
     def take_weights(self) -> None:
-        # float32 [width] or [heads, 1, width], times the square root of the width: what divides is a length, not a mean
+        # float32 [width] or [heads, 1, width], times the square root of the width: what divides is
+        # a length, not a mean
         weights = [module.weight.float() * math.sqrt(self._width) for module in self._modules]
         self._weight = weights[0]
         if self._heads:
@@ -211,7 +230,9 @@ class _Layer:
     def project(
         self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values, [B, heads, T, head dim] each, of hidden states [B * T, hidden]."""
+        """Return queries, keys and values, [B, heads, T, head dim] each, of hidden states [B * T,
+        hidden].
+        """
         rows, _, length, head_dim = cosine.shape
         query_heads, key_heads, value_heads = self._heads
         states = self._attention_in(self._attention_norm(hidden)).view(rows, length, -1, head_dim).transpose(1, 2)
@@ -223,7 +244,9 @@ class _Layer:
         return query, key, value
 
     def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output, [B * T, hidden], from its input and what attention made of it."""
+        """Return the layer's output, [B * T, hidden], from its input and what
+        attention made of it.
+        """
         hidden = self._attention_out.added_to(hidden, attended.reshape(hidden.shape[0], -1))
         gate, up = self._feed_in(self._feed_norm(hidden)).chunk(2, -1)
         return self._feed_out.added_to(hidden, self._activation(gate).mul_(up))

@@ -1,14 +1,17 @@
-"""The local generation engine: continuous batching over slots, for any causal language model of transformers.
+"""The local generation engine: continuous batching over slots, for any causal language model of
+transformers.
 
-*Consumes* window requests and weights. *Produces* windows. *Waits for* the device only: ``advance`` computes and returns.
+*Consumes* window requests and weights. *Produces* windows. *Waits for* the device only: ``advance``
+computes and returns.
 
     advance = admit (revive retained rows, prefill new ones) -> decode one token per live row -> settle what has ended, again
 
-A request waits until slots are free, and enters together with a few others or a few steps later at most. One that ends at
-its window leaves its cache row behind, so that the trajectory's next window needs no prefill if it comes back before the slot
-is wanted by another. New weights take effect between two tokens. By the KV policy ``keep``, later tokens attend to keys and
-values of earlier weights; by ``recompute``, every live context is filled in again first. Either way a token's log-prob is that
-of the distribution it was really drawn from.
+A request waits until slots are free, and enters together with a few others or a few steps later at
+most. One that ends at its window leaves its cache row behind, so that the trajectory's next window
+needs no prefill if it comes back before the slot is wanted by another. New weights take effect
+between two tokens. By the KV policy ``keep``, later tokens attend to keys and values of earlier
+weights; by ``recompute``, every live context is filled in again first. Either way a token's
+log-prob is that of the distribution it was really drawn from.
 """
 
 from __future__ import annotations
@@ -33,13 +36,17 @@ from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.rng import uniforms
 
 ADMIT_SHARE = 16
-"""New requests enter together once one in so many slots is free: a prefill costs about a decode step, however small it is."""
+"""New requests enter together once one in so many slots is free: a prefill costs about a decode
+step, however small it is.
+"""
 ADMIT_PATIENCE = 4
 """Decode steps after which a waiting request enters whatever is free."""
 
 
 class LocalEngine(TorchWeights):
-    """A :class:`workers.engines.generation.seam.GenerationEngine` in this process. Not thread-safe."""
+    """A :class:`workers.engines.generation.seam.GenerationEngine` in this process.
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -52,7 +59,8 @@ class LocalEngine(TorchWeights):
         """Take over a model.
 
         Args:
-            model: On its device, in its type; its weights count only from the first ``load_weights`` on.
+            model: On its device, in its type; its weights count only from the first
+                ``load_weights`` on.
             num_slots: Requests decoded at once.
             stop_token_ids: Tokens that end a response.
             kv_policy: What becomes of the KV cache when weights change.
@@ -86,10 +94,13 @@ class LocalEngine(TorchWeights):
         """Memory that the KV cache holds now."""
         return self._forward.cache.num_bytes
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests
+    # ------------------------------------------------------------------------------------------------------
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
+        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory
+        is live already.
+        """
         positions = getattr(self._forward.config, "max_position_embeddings", None)
         check_request(request, positions=positions, vocabulary=self._vocabulary)
         held = self._slots.find(request.trajectory)
@@ -100,7 +111,9 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are ignored."""
+        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are
+        ignored.
+        """
         if trajectory in self._waiting_names:
             self._waiting_names.remove(trajectory)
             self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
@@ -115,7 +128,9 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
+        """End every live request at the present token; those that have sampled nothing, and all
+        waiting ones, are forgotten.
+        """
         self._waiting.clear()
         self._waiting_names.clear()
         live = self._slots.live()
@@ -138,13 +153,16 @@ class LocalEngine(TorchWeights):
     def close(self) -> None:
         """Nothing runs besides this process."""
 
-    # -- weights -------------------------------------------------------------------------------------------------------
+    # -- weights
+    # -------------------------------------------------------------------------------------------------------
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Without effect: this engine and its caller are one process."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when
+        they do not fit.
+        """
         self._forward.load_weights(tensors)
         self._policy_version = policy_version
         for occupant in self._slots.live():
@@ -157,13 +175,16 @@ class LocalEngine(TorchWeights):
         """Return the names of ``tensors`` that the next token would not be computed with."""
         return self._forward.unserved(tensors)
 
-    # -- computing -----------------------------------------------------------------------------------------------------
+    # -- computing
+    # -----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
+        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free
+        and nobody waits for them.
 
-        Raises EngineError before the first weights, and Diverged when the weights give logits that are not finite.
+        Raises EngineError before the first weights, and Diverged when the weights give logits that
+        are not finite.
         """
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")

@@ -1,11 +1,13 @@
 """Run a causal LM on the slot cache: prefill of whole contexts, decode of one token a row.
 
-*Consumes* contexts and row numbers. *Produces* filled cache rows, and logits. *Waits for* the device.
+*Consumes* contexts and row numbers. *Produces* filled cache rows, and logits. *Waits for* the
+device.
 
-A prefill fills the cache for all but a context's last token; that one goes through the next decode step with everybody
-else's, so every token is sampled at one place. Contexts are laid end to end without padding, and members of a group, which
-share their prompt, are computed once. Small models of the dense family go through
-``workers.engines.generation.local.dense``, all others through transformers' own forward.
+A prefill fills the cache for all but a context's last token; that one goes through the next decode
+step with everybody else's, so every token is sampled at one place. Contexts are laid end to end
+without padding, and members of a group, which share their prompt, are computed once. Small models
+of the dense family go through ``workers.engines.generation.local.dense``, all others through
+transformers' own forward.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
     """Make ``model`` attend over the slot cache from now on; return it in evaluation mode.
 
     Raises:
-        EngineError: The model mixes tokens by other means than attention through transformers' attention interface.
+        EngineError: The model mixes tokens by other means than attention through transformers'
+            attention interface.
     """
     kinds = set(getattr(model.config, "layer_types", None) or ()) - _SLOT_LAYERS
     if kinds:

@@ -1,11 +1,13 @@
-"""Who sits in which slot row: live requests first, then rows kept for trajectories that may come back.
+"""Who sits in which slot row: live requests first, then rows kept for trajectories that may come
+back.
 
-*Consumes* admissions and endings. *Produces* row numbers and the per-row numbers that a decode step reads. *Waits for*
-nothing.
+*Consumes* admissions and endings. *Produces* row numbers and the per-row numbers that a decode step
+reads. *Waits for* nothing.
 
-Invariant: rows ``0 .. num_live - 1`` are live; every later row is free or retained. Rows are swapped to keep it so. Swaps are
-collected and carried out at once by :meth:`SlotTable.settle`, for the table's own arrays and the KV cache alike, so that a
-step in which many requests end moves each row at most once.
+Invariant: rows ``0 .. num_live - 1`` are live; every later row is free or retained. Rows are
+swapped to keep it so. Swaps are collected and carried out at once by :meth:`SlotTable.settle`, for
+the table's own arrays and the KV cache alike, so that a step in which many requests end moves each
+row at most once.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Occupant:
     """Grows with every use; the smallest is evicted first."""
 
     def segments(self, length: int) -> tuple[Segment, ...]:
-        """Return the runs of one version among the window's tokens, up to context length ``length``."""
+        """Return the runs of one version among the window's tokens, up to context length
+        ``length``.
+        """
         return segments(self.versions, length)
 
 
@@ -52,9 +56,13 @@ class _Arrays:
     tokens: np.ndarray
     """int32 [rows, T]: prompt and response"""
     logprobs: np.ndarray
-    """float32 [rows, T]: behaviour log-probs where this engine sampled the token in the present window"""
+    """float32 [rows, T]: behaviour log-probs where this engine sampled the token in the present
+    window
+    """
     lengths: np.ndarray
-    """int64 [rows]: tokens of the context, the newest sampled one included; the KV cache holds one less"""
+    """int64 [rows]: tokens of the context, the newest sampled one included; the KV cache holds one
+    less
+    """
     ends: np.ndarray
     """int64 [rows]: context length at which the window is over"""
     offsets: np.ndarray
@@ -92,7 +100,8 @@ class SlotTable:
             keys=np.zeros(self.num_slots, np.uint64),
         )
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- looking
+    # -------------------------------------------------------------------------------------------------------
 
     def find(self, trajectory: TrajectoryId) -> Occupant | None:
         """Return who holds a row for a trajectory, live or retained."""
@@ -106,12 +115,15 @@ class SlotTable:
         """Return int32 [length]: prompt and response of a settled row. A view."""
         return self.arrays.tokens[row, : self.arrays.lengths[row]]
 
-    # -- changing ------------------------------------------------------------------------------------------------------
+    # -- changing
+    # ------------------------------------------------------------------------------------------------------
 
     def revive(self, request: WindowRequest, context: np.ndarray) -> Occupant | None:
-        """Make the retained row of the request's trajectory live again if it holds exactly this context.
+        """Make the retained row of the request's trajectory live again if it holds exactly this
+        context.
 
-        A row with another context (the trajectory went on elsewhere) is evicted. The table must be settled.
+        A row with another context (the trajectory went on elsewhere) is evicted. The table must be
+        settled.
         """
         held = self.find(request.trajectory)
         if held is None or held.is_live:
@@ -126,7 +138,8 @@ class SlotTable:
         return self._begin(held, context.size)
 
     def admit(self, request: WindowRequest, context: np.ndarray) -> Occupant:
-        """Give a new request the next live row, evicting the retained row that was used least recently if none is free.
+        """Give a new request the next live row, evicting the retained row that was used least
+        recently if none is free.
 
         The caller knows that ``num_live < num_slots``. The table must be settled.
         """
@@ -163,7 +176,9 @@ class SlotTable:
         return occupant
 
     def end(self, occupant: Occupant, *, retain: bool) -> None:
-        """Take a live occupant out of the live rows; keep its row's content if asked to. Settle before the next step."""
+        """Take a live occupant out of the live rows; keep its row's content if asked to. Settle
+        before the next step.
+        """
         last = self.num_live - 1
         self._swap(occupant.row, last)
         self.num_live = last

@@ -1,12 +1,15 @@
 """Put published weights into a model, all of them or none.
 
-*Consumes* tensors by their Hugging Face names. *Produces* nothing but the model's new state. *Waits for* nothing.
+*Consumes* tensors by their Hugging Face names. *Produces* nothing but the model's new state. *Waits
+for* nothing.
 
-Weights that nobody will change while they are served, and that have the model's type and place, are not copied: the model
-computes with them where they lie, which takes no time and, on one host, no memory. Others are copied.
+Weights that nobody will change while they are served, and that have the model's type and place, are
+not copied: the model computes with them where they lie, which takes no time and, on one host, no
+memory. Others are copied.
 
-Everything is checked before anything is written. Tied tensors (``lm_head.weight`` and the embedding, usually) are published
-once, under the name that owns them; a second name may be present, if it says the same.
+Everything is checked before anything is written. Tied tensors (``lm_head.weight`` and the
+embedding, usually) are published once, under the name that owns them; a second name may be present,
+if it says the same.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from workers.engines.model.weights_file import PublishedWeights
 
 
 def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to the model's own type.
+    """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to the model's own
+    type.
 
     Raises:
-        WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types are mixed up, or two names
-            of one tied tensor disagree. The model is then as it was.
+        WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types
+            are mixed up, or two names of one tied tensor disagree. The model is then as it was.
     """
     state = model.state_dict(keep_vars=True)
     chosen = fit_weights(state, tensors)
@@ -40,7 +44,8 @@ def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor])
 
 @torch.no_grad()
 def unserved_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of published tensors that ``model`` does not compute with, bit for bit once cast to its own type.
+    """Return the names of published tensors that ``model`` does not compute with, bit for bit once
+    cast to its own type.
 
     What the model uses where it lies costs nothing to compare; a copy costs one more pass over it.
     """

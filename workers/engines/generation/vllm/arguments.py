@@ -1,6 +1,7 @@
 """From a run's configuration to vLLM's engine arguments.
 
-*Consumes* settings. *Produces* keyword arguments of vLLM's ``EngineArgs``. *Waits for* nothing; imports no vLLM.
+*Consumes* settings. *Produces* keyword arguments of vLLM's ``EngineArgs``. *Waits for* nothing;
+imports no vLLM.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[s
 
 
 def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for a run's reference in the folder ``model_path``, whose weights are read here."""
+    """Return vLLM's arguments for a run's reference in the folder ``model_path``, whose weights are
+    read here.
+    """
     reference = config.reference
     num_tokens = reference.micro_batch_tokens
     arguments = engine_arguments(
@@ -50,7 +53,8 @@ def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> d
     arguments |= {
         "load_format": "safetensors",
         "enable_prefix_caching": False,
-        "enforce_eager": True,  # prompts only: there is no decode step to make fast
+        # prompts only: there is no decode step to make fast
+        "enforce_eager": True,
         "max_num_batched_tokens": num_tokens,
     }
     if reference.vllm.tensor_parallel_size > 1:
@@ -70,8 +74,10 @@ def engine_arguments(
     """Return vLLM's arguments.
 
     Args:
-        model_path: Folder of the model. Its weights are not read: the first published version brings them.
-        num_slots: Requests decoded at once; one more is let in, so that a probe never waits for a window to end.
+        model_path: Folder of the model. Its weights are not read: the first published version
+            brings them.
+        num_slots: Requests decoded at once; one more is let in, so that a probe never waits for a
+            window to end.
         positions: Longest sequence, prompt and response.
         dtype: ``float32`` or ``bfloat16``.
         on_cpu: Step plainly, without compiling anything.

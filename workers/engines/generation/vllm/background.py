@@ -1,13 +1,15 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM beside this process: its async engine, whose workers decode on while this process does other things. For GPUs.
+"""vLLM beside this process: its async engine, whose workers decode on while this process does other
+things. For GPUs.
 
-*Consumes* requests. *Produces* samples. *Waits for* vLLM's processes, each wait with a deadline; they are *unblocked by* their
-own work, and when they die every wait ends with EngineDied.
+*Consumes* requests. *Produces* samples. *Waits for* vLLM's processes, each wait with a deadline;
+they are *unblocked by* their own work, and when they die every wait ends with EngineDied.
 
-vLLM's client lives on an event loop on a thread of this core's own; the caller's thread posts to it and reads from one queue.
-Tokens are reported as they come. Each report is stamped with the version that was loaded when it was handled, which is right
-because weights change only in a pause: vLLM ends one when the reports of every step before it are out, and the loop handles
-them in order. Where vLLM reports versions itself (``CompletionOutput.weight_versions``, from 0.32), its spans are taken.
+vLLM's client lives on an event loop on a thread of this core's own; the caller's thread posts to it
+and reads from one queue. Tokens are reported as they come. Each report is stamped with the version
+that was loaded when it was handled, which is right because weights change only in a pause: vLLM
+ends one when the reports of every step before it are out, and the loop handles them in order. Where
+vLLM reports versions itself (``CompletionOutput.weight_versions``, from 0.32), its spans are taken.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ CALL_S = 120.0
 LOAD_S = 600.0
 """Longest wait for weights to be taken."""
 STAGE_S = 60.0
-"""Longest wait for weights to come to the devices beside decoding; then a swap waits for the rest."""
+"""Longest wait for weights to come to the devices beside decoding; then a swap waits
+for the rest.
+"""
 _STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"
 
@@ -113,7 +117,9 @@ class BackgroundCore:
         asyncio.run_coroutine_threadsafe(self._follow(request, params), self._loop)
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Wait until something is over, at most ``timeout_s``; return all that is. Raises EngineDied."""
+        """Wait until something is over, at most ``timeout_s``; return all that is. Raises
+        EngineDied.
+        """
         samples: list[CoreSample] = []
         try:
             samples.append(self._taken(self._over.get(timeout=timeout_s)))
@@ -123,11 +129,14 @@ class BackgroundCore:
             return [sample for sample in samples if self._streams.pop(sample.name, None) is not None]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those that have sampled something, ended ones among them."""
+        """End requests at the present token; return those that have sampled something, ended ones
+        among them.
+        """
 
         async def abort() -> None:
             await self._engine.abort(list(names))
-            for _ in range(3):  # the followers' last reports
+            # the followers' last reports
+            for _ in range(3):
                 await asyncio.sleep(0)
 
         for name in names:
@@ -190,7 +199,9 @@ class BackgroundCore:
         return scored, self.step(0.0)
 
     def num_steps(self) -> int:
-        """Return the tokens of whichever request was there longest, at any time: an estimate, vLLM does not tell."""
+        """Return the tokens of whichever request was there longest, at any time: an estimate, vLLM
+        does not tell.
+        """
         return self._num_steps
 
     def close(self) -> None:
@@ -199,14 +210,16 @@ class BackgroundCore:
         async def stop() -> None:
             self._engine.shutdown()
 
-        self._failure = None  # what is dead has leftovers too
+        # what is dead has leftovers too
+        self._failure = None
         try:
             with contextlib.suppress(EngineDied):
                 self._call(stop())
         finally:
             self._stop_loop()
 
-    # -- on the loop's thread --------------------------------------------------------------------------------------------
+    # -- on the loop's thread
+    # --------------------------------------------------------------------------------------------
 
     async def _follow(self, request: CoreRequest, params: Any) -> None:
         """Read the reports of one request until it is over."""
@@ -236,10 +249,13 @@ class BackgroundCore:
         if not stream.is_cut:
             self._over.put(stream.sample(request.name, spans, is_over=True))
 
-    # -- on the caller's thread --------------------------------------------------------------------------------------------
+    # -- on the caller's thread
+    # --------------------------------------------------------------------------------------------
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
-        """Run a coroutine on the loop. Raises EngineDied when vLLM is dead or does not answer in time."""
+        """Run a coroutine on the loop. Raises EngineDied when vLLM is dead or does not answer in
+        time.
+        """
         if self._failure is not None:
             coroutine.close()
             raise self._failure

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
 """Make the vLLM engine of a run.
 
-*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first weights. *Waits for* vLLM to
-load: seconds on a CPU, up to minutes on GPUs, where it compiles.
+*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first
+weights. *Waits for* vLLM to load: seconds on a CPU, up to minutes on GPUs, where it compiles.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from workers.engines.generation.vllm.core import Core
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean difference to the learner's log-probs that the coarsest type in the way may cause, in nats."""
+"""Mean difference to the learner's log-probs that the coarsest type in the way may
+cause, in nats.
+"""
 
 
 def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
     """Start vLLM around a model and make an engine of it.
 
     Raises:
-        ConfigError: vLLM is missing or of another version, or it refuses the model, an argument or the memory that is there.
+        ConfigError: vLLM is missing or of another version, or it refuses the model, an argument or
+            the memory that is there.
         DataError: The folder holds no tokenizer.
     """
     check_versions()
@@ -57,7 +60,9 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
 
 
 def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool) -> Core:
-    """Start vLLM in this process or beside it. Raises ConfigError with vLLM's own reason when it does not start."""
+    """Start vLLM in this process or beside it. Raises ConfigError with vLLM's own reason when it
+    does not start.
+    """
     mode = config.generation.vllm.mode
     try:
         if mode == "in-process" or (mode == "auto" and on_cpu):

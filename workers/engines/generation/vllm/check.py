@@ -1,9 +1,10 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """Whether vLLM itself would take a run's models and arguments.
 
-*Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and vLLM's own reason on standard error. *Waits for*
-vLLM's import, seconds; no weights are read and nothing is computed. ``headrace config check`` and ``headrace up`` run it, since
-only vLLM knows its architectures and arguments, and the command line does not import it.
+*Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and vLLM's own reason on
+standard error. *Waits for* vLLM's import, seconds; no weights are read and nothing is computed.
+``headrace config check`` and ``headrace up`` run it, since only vLLM knows its architectures and
+arguments, and the command line does not import it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from workers.engines.model.loading import resolve_device
 
 
 def check(path: Path) -> None:
-    """Raise what keeps vLLM from making the engines of the configuration in ``path``: generators', and the reference's."""
+    """Raise what keeps vLLM from making the engines of the configuration in ``path``: generators',
+    and the reference's.
+    """
     config = load_config([path])
     generation, reference = config.generation, config.reference
     if generation.engine == "vllm":

@@ -1,7 +1,9 @@
-"""What :class:`workers.engines.generation.vllm.engine.VllmEngine` asks of vLLM: requests in, samples out, weights in between.
+"""What :class:`workers.engines.generation.vllm.engine.VllmEngine` asks of vLLM: requests in,
+samples out, weights in between.
 
-*Consumes* requests. *Produces* samples. *Waits for* vLLM, each wait with a deadline. Two implementations: ``in_process`` steps
-vLLM on the caller's thread, ``background`` talks to processes that run on by themselves.
+*Consumes* requests. *Produces* samples. *Waits for* vLLM, each wait with a deadline. Two
+implementations: ``in_process`` steps vLLM on the caller's thread, ``background`` talks to processes
+that run on by themselves.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Core(Protocol):
 
     @property
     def has_streams(self) -> bool:
-        """Whether tokens are drawn from the trajectory's stream; else from vLLM's, by request seed."""
+        """Whether tokens are drawn from the trajectory's stream; else from vLLM's, by
+        request seed.
+        """
         ...
 
     @property
@@ -72,7 +76,8 @@ class Core(Protocol):
         ...
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Decode once, or wait at most ``timeout_s`` for what decodes by itself; return what is over.
+        """Decode once, or wait at most ``timeout_s`` for what decodes by itself; return what is
+        over.
 
         Raises EngineDied when vLLM is dead.
         """
@@ -83,17 +88,19 @@ class Core(Protocol):
         ...
 
     def stage(self, path: Path, policy_version: int) -> None:
-        """Bring a version's file near to where ``load`` needs it, while decoding goes on. May be called on another thread.
-        Raises EngineDied."""
+        """Bring a version's file near to where ``load`` needs it, while decoding goes on. May be
+        called on another thread. Raises EngineDied."""
         ...
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
-        """Change the weights between two tokens. With ``recompute`` live contexts are filled in again under the new ones, and
-        no cached prefix outlives the old."""
+        """Change the weights between two tokens. With ``recompute`` live contexts are filled in
+        again under the new ones, and no cached prefix outlives the old."""
         ...
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
-        """Return float32 [tokens - 1] log-probs of a sequence's tokens but the first, and what became over meanwhile."""
+        """Return float32 [tokens - 1] log-probs of a sequence's tokens but the first, and what
+        became over meanwhile.
+        """
         ...
 
     def num_steps(self) -> int:

@@ -1,18 +1,22 @@
-"""The vLLM engine: windows, segments and endings around a *core* that samples, and the proof that it samples what it says.
+"""The vLLM engine: windows, segments and endings around a *core* that samples, and the proof that
+it samples what it says.
 
-*Consumes* window requests and published weights. *Produces* windows. *Waits for* the core, with deadlines.
+*Consumes* window requests and published weights. *Produces* windows. *Waits for* the core, with
+deadlines.
 
     advance = feed (requests into free slots) -> core.step -> windows of what is over, again
 
-**New weights** take effect between two tokens. By the pause mode ``keep`` live windows go on under them; by ``wait`` they end
-first, by ``abort`` they are cut where they are (their trajectories go on as continued ones). By the KV policy ``keep`` a live
-window keeps its keys and values, and a trajectory whose last window was sampled here finds its cached blocks again; by
-``recompute`` every live context is filled in again, and nothing that was cached before the update is used after it. Prefixes
-are shared through vLLM's cache only among requests of one *salt*, which names the policy version that they began under.
+**New weights** take effect between two tokens. By the pause mode ``keep`` live windows go on under
+them; by ``wait`` they end first, by ``abort`` they are cut where they are (their trajectories go on
+as continued ones). By the KV policy ``keep`` a live window keeps its keys and values, and a
+trajectory whose last window was sampled here finds its cached blocks again; by ``recompute`` every
+live context is filled in again, and nothing that was cached before the update is used after it.
+Prefixes are shared through vLLM's cache only among requests of one *salt*, which names the policy
+version that they began under.
 
-**Parity.** Published weights carry a probe: a sequence and the learner's own log-probs of it. The engine scores it after every
-update, before any token of the new version leaves. One that does not agree is quarantined: it says so, keeps the old version's
-number, and refuses to go on.
+**Parity.** Published weights carry a probe: a sequence and the learner's own log-probs of it. The
+engine scores it after every update, before any token of the new version leaves. One that does not
+agree is quarantined: it says so, keeps the old version's number, and refuses to go on.
 """
 
 from __future__ import annotations
@@ -67,15 +71,18 @@ class VllmEngine(TorchWeights):
         """Drive a core.
 
         Args:
-            core: vLLM with a model of the right architecture; its weights count only from the first ``load_weights`` on.
-            state: The model's names and shapes, as ``state_dict(keep_vars=True)`` of transformers' model has them.
+            core: vLLM with a model of the right architecture; its weights count only from the first
+                ``load_weights`` on.
+            state: The model's names and shapes, as ``state_dict(keep_vars=True)`` of transformers'
+                model has them.
             num_slots: Requests decoded at once.
             vocabulary: Token ids that the model knows.
             positions: Longest sequence.
             stop_token_ids: Tokens that end a response.
             kv_policy: What becomes of the KV cache when weights change.
             pause: What becomes of live windows when weights change.
-            tolerance: Largest mean difference between the core's log-probs and the learner's, in nats.
+            tolerance: Largest mean difference between the core's log-probs and the learner's, in
+                nats.
         """
         self._core = core
         self._state = state
@@ -120,7 +127,8 @@ class VllmEngine(TorchWeights):
         """End vLLM."""
         self._core.close()
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests
+    # ------------------------------------------------------------------------------------------------------
 
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Return none: ``load_weights`` holds log-probs against the learner's."""
@@ -128,7 +136,9 @@ class VllmEngine(TorchWeights):
         return []
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory is live already."""
+        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory
+        is live already.
+        """
         check_request(request, vocabulary=self._vocabulary, positions=self._positions)
         name = request.trajectory
         if name in self._names or any(waiting.trajectory == name for waiting in self._waiting):
@@ -136,7 +146,9 @@ class VllmEngine(TorchWeights):
         self._waiting.append(request)
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory, live or waiting; its cached blocks fall free as vLLM needs them."""
+        """Free whatever is kept of a trajectory, live or waiting; its cached blocks fall free as
+        vLLM needs them.
+        """
         self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
         self._ready = [window for window in self._ready if window.trajectory != trajectory]
         self._salts.pop(trajectory, None)
@@ -146,7 +158,9 @@ class VllmEngine(TorchWeights):
             self._core.cut([name])
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token; those that have sampled nothing, and all waiting ones, are forgotten."""
+        """End every live request at the present token; those that have sampled nothing, and all
+        waiting ones, are forgotten.
+        """
         self._waiting.clear()
         windows, self._ready = [*self._ready, *self._cut_live()], []
         return windows
@@ -157,10 +171,12 @@ class VllmEngine(TorchWeights):
         self._names.clear()
         return windows
 
-    # -- computing -----------------------------------------------------------------------------------------------------
+    # -- computing
+    # -----------------------------------------------------------------------------------------------------
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free and nobody waits for them.
+        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free
+        and nobody waits for them.
 
         Raises:
             EngineError: Before the first weights.
@@ -208,7 +224,8 @@ class VllmEngine(TorchWeights):
             return salt
         salt = self._salts.pop(trajectory, salt)
         self._salts[trajectory] = salt
-        while len(self._salts) > 8 * self._num_slots:  # those longest not seen went on elsewhere
+        # those longest not seen went on elsewhere
+        while len(self._salts) > 8 * self._num_slots:
             del self._salts[next(iter(self._salts))]
         return salt
 
@@ -216,7 +233,8 @@ class VllmEngine(TorchWeights):
         try:
             before = self._core.num_steps()
             samples = self._core.step(TURN_S)
-            if self._core.num_steps() != before:  # what decodes by itself may have stood still meanwhile
+            # what decodes by itself may have stood still meanwhile
+            if self._core.num_steps() != before:
                 work.step()
             return self._windows(samples)
         except EngineDied as error:
@@ -256,10 +274,13 @@ class VllmEngine(TorchWeights):
             finish_reason=reason,
         )
 
-    # -- weights -------------------------------------------------------------------------------------------------------
+    # -- weights
+    # -------------------------------------------------------------------------------------------------------
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Bring published weights to vLLM's devices. Raises EngineDied when vLLM is dead or hangs."""
+        """Bring published weights to vLLM's devices. Raises EngineDied when vLLM is
+        dead or hangs.
+        """
         if isinstance(tensors, PublishedWeights) and tensors.path is not None:
             self._core.stage(tensors.path, policy_version)
 
@@ -268,7 +289,8 @@ class VllmEngine(TorchWeights):
 
         Raises:
             WeightsRejected: They do not fit the model; the old ones stay in use.
-            ParityFailed: With them vLLM computes other log-probs than the learner. The engine is quarantined.
+            ParityFailed: With them vLLM computes other log-probs than the learner. The engine is
+                quarantined.
             EngineDied: vLLM is dead or hangs.
         """
         if self._failure is not None:
@@ -301,7 +323,9 @@ class VllmEngine(TorchWeights):
         return windows
 
     def _check_parity(self, probe: ParityProbe, policy_version: int) -> None:
-        """Compare the learner's log-probs of the probe with vLLM's; hold back what ends meanwhile."""
+        """Compare the learner's log-probs of the probe with vLLM's; hold back what
+        ends meanwhile.
+        """
         scored, over = self._core.probe(probe.tokens, PROBE_S)
         difference = float(np.abs(scored - probe.logprobs).mean())
         if not difference <= self._tolerance:

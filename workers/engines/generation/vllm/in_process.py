@@ -1,11 +1,13 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM in this process, stepped on the caller's thread: what serves a CPU best, and what tests can drive token by token.
+"""vLLM in this process, stepped on the caller's thread: what serves a CPU best, and what tests can
+drive token by token.
 
 *Consumes* requests. *Produces* samples. *Waits for* nothing: a step computes and returns.
 
-Partial output is read from vLLM's request states, which hold it anyway: asking vLLM to report every token as it comes would
-cost a tenth of a small model's decode step. Log-probs, which cost about as much again, are not asked of vLLM where the model is
-on this CPU: the sampler keeps them in a journal.
+Partial output is read from vLLM's request states, which hold it anyway: asking vLLM to report every
+token as it comes would cost a tenth of a small model's decode step. Log-probs, which cost about as
+much again, are not asked of vLLM where the model is on this CPU: the sampler keeps them in a
+journal.
 """
 
 from __future__ import annotations
@@ -156,7 +158,9 @@ class InProcessCore:
         return CoreSample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
 
     def _logprobs(self, name: str, num_tokens: int, reported: Any) -> np.ndarray:
-        """Return float32 [num_tokens] of what a request has sampled, from the journal, or from what vLLM reported."""
+        """Return float32 [num_tokens] of what a request has sampled, from the journal, or from what
+        vLLM reported.
+        """
         if self._journal is not None:
             return self._journal.read(self._inner[name], self._starts[name], num_tokens)
         return np.asarray(reported.logprobs[:num_tokens], np.float32)
@@ -173,8 +177,9 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
 
     Args:
         request: What is asked for.
-        seeded: Whether vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a request; it winds that back
-            when a context is filled in by parts, which a CPU's generators cannot do.
+        seeded: Whether vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a
+            request; it winds that back when a context is filled in by parts, which a CPU's
+            generators cannot do.
         as_they_come: Whether tokens are reported as they come, or at the end.
         logprobs: Whether vLLM is to report log-probs.
     """
@@ -188,8 +193,10 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
         top_k=sampling.top_k,
         max_tokens=request.max_tokens,
         stop_token_ids=list(request.stop_token_ids),
-        ignore_eos=True,  # ours are all named above
-        seed=request.stream >> 1 if seeded else None,  # vLLM takes signed 64 bits
+        # ours are all named above
+        ignore_eos=True,
+        # vLLM takes signed 64 bits
+        seed=request.stream >> 1 if seeded else None,
         logprobs=0 if logprobs else None,
         flat_logprobs=logprobs and not as_they_come,
         detokenize=False,
@@ -199,7 +206,9 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
 
 
 def probe_params() -> Any:
-    """Return vLLM's parameters of a probe: score the prompt, from scratch, and sample one token for nobody."""
+    """Return vLLM's parameters of a probe: score the prompt, from scratch, and sample one token for
+    nobody.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -216,6 +225,8 @@ def prompt_logprobs(output: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def spans_of(starts: Sequence[tuple[int, int]], num_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Turn (version, number of tokens sampled before it) into (version, number of tokens sampled under it), none empty."""
+    """Turn (version, number of tokens sampled before it) into (version, number of tokens sampled
+    under it), none empty.
+    """
     ends = [start for _, start in starts[1:]] + [num_tokens]
     return tuple((version, end - start) for (version, start), end in zip(starts, ends, strict=True) if end > start)

@@ -1,9 +1,11 @@
 """Log-probs of sampled tokens, kept where they are sampled until their request is over.
 
-*Consumes* one number for each row of a decode step. *Produces* a request's numbers, all at once. *Waits for* nothing.
+*Consumes* one number for each row of a decode step. *Produces* a request's numbers, all at once.
+*Waits for* nothing.
 
-vLLM carries log-probs from the sampler to a request's output through lists of Python objects, token by token. Where the engine
-reads them in the same process, this matrix does instead: a line for each request, a column for each position of its sequence.
+vLLM carries log-probs from the sampler to a request's output through lists of Python objects, token
+by token. Where the engine reads them in the same process, this matrix does instead: a line for each
+request, a column for each position of its sequence.
 """
 
 from __future__ import annotations
@@ -17,21 +19,29 @@ class LogprobJournal:
     """A line of log-probs for each live request."""
 
     def __init__(self, num_positions: int) -> None:
-        """Keep sequences of up to ``num_positions`` tokens; lines are added as requests need them, and used again."""
+        """Keep sequences of up to ``num_positions`` tokens; lines are added as requests need them,
+        and used again.
+        """
         self._values = np.empty((1, num_positions), np.float32)
         self._lines: dict[str, int] = {}
         self._free: list[int] = []
 
     def lines(self, names: Sequence[str | None]) -> np.ndarray:
-        """Return int64 [names], the line of each request; a new request gets a free one, None the line that nobody reads."""
+        """Return int64 [names], the line of each request; a new request gets a free one, None the
+        line that nobody reads.
+        """
         return np.array([0 if name is None else self._line(name) for name in names], np.int64)
 
     def write(self, lines: np.ndarray, positions: np.ndarray, logprobs: np.ndarray) -> None:
-        """Note one log-prob in each of ``lines``: that of the token at ``positions`` of its sequence, from 0."""
+        """Note one log-prob in each of ``lines``: that of the token at ``positions`` of its
+        sequence, from 0.
+        """
         self._values[lines, positions] = logprobs
 
     def read(self, name: str, start: int, num_tokens: int) -> np.ndarray:
-        """Return float32 [num_tokens] of a request's tokens from position ``start`` on; a request never scheduled has none."""
+        """Return float32 [num_tokens] of a request's tokens from position ``start`` on; a request
+        never scheduled has none.
+        """
         if not num_tokens:
             return np.empty(0, np.float32)
         return self._values[self._lines[name], start : start + num_tokens].copy()

@@ -1,11 +1,13 @@
-"""A published version on its way to the device, beside decoding: the pause of a swap is then a copy within the device's memory.
+"""A published version on its way to the device, beside decoding: the pause of a swap is then a copy
+within the device's memory.
 
-*Consumes* a weight file. *Produces* its tensors on the device. *Waits for* a thread that copies, and that ends by itself; who
-takes the tensors asks before whether it has.
+*Consumes* a weight file. *Produces* its tensors on the device. *Waits for* a thread that copies,
+and that ends by itself; who takes the tensors asks before whether it has.
 
-A version is staged only where there is room for the weights a second time: with parallel ranks each stages all of them and
-takes its share. Where there is none, or copying fails, the swap reads the file as if nothing had been staged. A version is
-known by its number: the same path may hold another one later.
+A version is staged only where there is room for the weights a second time: with parallel ranks each
+stages all of them and takes its share. Where there is none, or copying fails, the swap reads the
+file as if nothing had been staged. A version is known by its number: the same path may hold another
+one later.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import torch
 from protocol.errors import WeightsRejected
 from workers.engines.model.weights_file import PublishedWeights, read_weights
 
-_log = logging.getLogger(__name__)  # of vLLM's process, which is not ours to set up
+# of vLLM's process, which is not ours to set up
+_log = logging.getLogger(__name__)
 
 _ROOM = 1.25
 """Free memory over the size of the file, so that decoding does not run short."""
@@ -32,13 +35,16 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         """Stage on ``device``."""
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # one: memory is reused by stream
+        # one: memory is reused by stream
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._thread: threading.Thread | None = None
         self._version = -1
         self._tensors: PublishedWeights | None = None
 
     def begin(self, path: Path, policy_version: int) -> bool:
-        """Begin to copy a version in place of the one before; return whether there is room for it."""
+        """Begin to copy a version in place of the one before; return whether there is
+        room for it.
+        """
         self._end()
         if _free_bytes(self._device) < _ROOM * path.stat().st_size:
             return False
@@ -53,7 +59,9 @@ class Staging:
         return self._thread is None or not self._thread.is_alive()
 
     def take(self, policy_version: int) -> PublishedWeights | None:
-        """Give out a version and forget it; None when none is staged, or another one, which is left to come."""
+        """Give out a version and forget it; None when none is staged, or another one, which is left
+        to come.
+        """
         return self._end() if policy_version == self._version else None
 
     def _end(self) -> PublishedWeights | None:

@@ -1,19 +1,23 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""What runs inside vLLM's own worker processes: taking weights, and drawing tokens from the trajectory's random stream.
+"""What runs inside vLLM's own worker processes: taking weights, and drawing tokens from the
+trajectory's random stream.
 
-*Consumes* calls by name (``collective_rpc``) and, at every decode step, logits. *Produces* tokens with the log-probs of the
-distribution that they were drawn from. *Waits for* nothing.
+*Consumes* calls by name (``collective_rpc``) and, at every decode step, logits. *Produces* tokens
+with the log-probs of the distribution that they were drawn from. *Waits for* nothing.
 
-vLLM seeds a generator for each request and draws from it in order, so a trajectory that goes on in another request, batch or
-process would draw other numbers. Here the sampler of vLLM's first model runner is replaced by the one that the local engine
-uses (``workers.engines.generation.sampling``, ``streams``): the number for response position p is a function of (run seed,
-trajectory, p) alone, so a trajectory goes on identically whichever engine continues it, as far as two kernels compute the
-same logits. Batches in which no row came from us (vLLM's own warm-up, a benchmark's plain requests) are left to vLLM's
-sampler; a probe's row among ours is sampled as ours are, from a stream of its own.
+vLLM seeds a generator for each request and draws from it in order, so a trajectory that goes on in
+another request, batch or process would draw other numbers. Here the sampler of vLLM's first model
+runner is replaced by the one that the local engine uses (``workers.engines.generation.sampling``,
+``streams``): the number for response position p is a function of (run seed, trajectory, p) alone,
+so a trajectory goes on identically whichever engine continues it, as far as two kernels compute the
+same logits. Batches in which no row came from us (vLLM's own warm-up, a benchmark's plain requests)
+are left to vLLM's sampler; a probe's row among ours is sampled as ours are, from a stream of its
+own.
 
-vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which this does not reach. It keys its numbers
-by the request's seed and the position in the sequence; since every window of a trajectory has the same seed, that is the same
-promise within vLLM, with other numbers than the local engine's.
+vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which this does not
+reach. It keys its numbers by the request's seed and the position in the sequence; since every
+window of a trajectory has the same seed, that is the same promise within vLLM, with other numbers
+than the local engine's.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class StreamSampler(Sampler):
         self._lines = np.empty(0, np.int64)
         self._distributions: Distributions | None = None
         self.journal: LogprobJournal | None = None
-        """Where log-probs are kept for an engine in this process; None when vLLM is to report them."""
+        """Where log-probs are kept for an engine in this process; None when vLLM is
+        to report them.
+        """
         self.temperature = 1.0
         """Of prompt log-probs; sampled ones have their request's own."""
 
@@ -87,7 +93,9 @@ class StreamSampler(Sampler):
 
     @staticmethod
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
-        """Gather the log-prob of each given token; without ranks, whose kernel would have to be compiled first."""
+        """Gather the log-prob of each given token; without ranks, whose kernel would have to be
+        compiled first.
+        """
         if num_logprobs:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         column = token_ids.unsqueeze(-1)
@@ -125,7 +133,9 @@ class WorkerExtension:
     model_runner: Any
 
     def headrace_begin(self, temperature: float) -> bool:
-        """Take over sampling where that is possible; return whether it was. Prompt log-probs are at ``temperature``."""
+        """Take over sampling where that is possible; return whether it was. Prompt log-probs are at
+        ``temperature``.
+        """
         runner = self.model_runner
         if not (isinstance(getattr(runner, "sampler", None), Sampler) and hasattr(runner, "input_batch")):
             return False
@@ -134,9 +144,11 @@ class WorkerExtension:
         return True
 
     def headrace_keep_logprobs(self) -> LogprobJournal | None:
-        """Keep log-probs of tokens with a stream here from now on; return where, for a caller in this process.
+        """Keep log-probs of tokens with a stream here from now on; return where, for a caller in
+        this process.
 
-        None where that would wait for a device in every step, or where steps overlap: then vLLM reports them.
+        None where that would wait for a device in every step, or where steps overlap: then vLLM
+        reports them.
         """
         runner = self.model_runner
         if torch.device(runner.device).type != "cpu" or getattr(runner, "use_async_scheduling", True):
@@ -145,7 +157,9 @@ class WorkerExtension:
         return runner.sampler.journal
 
     def headrace_stage(self, path: str, policy_version: int) -> bool:
-        """Begin to bring a version to this rank's device, beside decoding; return whether there is room for it."""
+        """Begin to bring a version to this rank's device, beside decoding; return whether there is
+        room for it.
+        """
         return self._headrace_staging().begin(Path(path), policy_version)
 
     def headrace_is_staged(self) -> bool:
@@ -153,7 +167,9 @@ class WorkerExtension:
         return self._headrace_staging().is_over
 
     def headrace_load_file(self, path: str, policy_version: int) -> None:
-        """Take a version: what was staged of it, else its file, which every rank maps; each copies its own share."""
+        """Take a version: what was staged of it, else its file, which every rank maps; each copies
+        its own share.
+        """
         staged = self._headrace_staging().take(policy_version)
         self.headrace_load((staged or read_weights(Path(path))).items())
 
@@ -164,7 +180,8 @@ class WorkerExtension:
             repack_tied_head(self.model_runner.get_model())
 
     def _headrace_staging(self) -> Staging:
-        if not hasattr(self, "_staging"):  # a mixin has no constructor of its own
+        # a mixin has no constructor of its own
+        if not hasattr(self, "_staging"):
             self._staging = Staging(torch.device(self.model_runner.device))
         return self._staging
 
@@ -172,8 +189,9 @@ class WorkerExtension:
 def repack_tied_head(model: torch.nn.Module) -> None:
     """Pack a tied output layer again.
 
-    On a CPU vLLM keeps a packed copy of the output layer for its matrix product. A reload packs every layer whose weights
-    came, and a tied output layer's never come: they are the embedding's. Its copy would stay the old one, silently.
+    On a CPU vLLM keeps a packed copy of the output layer for its matrix product. A reload packs
+    every layer whose weights came, and a tied output layer's never come: they are the embedding's.
+    Its copy would stay the old one, silently.
     """
     head = getattr(model, "lm_head", None)
     if head is None or not hasattr(head, "cpu_linear") or not getattr(model.config, "tie_word_embeddings", False):

@@ -1,10 +1,11 @@
 """What the policy's and the critic's backends on shares have in common.
 
-*Consumes* shares, and on rank 0 calls and folders. *Produces* this rank's part of a batch, what all parts make together, and
-what an exact resume needs. *Waits for* the other ranks.
+*Consumes* shares, and on rank 0 calls and folders. *Produces* this rank's part of a batch, what all
+parts make together, and what an exact resume needs. *Waits for* the other ranks.
 
-Every rank is told the whole batch, makes the same loss weights of it, and computes its share of the micro-batches: so the sum
-over ranks is the sum that one process would have made, in another order of adding.
+Every rank is told the whole batch, makes the same loss weights of it, and computes its share of the
+micro-batches: so the sum over ranks is the sum that one process would have made, in another order
+of adding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from workers.engines.value.seam import ValueSample
 
 
 class RankedBackend:
-    """A model in shares. A kind of it tells its commands by ``self._lead.run``, and adds to ``obey`` what they do."""
+    """A model in shares. A kind of it tells its commands by ``self._lead.run``, and adds to
+    ``obey`` what they do.
+    """
 
     def __init__(
         self, shards: Shards, model: ShardedModel, group: Group, lead: Lead, *, micro_batch_tokens: int
@@ -44,11 +47,15 @@ class RankedBackend:
         return self._shards.num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather what an exact resume needs; return what writes it, as one process alone would, on any thread."""
+        """Gather what an exact resume needs; return what writes it, as one process alone would, on
+        any thread.
+        """
         return self._model.snapshot()
 
     def load(self, folder: Path) -> None:
-        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with nothing changed."""
+        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with
+        nothing changed.
+        """
         self._model.load(folder)
 
     def close(self) -> None:
@@ -61,7 +68,9 @@ class RankedBackend:
 
     @property
     def _loss_scale(self) -> float:
-        """What makes gradients those of the whole batch, where the shares average them over the ranks."""
+        """What makes gradients those of the whole batch, where the shares average them over the
+        ranks.
+        """
         return float(self._group.size) if self._shards.averages_gradients else 1.0
 
     def _plan(
@@ -72,7 +81,9 @@ class RankedBackend:
         return plan_ranks(lengths, self._group.size, self._max_tokens)[self._group.rank]
 
     def _bring_together(self, lengths: Sequence[int], own: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-        """Return float32 [length] for each sequence of the batch, of which this rank has its ``own``, by index."""
+        """Return float32 [length] for each sequence of the batch, of which this rank has its
+        ``own``, by index.
+        """
         ends = np.cumsum(lengths)
         everything = np.zeros(int(ends[-1]), np.float32)
         for index, values in own.items():

@@ -1,8 +1,8 @@
 """From a configuration to one rank of a learner or value worker.
 
-*Consumes* a run's configuration, and the environment that the launcher set. *Produces* a backend on this rank's share: on
-rank 0 what the worker drives, on the others what follows it. *Waits for* the other ranks to come, and the disk, while the
-model loads.
+*Consumes* a run's configuration, and the environment that the launcher set. *Produces* a backend on
+this rank's share: on rank 0 what the worker drives, on the others what follows it. *Waits for* the
+other ranks to come, and the disk, while the model loads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
     """
     if device == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(threads)
-    # a first step may compile kernels; nothing between two steps takes longer than a worker may stand still
+    # a first step may compile kernels; nothing between two steps takes longer than a worker may
+    # stand still
     timeout_s = max(config.supervisor.start_timeout_s, config.supervisor.stuck_after_s or 0.0)
     group = join(device, timeout_s=timeout_s)
     with peers():
@@ -97,7 +98,8 @@ def make_training(
     tokenizer_from: Path | None = None,
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
-    """Share ``model``, the same on every rank, out among them: by DeepSpeed where ``zero`` says how, else by FSDP2.
+    """Share ``model``, the same on every rank, out among them: by DeepSpeed where ``zero`` says
+    how, else by FSDP2.
 
     Raises:
         EngineError: The model's sequences cannot be packed, or it cannot be cut.
@@ -142,7 +144,8 @@ def make_value(
     """Share a value model out among ranks, as :func:`make_training` does a policy.
 
     Raises:
-        EngineError: The model's sequences cannot be packed, it has no scalar head, or it cannot be cut.
+        EngineError: The model's sequences cannot be packed, it has no scalar head, or it cannot be
+            cut.
     """
     module = PackedValue(prepare_packed(model).eval(), settings)
     skeleton = make_skeleton(model)

@@ -1,8 +1,9 @@
-"""The other ranks than 0: they wait for the next command, do it, and know nothing of messages, claims and files.
+"""The other ranks than 0: they wait for the next command, do it, and know nothing of messages,
+claims and files.
 
-*Consumes* commands of rank 0. *Produces* their share of what it asks for. *Waits for* the next command, at most the group's
-time limit: rank 0 says a few times within it that it is still there. *Unblocked by* rank 0; when that is gone, this process
-ends.
+*Consumes* commands of rank 0. *Produces* their share of what it asks for. *Waits for* the next
+command, at most the group's time limit: rank 0 says a few times within it that it is still there.
+*Unblocked by* rank 0; when that is gone, this process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from workers.engines.training.ranks.messages import Command, Idle, Stop, decode
 
 
 def follow(group: Group, obey: Callable[[Command], Any]) -> None:
-    """Carry out rank 0's commands until it stops. Raises EngineDied when a rank is gone, and what ``obey`` raises."""
+    """Carry out rank 0's commands until it stops. Raises EngineDied when a rank is gone, and what
+    ``obey`` raises.
+    """
     with peers():
         while not isinstance(command := decode(group.broadcast_bytes(None)), Stop):
             if not isinstance(command, Idle):

@@ -1,11 +1,14 @@
-"""Shares by torch's FSDP2: every parameter is cut along its first dimension, and whole only while its layer computes.
+"""Shares by torch's FSDP2: every parameter is cut along its first dimension, and whole only while
+its layer computes.
 
-*Consumes* a module around a model, and the ranks. *Produces* :class:`workers.engines.training.ranks.sharded.Shards`.
-*Waits for* the other ranks, in every method that computes.
+*Consumes* a module around a model, and the ranks. *Produces*
+:class:`workers.engines.training.ranks.sharded.Shards`. *Waits for* the other ranks, in every method
+that computes.
 
-Each transformer layer is a unit of its own, the rest (embedding, last norm, head) one more: so memory holds the whole weights
-of one layer and of that rest. The same guarded AdamW as in one process steps the shares: its arithmetic is by element, and
-the norm of the gradient is taken over all ranks.
+Each transformer layer is a unit of its own, the rest (embedding, last norm, head) one more: so
+memory holds the whole weights of one layer and of that rest. The same guarded AdamW as in one
+process steps the shares: its arithmetic is by element, and the norm of the gradient is taken over
+all ranks.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ class Fsdp2Shards:
             )
         for layer in layers:
             fully_shard(layer, mesh=group.mesh)
-        # without this the rest stays whole after a pass without gradients, and a load or a step would not be seen
+        # without this the rest stays whole after a pass without gradients, and a load or a step
+        # would not be seen
         fully_shard(module, mesh=group.mesh, reshard_after_forward=True)
         self.module = module
         self._parameters = {name: cast("torch.nn.Parameter", value) for name, value in model.named_parameters()}
@@ -70,8 +74,11 @@ class Fsdp2Shards:
         return self._optimizer.learning_rate
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add the gradient of a micro-batch's loss, averaged over ranks, to the shares of the gradient."""
-        del total  # whether it is finite is seen in the step
+        """Add the gradient of a micro-batch's loss, averaged over ranks, to the shares of the
+        gradient.
+        """
+        # whether it is finite is seen in the step
+        del total
         loss.backward()
 
     def step(self, loss: float) -> AppliedStep:
@@ -112,7 +119,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _share(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return this rank's share of ``value``, which every rank has whole, cut like ``like``. A copy."""
+    """Return this rank's share of ``value``, which every rank has whole, cut like
+    ``like``. A copy.
+    """
     value = value.to(like.device, like.dtype, copy=True)
     if not isinstance(like, DTensor):
         return value

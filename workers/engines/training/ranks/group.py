@@ -1,10 +1,13 @@
-"""The ranks of one worker as torch's process group: who is who, and how numbers get from one to the others.
+"""The ranks of one worker as torch's process group: who is who, and how numbers get from one to the
+others.
 
-*Consumes* the environment that the launcher set, or nothing for a rank that is alone. *Produces* broadcasts and sums. *Waits
-for* the other ranks, at most the group's time limit; a rank that has died ends every wait at once.
+*Consumes* the environment that the launcher set, or nothing for a rank that is alone. *Produces*
+broadcasts and sums. *Waits for* the other ranks, at most the group's time limit; a rank that has
+died ends every wait at once.
 
-Numbers on the host go by gloo, on GPUs by NCCL; both stay on this host's loopback and shared memory. Ranks find one another
-through a file in a folder that only this user can read: nothing listens for strangers.
+Numbers on the host go by gloo, on GPUs by NCCL; both stay on this host's loopback and shared
+memory. Ranks find one another through a file in a folder that only this user can read: nothing
+listens for strangers.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ _TRANSPORTS = ("gloo", "NCCL", "ProcessGroup", "pair closure")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of this worker, as one of them sees them. What fails between them is raised as it comes: see :func:`peers`."""
+    """All ranks of this worker, as one of them sees them. What fails between them is raised as it
+    comes: see :func:`peers`.
+    """
 
     rank: int
     size: int
@@ -95,12 +100,14 @@ class Group:
 
 
 def join(device: str, *, timeout_s: float) -> Group:
-    """Be one of the ranks that the launcher started, or the only one when it did not start this process.
+    """Be one of the ranks that the launcher started, or the only one when it did not start this
+    process.
 
     A process joins once; later calls return the same ranks.
 
     Args:
-        device: As configured: ``auto``, ``cpu`` or ``cuda``; with several ranks each takes the GPU of its own number.
+        device: As configured: ``auto``, ``cpu`` or ``cuda``; with several ranks each takes the GPU
+            of its own number.
         timeout_s: No collective may take longer.
 
     Raises:
@@ -127,7 +134,9 @@ def join(device: str, *, timeout_s: float) -> Group:
 
 @contextmanager
 def peers() -> Iterator[None]:
-    """Let a rank that is gone, or does not answer in time, be what it is. Around whatever speaks with other ranks."""
+    """Let a rank that is gone, or does not answer in time, be what it is. Around whatever speaks
+    with other ranks.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -1,14 +1,17 @@
 """The launcher of a worker with several ranks: torch's elastic agent, on this host alone.
 
-*Consumes* the command line of one rank. *Produces* that many processes of it, which know one another by torch's usual
-environment (RANK, WORLD_SIZE), and at the end one exit code with the reason in words. *Waits for* the ranks. *Unblocked by*
-their ends: when one dies, the agent ends the others.
+*Consumes* the command line of one rank. *Produces* that many processes of it, which know one
+another by torch's usual environment (RANK, WORLD_SIZE), and at the end one exit code with the
+reason in words. *Waits for* the ranks. *Unblocked by* their ends: when one dies, the agent ends the
+others.
 
-The launcher's process stands for the worker: it is the one that the supervisor started, watches, signals and reaps, and rank 0
-beats with its process id. SIGTERM and SIGINT go on to rank 0, which drains and then lets the others end. When the launcher
-dies, however it dies, the kernel ends its ranks.
+The launcher's process stands for the worker: it is the one that the supervisor started, watches,
+signals and reaps, and rank 0 beats with its process id. SIGTERM and SIGINT go on to rank 0, which
+drains and then lets the others end. When the launcher dies, however it dies, the kernel ends its
+ranks.
 
-Rendezvous goes through files in a folder that only this user can read. torch's own would listen on every interface.
+Rendezvous goes through files in a folder that only this user can read. torch's own would listen on
+every interface.
 """
 
 from __future__ import annotations
@@ -50,8 +53,8 @@ _WATCH_S = 0.5
 
 
 def num_ranks(role: Role, run_dir: Path) -> int:
-    """Return how many ranks a run's learner or value worker has; 1 when its configuration cannot be read, which rank 0 then
-    tells."""
+    """Return how many ranks a run's learner or value worker has; 1 when its configuration cannot be
+    read, which rank 0 then tells."""
     from pipeline.config.load import read_resolved
 
     try:
@@ -62,7 +65,9 @@ def num_ranks(role: Role, run_dir: Path) -> int:
 
 
 def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
-    """Run a learner or value worker on so many ranks; return its exit code, which is also put on record."""
+    """Run a learner or value worker on so many ranks; return its exit code, which is also put on
+    record.
+    """
     code = int(ExitCode.FAILURE)
     command = headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", worker)
     try:
@@ -101,7 +106,8 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
         rdzv_endpoint=str(folder / "rendezvous"),
         rdzv_configs={"store_type": "file"},
         local_addr="127.0.0.1",
-        max_restarts=0,  # the supervisor starts all of them again, from their checkpoint
+        # the supervisor starts all of them again, from their checkpoint
+        max_restarts=0,
         signals_to_handle="SIGHUP",
     )
     (folder / "rendezvous").touch(mode=0o600)
@@ -117,7 +123,8 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         lead = error.failures.get(0)
-        if lead is not None and -lead.exitcode in passed_on:  # it died of what it was sent when its work was done
+        # it died of what it was sent when its work was done
+        if lead is not None and -lead.exitcode in passed_on:
             _die_of(-lead.exitcode, folder)
         return _tell(name, num_ranks, error.failures)
     finally:
@@ -142,7 +149,9 @@ def enter_rank() -> int:
 
 
 def _die_with(launcher: int) -> None:
-    """End when the launcher does; a rank without it would compute for nobody and hold locks that its successor needs."""
+    """End when the launcher does; a rank without it would compute for nobody and hold locks that
+    its successor needs.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
@@ -176,7 +185,9 @@ def _die_of(number: int, folder: Path) -> None:
 
 
 def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> int:
-    """Say which rank ended the others, as the last line of the worker's output; return the exit code that follows from it."""
+    """Say which rank ended the others, as the last line of the worker's output; return the exit
+    code that follows from it.
+    """
     rank, failure = min(failures.items(), key=lambda item: _precedence(item[1].exitcode))
     code = failure.exitcode
     if code < 0:
@@ -190,5 +201,7 @@ def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> 
 
 
 def _precedence(exit_code: int) -> tuple[bool, bool]:
-    """Sort the cause before its effects: a rank that lost the others says ENGINE, and the agent ends those left by SIGTERM."""
+    """Sort the cause before its effects: a rank that lost the others says ENGINE, and the agent
+    ends those left by SIGTERM.
+    """
     return exit_code == -signal.SIGTERM, exit_code == ExitCode.ENGINE

@@ -1,10 +1,11 @@
 """Rank 0's side of the commands: each is told to all ranks and carried out by all at once.
 
-*Consumes* calls of a backend. *Produces* commands, and now and then the word that rank 0 is still there. *Waits for* the ranks
-that carry a command out.
+*Consumes* calls of a backend. *Produces* commands, and now and then the word that rank 0 is still
+there. *Waits for* the ranks that carry a command out.
 
-A follower's wait for the next command has the group's time limit, and a learner may have nothing to do for hours: so a thread
-tells the others that there is nothing to do, a few times within that limit. One lock keeps it apart from commands.
+A follower's wait for the next command has the group's time limit, and a learner may have nothing to
+do for hours: so a thread tells the others that there is nothing to do, a few times within that
+limit. One lock keeps it apart from commands.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ T = TypeVar("T")
 _BEATS = 6
 """Words within the group's time limit."""
 _STOP_S = 2.0
-"""A backend that is closed in the middle of a command waits so long for it; then its process ends, which tells the others
-too."""
+"""A backend that is closed in the middle of a command waits so long for it; then its process ends,
+which tells the others too."""
 
 
 class Lead:
@@ -51,7 +52,9 @@ class Lead:
                 return obey(command)
 
     def stop(self) -> None:
-        """Let the others end. Without effect when one of them has died, or when a command does not come to its end."""
+        """Let the others end. Without effect when one of them has died, or when a command does not
+        come to its end.
+        """
         if self._ended.is_set():
             return
         self._ended.set()
@@ -72,7 +75,8 @@ class Lead:
     def _beat(self, every_s: float) -> None:
         while not self._ended.wait(every_s):
             if not self._lock.acquire(blocking=False):
-                continue  # a command is on its way
+                # a command is on its way
+                continue
             try:
                 self._tell(Idle())
             except EngineDied as error:

@@ -1,10 +1,13 @@
-"""What rank 0 tells the others: typed commands as MessagePack, their arrays as raw bytes behind it; nothing is pickled.
+"""What rank 0 tells the others: typed commands as MessagePack, their arrays as raw bytes behind it;
+nothing is pickled.
 
-*Consumes* a command. *Produces* one run of bytes, and the command again from it. *Waits for* nothing.
+*Consumes* a command. *Produces* one run of bytes, and the command again from it. *Waits for*
+nothing.
 
     8 bytes: length h of the head | head: MessagePack, each array as [dtype, elements, offset] | arrays, each at a multiple of 8
 
-Both ends are processes of one release on one host, started together: no version is told, and a byte order is not asked for.
+Both ends are processes of one release on one host, started together: no version is told, and a byte
+order is not asked for.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Take weights and optimiser state from rank 0, which broadcasts each tensor: weights first, then states."""
+    """Take weights and optimiser state from rank 0, which broadcasts each tensor: weights first,
+    then states.
+    """
 
     num_steps: int
     states: dict[str, list[str]]

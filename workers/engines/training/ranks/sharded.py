@@ -1,11 +1,13 @@
-"""A model and its optimiser in shares: what all kinds of shares must do, and what can be done with any of them.
+"""A model and its optimiser in shares: what all kinds of shares must do, and what can be done with
+any of them.
 
-*Consumes* a kind of shares, and commands that concern weights. *Produces* gathered weights, snapshots and loads in the files of
-the single-process backend (``workers.engines.model.checkpoint_files``): a checkpoint goes on under another number of
-ranks, and under another backend. *Waits for* the other ranks; rank 0 for the disk, in a load.
+*Consumes* a kind of shares, and commands that concern weights. *Produces* gathered weights,
+snapshots and loads in the files of the single-process backend
+(``workers.engines.model.checkpoint_files``): a checkpoint goes on under another number of ranks,
+and under another backend. *Waits for* the other ranks; rank 0 for the disk, in a load.
 
-Only rank 0 touches files. It reads and checks a whole checkpoint before the others are told of it, so that a damaged one
-changes nothing anywhere. One full tensor at a time goes over the group.
+Only rank 0 touches files. It reads and checks a whole checkpoint before the others are told of it,
+so that a damaged one changes nothing anywhere. One full tensor at a time goes over the group.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ STEP = "step"
 
 
 class Shards(Protocol):
-    """One rank's share of a model and its optimiser. All ranks call each method at once, in the same order."""
+    """One rank's share of a model and its optimiser. All ranks call each method at once, in the
+    same order.
+    """
 
     @property
     def num_steps(self) -> int:
@@ -64,7 +68,9 @@ class Shards(Protocol):
         ...
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add the gradient of a micro-batch's loss; ``total``, with the last one, is the sum of all losses of this rank."""
+        """Add the gradient of a micro-batch's loss; ``total``, with the last one, is the sum of all
+        losses of this rank.
+        """
         ...
 
     def step(self, loss: float) -> AppliedStep:
@@ -88,11 +94,15 @@ class Shards(Protocol):
         ...
 
     def begin_states(self, num_steps: int) -> None:
-        """Forget all optimiser state: ``num_steps`` steps have been taken, and moments are 0 until they are put."""
+        """Forget all optimiser state: ``num_steps`` steps have been taken, and moments are 0 until
+        they are put.
+        """
         ...
 
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
-        """Set a parameter's optimiser state of one kind from its whole value, which is the same on every rank."""
+        """Set a parameter's optimiser state of one kind from its whole value, which is the same on
+        every rank.
+        """
         ...
 
 
@@ -143,7 +153,9 @@ class ShardedModel:
         yield from self._gather(with_optimizer=False).weights.items()
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather what an exact resume needs; return what writes it, on any thread. That raises OSError."""
+        """Gather what an exact resume needs; return what writes it, on any thread. That raises
+        OSError.
+        """
         gathered = self._gather(with_optimizer=True)
         write_model = model_writer(self._skeleton, gathered.weights, self._tokenizer_from)
         write_optimizer = optimizer_writer(gathered.states, gathered.num_steps)
@@ -156,7 +168,9 @@ class ShardedModel:
         return write
 
     def load(self, folder: Path) -> None:
-        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with nothing changed."""
+        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with
+        nothing changed.
+        """
         state = read_training_state(folder)
         weights = read_model(self._skeleton, folder)
         parameters = {name: tensor for name, tensor in self._skeleton.named_parameters() if name in self._trained}
@@ -174,7 +188,9 @@ class ShardedModel:
         restore_rng(rng)
 
     def obey(self, command: Command) -> Gathered:
-        """Carry out a command on weights, with all ranks. Raises EngineError for any other command."""
+        """Carry out a command on weights, with all ranks. Raises EngineError for any
+        other command.
+        """
         match command:
             case Gather():
                 return self._bring_together(with_optimizer=command.with_optimizer)

@@ -1,7 +1,8 @@
-"""The policy's training backend on shares: one rank or several behind :class:`workers.engines.training.seam.TrainingBackend`.
+"""The policy's training backend on shares: one rank or several behind
+:class:`workers.engines.training.seam.TrainingBackend`.
 
-*Consumes* training samples and an objective, on rank 0. *Produces* log-probs, optimiser steps, weights and checkpoints, there.
-*Waits for* the other ranks.
+*Consumes* training samples and an objective, on rank 0. *Produces* log-probs, optimiser steps,
+weights and checkpoints, there. *Waits for* the other ranks.
 """
 
 from __future__ import annotations
@@ -58,14 +59,18 @@ class RankedTraining(RankedBackend, TorchPublishing):
         return self._shards.learning_rate
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float32 [response tokens] for each sample under the present weights, at the sampling temperature."""
+        """Return float32 [response tokens] for each sample under the present weights, at the
+        sampling temperature.
+        """
         return self._lead.run(Score(list(samples)), self.obey) if samples else []
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
+        is not finite.
 
         Raises:
-            EngineError: There is no sample, old log-probs are missing, or a device has no memory for a micro-batch.
+            EngineError: There is no sample, old log-probs are missing, or a device has no memory
+                for a micro-batch.
             EngineDied: A rank is gone.
         """
         check_samples(samples, objective)

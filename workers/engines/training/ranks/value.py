@@ -1,7 +1,8 @@
-"""The value engine on shares: one rank or several behind :class:`workers.engines.value.seam.ValueEngine`.
+"""The value engine on shares: one rank or several behind
+:class:`workers.engines.value.seam.ValueEngine`.
 
-*Consumes* token sequences, and finished responses with their rewards, on rank 0. *Produces* values, optimiser steps and
-checkpoints, there. *Waits for* the other ranks.
+*Consumes* token sequences, and finished responses with their rewards, on rank 0. *Produces* values,
+optimiser steps and checkpoints, there. *Waits for* the other ranks.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ class RankedValue(RankedBackend):
         self._settings = settings
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request in order, float32 [num_scored]: V of the state before each token of the tail.
+        """Return, for each request in order, float32 [num_scored]: V of the state before each token
+        of the tail.
 
         Raises:
-            EngineError: A request has no token before its tail, or a device has no memory for a micro-batch.
+            EngineError: A request has no token before its tail, or a device has no memory for a
+                micro-batch.
             EngineDied: A rank is gone.
         """
         for request in requests:
@@ -57,10 +60,12 @@ class RankedValue(RankedBackend):
         return self._lead.run(Evaluate(list(requests)), self.obey) if requests else []
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient is not finite.
+        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
+        is not finite.
 
         Raises:
-            EngineError: There is no sample, one is not consistent, or a device has no memory for a micro-batch.
+            EngineError: There is no sample, one is not consistent, or a device has no memory for a
+                micro-batch.
             EngineDied: A rank is gone.
         """
         check_value_samples(samples)

@@ -1,11 +1,14 @@
-"""Shares by DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well), offloaded as the settings say.
+"""Shares by DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well),
+offloaded as the settings say.
 
-*Consumes* a module around a model, and the ranks. *Produces* :class:`workers.engines.training.ranks.sharded.Shards`.
-*Waits for* the other ranks, in every method that computes.
+*Consumes* a module around a model, and the ranks. *Produces*
+:class:`workers.engines.training.ranks.sharded.Shards`. *Waits for* the other ranks, in every method
+that computes.
 
-DeepSpeed steps plain torch's AdamW on flat fp32 shares; its own optimisers would be compiled at the first start. It clips by
-the same norm, and refuses a step whose gradient is not finite with all state left as it was; a loss that is not finite is made
-one of those. Of its API only what its documentation names is used.
+DeepSpeed steps plain torch's AdamW on flat fp32 shares; its own optimisers would be compiled at the
+first start. It clips by the same norm, and refuses a step whose gradient is not finite with all
+state left as it was; a loss that is not finite is made one of those. Of its API only what its
+documentation names is used.
 """
 
 from __future__ import annotations
@@ -86,8 +89,8 @@ class ZeroShards:
         return self._settings.rate_after(self.num_steps)
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add the gradient of a micro-batch's loss, averaged over ranks; with the last one its total over ranks is looked
-        at."""
+        """Add the gradient of a micro-batch's loss, averaged over ranks; with the last one its
+        total over ranks is looked at."""
         self._engine.set_gradient_accumulation_boundary(total is not None)
         if total is not None:
             total = self._group.sum(total.clone())
@@ -126,7 +129,9 @@ class ZeroShards:
 
     @torch.no_grad()
     def put_weight(self, name: str, value: torch.Tensor) -> None:
-        """Set a parameter or buffer from its whole value: what computes, and the share that is stepped."""
+        """Set a parameter or buffer from its whole value: what computes, and the share that is
+        stepped.
+        """
         parameter = self._parameters.get(name)
         if parameter is None:
             self._buffers[name].copy_(value)
@@ -159,8 +164,9 @@ class ZeroShards:
             self._tools.safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
 
     def _link(self) -> None:
-        """Have every parameter know its part of the flat state, once that is there. DeepSpeed does so itself when the first of
-        two parameter groups has been stepped, too early for the second."""
+        """Have every parameter know its part of the flat state, once that is there. DeepSpeed does
+        so itself when the first of two parameter groups has been stepped, too early for the second.
+        """
         self._is_linked = True
         optimizer = self._engine.optimizer
         if self._stage < 3:
@@ -174,7 +180,9 @@ class ZeroShards:
         )
 
     def _part(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a ZeRO-3 parameter's whole value: equal parts, the last one filled up with zeros."""
+        """Return this rank's part of a ZeRO-3 parameter's whole value: equal parts, the last one
+        filled up with zeros.
+        """
         share = cast("Any", parameter).ds_tensor
         length = int(share.ds_numel)
         flat = torch.nn.functional.pad(value.flatten(), (0, length * self._group.size - value.numel()))
@@ -192,7 +200,8 @@ def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> di
     return {
         **options.config,
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,  # the boundary is told for each micro-batch
+        # the boundary is told for each micro-batch
+        "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -201,21 +210,27 @@ def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> di
 
 
 def _import_deepspeed(group: Group) -> Any:
-    """Import DeepSpeed for this device, over torch's process group that is there already, without compiling anything."""
+    """Import DeepSpeed for this device, over torch's process group that is there already, without
+    compiling anything.
+    """
     os.environ.setdefault("DS_ACCELERATOR", group.device.type)
-    os.environ.setdefault("LOCAL_RANK", str(group.rank))  # which DeepSpeed asks of its surroundings, not of its caller
+    # which DeepSpeed asks of its surroundings, not of its caller
+    os.environ.setdefault("LOCAL_RANK", str(group.rank))
     with _quietly():
         import deepspeed
         import deepspeed.ops
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled at the first use otherwise
+        # compiled at the first use otherwise
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend="nccl" if group.device.type == "cuda" else "gloo", verbose=False)
     return deepspeed
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep DeepSpeed's remarks to itself: warnings about what is not installed, and a page of its settings."""
+    """Keep DeepSpeed's remarks to itself: warnings about what is not installed, and a page of its
+    settings.
+    """
     import logging
     import warnings
 
