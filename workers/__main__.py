@@ -1,10 +1,12 @@
 """``python -P -m workers ROLE --run DIR``: one worker process.
 
-The supervisor starts these; a person may start one by hand against a running fleet, which is how
-generators, reward and reference workers join: no configuration names them. One that is started by
-hand leaves when its run ends, or on SIGTERM, and is restarted by nobody. There is one learner and
-one value worker, and they are the supervisor's. Where one of them is to compute on several ranks,
-this process launches them and stands for them (``workers.engines.training.ranks``).
+The supervisor starts workers. An operator may also start generators, reward and reference workers
+by hand against a running fleet: no configuration names them. A worker that was started by hand
+leaves when its run ends, or on SIGTERM. The supervisor does not restart it.
+
+There is one learner and one value worker, and the supervisor starts them. Where one of them
+computes on several ranks, this process launches the ranks and stands for them
+(``workers.engines.training.ranks``).
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""The writing of checkpoints beside the updates: what learner and value worker share.
+"""The writing of checkpoints beside the updates, for learner and value worker.
 
-*Consumes* snapshots, taken on the compute thread between two steps. *Produces* checkpoints on the
-disk, and only then the settling of the claims whose effect they hold. *Waits for* the disk, and for
-the ledger to have what the snapshot learned from on its own disk. *Unblocked by* both.
+A snapshot is taken on the compute thread between two steps and then written to the disk. Only then
+are the claims settled whose effect it holds.
 
-A copy of weights and optimiser is most of a learner's memory again. Where less is left free than it
-took, nothing else is begun until it is written: the next update's activations beside it would bring
-the kernel to end the process, again and again.
+A snapshot of weights and optimiser takes most of a learner's memory a second time. Where less
+memory is left free than the snapshot took, the next update waits until the checkpoint is written.
+With that update's activations beside the snapshot, the kernel would end the process again and
+again.
 
-One is written at a time. A worker whose next checkpoint is due while one is being written waits for
-it: so there are never more than two snapshots' worth of claims unsettled, nor more than one copy of
-the weights in memory.
+One checkpoint is written at a time. A worker whose next checkpoint is due waits for the one before.
+So there is at most one copy of the weights in memory, and at most two snapshots' worth of claims
+are unsettled.
 
-The ledger's file may lack its last second when its machine dies. A checkpoint that held the effect
-of a claim which the ledger then forgot would let the claim's units be trained on twice; so the
-ledger is made durable first.
+The ledger is made durable before a checkpoint counts. The ledger's file may lack its last second
+when its machine dies. The ledger could then forget a claim whose effect the checkpoint holds, and
+the claim's units would be trained on twice.
 
-A disk that refuses a checkpoint (full, most of all) keeps the one before. Work goes on, the log and
-the status say so, and the next checkpoint that is due is tried again; what is unsettled meanwhile
-stays claimed.
+When the disk refuses a checkpoint, for example because it is full, the one before stays. Work goes
+on, log and status report the refusal, and the next checkpoint that is due is tried again. Unsettled
+units stay claimed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _WORTH_WAITING_BYTES = 256 << 20
 """A smaller copy fits in any case."""
 _RETRY_S = 5.0
 _MAX_TRIES = 120
-"""Tries of the last checkpoint of a run, or of a drain: ten minutes for somebody to make room."""
+"""Tries of the last checkpoint of a run, or of a drain: ten minutes in which an operator can make
+room.
+"""
 
 
 class CheckpointWriter:
@@ -62,7 +64,7 @@ class CheckpointWriter:
         self._failure: StorageFailed | None = None
         self._was_durable = True
         self.last_s: float = 0.0
-        """What the last one took, from the snapshot to the settling."""
+        """Seconds that the last checkpoint took, from the snapshot to the settling."""
         self.ended_s: float = 0.0
         """When the last one ended, well or not, by the actor's monotonic clock."""
 

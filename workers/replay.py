@@ -1,13 +1,12 @@
 """``headrace replay``: make a run's updates again from its log, and compare the weights bit by bit.
 
-*Consumes* a run's update log, its start model, and those of its checkpoints that are still there.
-*Produces* the same weights, by the learner's own lines (``workers.learner.policy_update``), and the
-first update after which they are not. *Waits for* nothing; nothing of the run is changed, and it
-may go on meanwhile.
+It reads a run's update log, its start model and the checkpoints that are still there. The updates
+run through the learner's own code (``workers.learner.policy_update``). The report names the first
+update whose weights differ. Nothing of the run is changed, and the run may go on meanwhile.
 
 Scores, reference log-probs and values come from the log: only the learner's part of the run is made
-again. With other settings (``--what-if``) the same data trains another policy; then differences are
-told, not an error.
+again. With other settings (``--what-if``) the same data trains another policy. Differences are then
+reported and are no error.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ class Remade:
 
 @dataclass(slots=True)
 class Report:
-    """What a replay found."""
+    """The result of a replay."""
 
     run: str
     num_logged: int
     num_unreachable: int
     remade: list[Remade] = field(default_factory=list[Remade])
     environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
-    """What differs from when the updates were made: recorded, now."""
+    """Differences of the environment, by name: (recorded with the updates, now)."""
     saved: str | None = None
 
     @property
@@ -82,7 +81,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be made again."""
+    """The updates to make again, and how."""
 
     run_dir: Path
     after: int | None = None
@@ -107,7 +106,7 @@ class Replay:
         self._checkpoints = request.run_dir / "checkpoints"
 
     async def run(self) -> Report:
-        """Make the updates, and say how they came out.
+        """Make the updates, and report how they came out.
 
         Raises:
             DataError: There is no log, it is damaged, or the start of it is not at hand.
@@ -290,8 +289,8 @@ def _conclude(report: Report, seconds: float, *, check: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay, and return the exit code: 1 when an update did not come out as it was and that was
-    asked.
+    """Replay, and return the exit code: 1 when an update came out otherwise than it was and
+    equality was required.
     """
     parser = argparse.ArgumentParser(prog="headrace replay", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)

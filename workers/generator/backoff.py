@@ -1,14 +1,14 @@
-"""How long the generator waits before it asks the ledger again. Time is an argument.
+"""How long the generator waits before its next request to the ledger. Time is an argument.
 
-A question costs the generator a tenth of a millisecond and the server half of that, which a fleet
-that waits pays many times. An answer that comes late costs the pause.
+A request costs the generator a tenth of a millisecond and the server half of that, and a waiting
+fleet pays it many times. The pause delays the answer.
 """
 
 from __future__ import annotations
 
 
 class Backoff:
-    """After each refusal a pause of twice the one before; whoever hears news begins anew."""
+    """Doubles the pause after each refusal. A notification resets it."""
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s

@@ -1,9 +1,8 @@
 """The way of a sampled window: to the ledger, then to the scorers' mailboxes.
 
-*Consumes* windows, from a bounded queue. *Produces* chunks: each is written to the ledger once,
-then sent to the scorers that need it. *Waits for* the ledger, however long it is away or full, and
-for room in a scorer's mailbox: that wait is the back-pressure. *Unblocked by* the ledger's server
-and the scorers.
+Windows come from a bounded queue. Each chunk is written to the ledger once, then sent to the
+scorers that need it. The writer waits for the ledger, however long it is away or full, and for room
+in a scorer's mailbox. That wait is the back-pressure.
 
 Counters in the heartbeat: ``chunks``, ``duplicates``, ``written_tokens``, ``refused_tokens`` (of
 windows that the ledger did not want any more), ``undelivered`` (left to the ledger's overdue

@@ -1,9 +1,8 @@
 """The generator: prompts with credit in, chunks out.
 
-*Consumes* leases from the ledger (new groups, or trajectories that no generator holds) and
-published weights. *Produces* chunks, each of which the ledger has before a scorer has it. *Waits
-for* credit (the learner settles or drops), and for room in a scorer's mailbox: that wait is the
-back-pressure.
+Leases come from the ledger: new groups, or trajectories that no generator holds. The ledger has
+each chunk before a scorer has it. The generator waits for credit, which the learner returns by
+settling or dropping, and for room in a scorer's mailbox. That wait is the back-pressure.
 
 Two loops share the process. The *decode* loop leases, feeds the engine and swaps weights. It alone
 touches the engine, on the compute thread. The *writers* carry finished windows on while the engine
@@ -12,8 +11,8 @@ each trajectory (``workers.generator.held_trajectories``). New weights are broug
 beside both (``workers.generator.weight_receiver``).
 
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
-``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live``; and
-those of the writers and of the weights.
+``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live``.
+Those of the writers and of the weights are added.
 """
 
 from __future__ import annotations

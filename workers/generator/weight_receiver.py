@@ -1,31 +1,28 @@
-"""The generator's side of the weights: the newest version is brought here and verified while
-decoding goes on, then swapped in.
-
-*Consumes* announcements, and files or ranges of them. *Produces* tensors that are known to be what
-was published. *Waits for* the learner's next version; and for its answers, each with a deadline,
-when it is on another host. Unblocked by the learner.
+"""The generator's side of the weights: brings and verifies the newest version while decoding goes
+on, then swaps it in.
 
     look: announcement ──> file mapped, or fetched ──> digest matches ──> staged      (beside decoding)
                            an adapter: merged with the base, whose digest matches, too
                            vLLM on GPUs: copied to its devices, where there is room
     swap: staged ──> in the engine, between two tokens                                (the pause)
 
-The way is chosen by where the file is: on this host its pages are mapped; else the learner's
-endpoint is asked, for what changed since the version that is here, or for all of it. A version
-whose bytes cannot be made to match, though no newer one is announced, is refused with
-WeightsDamaged: its worker must not sample under that version, and leaves.
+A file on this host is mapped. A file on another host is fetched from the learner's endpoint: the
+changes since the version that is here, or all of it. Each answer has a deadline.
 
-An adapter's base comes once, the same way, and is kept as long as announcements name its digest. It
-is held against that digest before every use, for it lies for the whole run in pages that others
-share. Merged weights are made beside decoding, in pages of this process alone, so that the pause
-has none of it: engines use them where they lie, and so keep them, or copy them; then they are
-freed.
+A version whose bytes do not match the announced digest, while no newer one is announced, is refused
+with WeightsDamaged. The worker must not sample under that version, and leaves.
 
-Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire),
-``weights_s`` (seconds from the announcement's sight to verified and merged), ``weights_merge_s``
-(of them, merging), ``weights_pause_s`` (decoding stood still), ``weights_bases`` (bases that came),
-``weights_deltas`` (versions that came as deltas), ``weights_refreshes`` (whole versions after a
-delta that did not fit), ``rejected_version`` (-1: none), ``stale_swaps`` (old weights stayed).
+An adapter's base comes once, the same way. It is kept as long as announcements name its digest. The
+digest is checked before every use, because the base lies for the whole run in pages that other
+processes share. Merged weights are made beside decoding, in pages of this process alone, so the
+pause contains no merge. An engine uses them where they lie and so keeps them, or copies them, after
+which they are freed.
+
+Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire);
+``weights_s`` (seconds from the announcement's sight to verified and merged); ``weights_merge_s``
+(of them, merging); ``weights_pause_s`` (decoding stood still); ``weights_bases`` (bases that came);
+``weights_deltas`` (versions that came as deltas); ``weights_refreshes`` (whole versions after a
+delta that did not fit); ``rejected_version`` (-1: none); ``stale_swaps`` (old weights stayed).
 """
 
 from __future__ import annotations
@@ -117,7 +114,9 @@ class WeightReceiver:
                 await self.wait()
 
     async def watch(self) -> None:
-        """Look for newer versions until the drain; what is refused is told by the next ``swap``."""
+        """Look for newer versions until the drain. The next ``swap`` raises what is refused
+        here.
+        """
         while not self._ctx.draining.is_set():
             try:
                 await self.look()
@@ -132,11 +131,10 @@ class WeightReceiver:
         await self._ctx.clock.wait(self._announced, self._settings.poll_s)
 
     async def look(self) -> None:
-        """Bring the newest announced version here, if it is newer than what is here.
+        """Bring the newest announced version here, if it is newer than the one that is here.
 
         Raises:
-            WeightsDamaged: Its bytes are not those that were published, wherever they were asked
-                for.
+            WeightsDamaged: Its bytes differ from those that were published, from every source.
             WeightsRejected: The learner's answers make no sense.
         """
         async with self._turn:
@@ -209,8 +207,9 @@ class WeightReceiver:
         self._ctx.progress()
 
     async def _check_served(self, tensors: Mapping[str, Any], version: int) -> None:
-        """Raise ParityFailed when the engine serves anything else than what it was just given,
-        whatever it says itself.
+        """Raise ParityFailed when the engine serves other weights than it was just given.
+
+        The engine's own report is not trusted.
         """
         unserved = await self._ctx.compute(self._engine.unserved, tensors)
         if not unserved and self._engine.policy_version == version:
@@ -230,8 +229,7 @@ class WeightReceiver:
         for folder in self._folders.values():
             folder.close()
 
-    # -- bringing a version here
-    # ---------------------------------------------------------------------------------------
+    # -- bringing a version here --
 
     async def _obtain(self, announcement: WeightsAnnouncement) -> _Version:
         base = None if announcement.base is None else await self._obtain_base(announcement.base)
@@ -354,8 +352,8 @@ class WeightReceiver:
             self._unreached_since = self._ctx.clock.monotonic() - down_s
 
     def _reports(self) -> list[LinkReport]:
-        """Say in the heartbeat when the learner's endpoint cannot be reached. There are no counters
-        of this link.
+        """Report a learner's endpoint that cannot be reached; return no counters, since this link
+        has none.
         """
         self._note_reach()
         since, words = self._unreached_since, ""

@@ -1,8 +1,8 @@
-"""The learner's eye on its critic: whether the gate is open, whether the value worker is there at
-all, what to do until then.
+"""The learner's watch on the value worker: whether the critic's gate is open, and whether the
+worker is there at all.
 
-*Consumes* the value worker's heartbeat, and ready units while the gate is closed. *Produces* a view
-of it, at most twice a second, and room for new work. *Waits for* nothing but answers.
+The heartbeat of the value worker is read at most twice a second. While the gate is closed, ready
+units are dropped, which makes room for new work.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ class CriticWatch:
         return "" if self.view.is_live else self.view.detail
 
     async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
-        """Claim a batch and drop all of it for ``value_warmup``, so that its credit returns and
-        generation goes on; the value worker keeps its finished responses. Returns the ledger's
-        refusal when there is no batch."""
+        """Claim a batch and drop all of it for ``value_warmup``; return the ledger's refusal when
+        there is no batch.
+
+        The drop returns credit, so generation goes on. The value worker keeps its finished
+        responses.
+        """
         ledger, who = self._ctx.ledger, self._ctx.who
         claim = await ledger.claim(who, policy_version=policy_version)
         if isinstance(claim, ClaimRefused):

@@ -1,7 +1,6 @@
-"""Evaluations as the learner keeps them: asked for, waited for, recorded.
+"""Evaluations as the learner keeps them: requested, collected and recorded, one EvaluationRow each.
 
-*Consumes* the ledger's evaluation lane. *Produces* one EvaluationRow an evaluation. *Waits for*
-generators and the reward worker, with a deadline: an evaluation that is not complete by then is
+Generators and the reward worker have a deadline. An evaluation that is incomplete by then is
 recorded with the responses that are there.
 """
 
@@ -44,8 +43,11 @@ class Evaluations:
         return tuple((one.number, one.policy_version) for one in self._pending)
 
     async def resume(self, pending: Iterable[tuple[int, int]]) -> None:
-        """Go on collecting what was pending at a checkpoint. Numbers that were asked for after it
-        are passed over: their responses belong to weights that were given up."""
+        """Go on collecting the evaluations that were pending at a checkpoint.
+
+        Numbers requested after the checkpoint are skipped: their responses belong to weights that
+        were given up.
+        """
         deadline_s = self._ctx.clock.monotonic() + self._ctx.config.evaluation.timeout_s
         self._pending += [_Pending(number, version, deadline_s) for number, version in pending]
         while await self._ctx.ledger.evaluation(self.next_number) is not None:

@@ -1,4 +1,4 @@
-"""How long the learner waits before it asks the ledger for a batch again. Time is an argument."""
+"""How long the learner waits between two requests for a batch. Time is an argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Forecast:
         self._first: tuple[float, int] | None = None
 
     def pause_s(self, now_s: float, *, num_ready: int, num_needed: int) -> float:
-        """Return how long to wait before asking again."""
+        """Return the seconds to wait before the next request."""
         # the first look, or some were dropped
         if self._first is None or num_ready < self._first[1]:
             self._first = now_s, num_ready

@@ -1,18 +1,16 @@
 """Whether the data is hopeless: nothing can be learned from any of it, however long the learner
-waits.
-
-*Consumes* the ledger's refusals of a claim, and its totals. *Produces* a verdict. *Waits for*
-nothing; a pure state machine.
+waits. A pure state machine.
 
 Data is hopeless when so many groups in a row were dropped because nothing could be learned from
 them, and the learner really lacks units:
 
     counted     since the last unit that became ready: one good group begins the count anew
-    judged      only while fewer units are ready than a batch needs; never while late work is waited for
+    judged      only while fewer units are ready than a batch needs; never while late work is waited
+    for
     certain     only when all that was in flight as the limit was reached came to nothing, too
 
-So a generator that was cut off, and whose groups are late, ends no run: its groups are sampled by
-others first.
+So a generator that was cut off, and whose groups are late, ends no run: other generators sample its
+groups first.
 """
 
 from __future__ import annotations

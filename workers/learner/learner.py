@@ -1,18 +1,16 @@
 """The learner: claimed units in, policy versions and checkpoints out.
 
-*Consumes* claims of ready units. *Produces* one policy version an update, published to the
-generators, and checkpoints. *Waits for* enough ready units (the scorers make them ready), and for
+One update: claim, fetch, advantages and masks, proximal log-probs, one or more optimiser steps,
+publish version + 1. The learner waits for enough ready units, which the scorers make ready, and for
 generators that lag too far behind to take new weights.
 
-One update: claim, fetch, advantages and masks, proximal log-probs, one or more optimiser steps,
-publish version + 1. A batch is settled, that is counted as trained for good, only together with the
-checkpoint that holds its effect; until then it is leased to this incarnation, and comes back whole
-if this process dies. Checkpoints are written while the next update is made
-(``workers.checkpoint_writer``).
+A batch is settled, that is counted as trained for good, only together with the checkpoint that
+holds its effect. Until then it is leased to this incarnation, and comes back whole if this process
+dies. Checkpoints are written while the next update is made (``workers.checkpoint_writer``).
 
-With a critic there is a gate before the first update: until the value worker's heartbeat says that
-the critic is good enough (or has had its time), what is claimed is dropped with reason
-``value_warmup``, so that generation goes on and its credit returns.
+A critic has a gate before the first update. The gate opens when the value worker's heartbeat
+reports that the critic is good enough, or has had its time. Until then claimed units are dropped
+with reason ``value_warmup``: generation goes on and credit returns.
 
 Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``,
 ``trained_tokens``, ``accuracy``, ``reward``, ``evaluation_accuracy``, ``refused_steps``,
@@ -172,7 +170,7 @@ class Learner(Actor):
 
     async def run(self) -> None:
         """Update until there are enough updates, the data is exhausted or hopeless, or a stop is
-        asked for.
+        requested.
         """
         config = self.ctx.config
         if self._evaluations.is_enabled and not self._is_resumed:
@@ -202,8 +200,7 @@ class Learner(Actor):
         self._recorder.close()
         self._publisher.close()
 
-    # -- one update
-    # ----------------------------------------------------------------------------------------------------
+    # -- one update --
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
@@ -312,8 +309,7 @@ class Learner(Actor):
             self.ctx.log.info("idle_checkpoint", waited_s=waited_s, claims=len(self._applied))
             await self._checkpoint()
 
-    # -- waiting and ending
-    # --------------------------------------------------------------------------------------------
+    # -- waiting and ending --
 
     async def _wait_for_batch(self) -> Claim | Ending | None:
         """Claim a batch as soon as the ledger has one; None at the drain."""
@@ -378,8 +374,8 @@ class Learner(Actor):
         return Ending.hopeless(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
     async def _finish(self, ending: str | None) -> None:
-        """Close admission, checkpoint, evaluate, drop what nobody will train on, and say that the
-        run is finished.
+        """Close admission, checkpoint, evaluate, drop the units left, and record that the run is
+        finished.
         """
         await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
@@ -393,8 +389,7 @@ class Learner(Actor):
         await self.ctx.registry.set_run_status(RunStatus(state, detail))
         self.ctx.finish(ExitCode.STARVED if ending else ExitCode.OK)
 
-    # -- telling
-    # -------------------------------------------------------------------------------------------------------
+    # -- reports --
 
     def _record(self, row: EvaluationRow) -> None:
         self._history.append(row)

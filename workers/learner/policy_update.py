@@ -1,13 +1,8 @@
-"""One update of the policy, from claimed units to optimiser steps: the same lines for the learner
+"""One update of the policy, from claimed units to optimiser steps: the same code for the learner
 and for ``headrace replay``.
 
-*Consumes* claimed units, the policy version that the learner is at, and a training backend.
-*Produces* training samples, and optimiser steps on them. *Waits for* the backend, through the
-caller's ``compute``.
-
-Nothing here knows where units come from or what becomes of the new weights: the same units under
-the same settings on the same weights make the same weights, which is what makes an asynchronous run
-repeatable.
+The module does not depend on where units come from or what becomes of the new weights. The same
+units, settings and weights give the same new weights, which makes an asynchronous run repeatable.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a claim holds for training."""
+    """A claim's units as training samples."""
 
     samples: list[TrainingSample]
     """In the order of the units."""
@@ -51,7 +46,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What the optimiser steps of an update did."""
+    """The result of an update's optimiser steps."""
 
     results: list[StepResult]
     """One a step; none when there was no sample."""

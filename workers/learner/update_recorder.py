@@ -1,9 +1,7 @@
-"""The learner's pen: what every update was made of and what it made, in the run's update log.
+"""Writes the run's update log (``pipeline.update_log``): the units of every update and the weights
+that it made.
 
-*Consumes* claimed units, results, and the backend's weights. *Produces* records
-(``pipeline.update_log``). *Waits for* the disk, where a checkpoint is taken.
-
-A disk that refuses never stops training: the log ends there, which is said once, and begins anew at
+A disk that refuses never stops training. The log ends there and reports it once. It begins anew at
 the next checkpoint, from which ``headrace replay`` can go on.
 """
 
@@ -50,7 +48,7 @@ class UpdateRecorder:
         self._state_version = 0
 
     def begin(self, checkpoint: Path | None, state_version: int) -> None:
-        """Say what was loaded: a checkpoint of ``state_version``, or the start model."""
+        """Record which state was loaded: a checkpoint of ``state_version``, or the start model."""
         self._origin = Origin.CHECKPOINT if checkpoint else Origin.START_MODEL
         self._checkpoint = checkpoint.name if checkpoint else None
         self._state_version = state_version

@@ -1,16 +1,17 @@
-"""Publishing policy versions, and knowing who serves what.
+"""Publishing policy versions, and watching which generator serves which version.
 
-*Consumes* the training backend's weights; or its adapter, and once what is below it. *Produces*
-announced, digested versions. *Waits for* generators that lag too far behind: a live generator that
-serves an older version than ``max_generator_lag`` allows is given ``ack_timeout_s`` to take the new
-weights; then it is fenced, so that the supervisor replaces it and its trajectories go on elsewhere.
-So the version never runs away from generators that have failed silently. One that is in the middle
-of a long turn (a prefill, most of all) cannot take any before its end: while pieces of it get done,
-it is waited for.
+A version is announced with its digest. With an adapter, the weights below it are published once and
+then the adapter alone.
 
-A generator that could not make a version's bytes match says so in its heartbeat. Then the learner
-looks at its own copy, and publishes the version again if that is damaged: the same bytes, the same
-digest, in other pages.
+A live generator that serves an older version than ``max_generator_lag`` allows is given
+``ack_timeout_s`` to take the new weights. Then it is fenced, so that the supervisor replaces it and
+its trajectories go on elsewhere. So the version never runs away from generators that have failed
+silently. A generator takes no weights in the middle of a long turn, such as a prefill. While pieces
+of the turn get done, the learner waits for it.
+
+A generator reports in its heartbeat when a version's bytes do not match. The learner then checks
+its own copy. If that is damaged, it publishes the version again: the same bytes and digest, in
+other pages.
 
 Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds in which they were written
 and digested).
@@ -68,9 +69,11 @@ class WeightPublisher:
         ctx.spawn("weights-server", self._serve())
 
     async def next_version(self, checkpointed: int) -> int:
-        """Return the version to publish first. Versions only grow: what a learner begins with gets
-        a new number, above all that were announced, whether or not the same weights were published
-        before it. One number never names two files."""
+        """Return the version to publish first, which is above all that were announced.
+
+        The weights that a learner begins with get a new number, whether or not they were published
+        before. One number never names two files.
+        """
         announced = await self._ctx.registry.weights()
         return checkpointed if announced is None else max(checkpointed, announced.policy_version + 1)
 
@@ -139,7 +142,8 @@ class WeightPublisher:
         while True:
             try:
                 await self._responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
-            except UnknownMessage as error:  # a peer's mistake is never the learner's end
+            except UnknownMessage as error:
+                # a peer's mistake is never the learner's end
                 num_silent = complaints.due("", "weights request")
                 if num_silent is not None:
                     self._ctx.log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)

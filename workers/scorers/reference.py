@@ -1,9 +1,8 @@
 """The reference worker: chunks in, log-probs under the frozen policy out.
 
-*Consumes* chunks from its mailbox, and from the ledger those that no reference worker has scored in
-time. *Produces* the reference field of each, once. *Waits for* its mailbox (generators fill it).
-Each chunk carries its whole context, so that this worker keeps no state and any number of them may
-come and go.
+Chunks come from the mailbox, which generators fill, and overdue ones from the ledger. Each chunk
+carries its whole context. So this worker keeps no state, and any number of them may come and go.
+The reference field of a chunk is written once.
 
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``.
 """

@@ -1,15 +1,14 @@
 """The reward worker: finished responses in, scores out.
 
-*Consumes* final chunks from its mailbox, and from the ledger those that no reward worker has scored
-in time. *Produces* the reward field of each, once; a repeat changes nothing. *Waits for* its
-mailbox (generators fill it).
+Final chunks come from the mailbox, which generators fill, and overdue ones from the ledger. The
+reward field of a chunk is written once; a repeat changes nothing.
 
-With a reward model (``reward.model``), every response is first read by it, on the compute thread;
-its weighted score is a part of the reward, and verifiers see the score. Accuracy is the verifiers'
-to say: dynamic sampling goes by it.
+With a reward model (``reward.model``), the model first reads every response, on the compute thread.
+Its weighted score is a part of the reward, and verifiers see the score. Verifiers alone decide
+accuracy, which dynamic sampling uses.
 
-A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read:
-the failure is reported to the ledger with its traceback, the chunk is handed out again, and after
+A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read.
+The failure is reported to the ledger with its traceback, and the chunk is handed out again. After
 the allowed attempts its group becomes a dead letter. An answer that is not judged within
 ``reward.timeout_s`` is wrong, at once.
 

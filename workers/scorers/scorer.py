@@ -1,9 +1,9 @@
-"""What reward, reference and value workers share: a mailbox, the overdue index, keyed writes.
+"""The common part of reward, reference and value workers: a mailbox, the overdue index, keyed
+writes.
 
-*Consumes* chunks from the mailbox, and from the ledger the chunks whose deadline has passed (their
-message was lost with a dead process, or a mailbox was full for too long). *Produces* one field of
-each. *Waits for* its mailbox. Nothing depends on a message arriving: the wire is fast, the ledger
-is durable.
+Chunks come from the mailbox. Chunks whose deadline has passed come from the ledger: their message
+was lost with a dead process, or a mailbox was full for too long. Each chunk gets one field. Nothing
+depends on a message arriving: the wire is fast, the ledger is durable.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Scorer(Actor):
         return True
 
     async def setup(self) -> None:
-        """Bind the mailbox and tell the registry where it is."""
+        """Bind the mailbox and write its endpoint to the registry."""
         endpoint = mailbox_endpoint(self.ctx.config.wire, self.ctx.run_dir, self.ctx.who)
         self._mailbox = self.ctx.transport.mailbox(endpoint)
         self.ctx.watch_mailbox(self._mailbox)
@@ -64,7 +64,7 @@ class Scorer(Actor):
         )
 
     async def run(self) -> None:
-        """Score what arrives and what is overdue until told to drain."""
+        """Score the chunks that arrive and those that are overdue, until the drain."""
         while not self.ctx.draining.is_set():
             await self.serve()
 

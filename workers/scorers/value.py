@@ -1,16 +1,15 @@
-"""The value process: chunks in, values out; and between them, finished responses in, a better value
+"""The value worker: chunks in, values out; between them, finished responses in, a better value
 model out.
 
-*Consumes* chunks from its mailbox and the ledger's overdue ones, and finished, scored trajectories
-from the ledger. *Produces* the value field of each chunk, once, stamped with the version that
-computed it; value versions and their checkpoints. *Waits for* its mailbox (generators fill it) and
-for finished trajectories (the reward worker scores them).
+Chunks come from the mailbox, which generators fill, and overdue ones from the ledger. The value
+field of each chunk is written once, stamped with the version that computed it. Finished
+trajectories, scored by the reward worker, come from the ledger.
 
-Serving comes first: a step is taken when the mailbox has been emptied, or after so many full
-batches in a row that training would starve. The model learns at its own pace, whatever the policy
-does: each response once, whole, by its Monte-Carlo return. A batch is settled only together with
-the checkpoint that holds its effect; until then it is leased to this incarnation, and comes back
-when this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
+Serving comes first. A step is taken when the mailbox is empty, or after so many full batches in a
+row that training would starve. The model learns at its own pace, whatever the policy does: each
+response once, whole, by its Monte-Carlo return. A batch is settled only together with the
+checkpoint that holds its effect. Until then it is leased to this incarnation, and comes back when
+this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
 
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``;
 ``value_version``, ``value_steps``, ``value_loss``, ``explained_variance`` (moving mean),
@@ -94,7 +93,7 @@ class Value(Scorer):
         await super().setup()
 
     async def run(self) -> None:
-        """Serve and train by turns until told to drain."""
+        """Serve and train by turns until the drain."""
         num_turns, has_trained = 0, False
         while not self.ctx.draining.is_set():
             served = await self.serve(0.0 if has_trained else _IDLE_S)
@@ -121,16 +120,18 @@ class Value(Scorer):
         self._folder.close()
         await super().teardown()
 
-    # -- serving
-    # -------------------------------------------------------------------------------------------------------
+    # -- serving --
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Evaluation is never trained on, so it needs no values."""
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Value and write a batch. An engine that fails on it fails every chunk of it, to be tried
-        again; a chunk whose values are not finite fails alone, and nothing of it is written."""
+        """Value and write a batch.
+
+        When the engine fails on the batch, every chunk of it fails and is tried again. A chunk
+        whose values are not finite fails alone, and nothing of it is written.
+        """
         requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
         try:
             valued = await self.ctx.compute(self._engine.values, requests)
@@ -152,8 +153,7 @@ class Value(Scorer):
         await self.write_all(scored)
         self.ctx.count("scored_tokens", sum(chunk.num_tokens for chunk, _ in scored))
 
-    # -- training
-    # ------------------------------------------------------------------------------------------------------
+    # -- training --
 
     async def _train(self) -> bool:
         """Take one step if enough finished responses wait; return whether one was taken.
@@ -255,8 +255,7 @@ class Value(Scorer):
             }
         )
 
-    # -- what lasts
-    # ----------------------------------------------------------------------------------------------------
+    # -- what lasts --
 
     async def _checkpoint(self) -> None:
         """Begin a checkpoint, after which the claims whose effect it holds are settled."""
@@ -280,9 +279,11 @@ class Value(Scorer):
         await self._writer.write(self._version, self._engine.snapshot, state, settle)
 
     def _first_version(self, checkpointed: int) -> int:
-        """Return the number of the weights that were loaded. One number never names two models:
-        when steps after the checkpoint were lost with a crash, values that they computed are in the
-        ledger, so numbering goes on after theirs."""
+        """Return the number of the weights that were loaded. One number never names two models.
+
+        Steps after the checkpoint may be lost in a crash while values that they computed are in the
+        ledger. So numbering goes on after the highest of those.
+        """
         told = [row.value_version for row in read_history(self._history_path) if isinstance(row, ValueRow)]
         latest = max(told, default=0)
         return latest + 1 if latest > checkpointed else checkpointed

@@ -94,8 +94,7 @@ class LocalEngine(TorchWeights):
         """Memory that the KV cache holds now."""
         return self._forward.cache.num_bytes
 
-    # -- requests
-    # ------------------------------------------------------------------------------------------------------
+    # -- requests --
 
     def submit(self, request: WindowRequest) -> None:
         """Queue a request. Raises EngineError for one that can never be served, or whose trajectory
@@ -153,8 +152,7 @@ class LocalEngine(TorchWeights):
     def close(self) -> None:
         """Nothing runs besides this process."""
 
-    # -- weights
-    # -------------------------------------------------------------------------------------------------------
+    # -- weights --
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Without effect: this engine and its caller are one process."""
@@ -175,8 +173,7 @@ class LocalEngine(TorchWeights):
         """Return the names of ``tensors`` that the next token would not be computed with."""
         return self._forward.unserved(tensors)
 
-    # -- computing
-    # -----------------------------------------------------------------------------------------------------
+    # -- computing --
 
     @torch.inference_mode()
     def advance(self, max_steps: int) -> list[SampledWindow]:

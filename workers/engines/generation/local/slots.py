@@ -100,8 +100,7 @@ class SlotTable:
             keys=np.zeros(self.num_slots, np.uint64),
         )
 
-    # -- looking
-    # -------------------------------------------------------------------------------------------------------
+    # -- looking --
 
     def find(self, trajectory: TrajectoryId) -> Occupant | None:
         """Return who holds a row for a trajectory, live or retained."""
@@ -115,8 +114,7 @@ class SlotTable:
         """Return int32 [length]: prompt and response of a settled row. A view."""
         return self.arrays.tokens[row, : self.arrays.lengths[row]]
 
-    # -- changing
-    # ------------------------------------------------------------------------------------------------------
+    # -- changing --
 
     def revive(self, request: WindowRequest, context: np.ndarray) -> Occupant | None:
         """Make the retained row of the request's trajectory live again if it holds exactly this

@@ -218,8 +218,7 @@ class BackgroundCore:
         finally:
             self._stop_loop()
 
-    # -- on the loop's thread
-    # --------------------------------------------------------------------------------------------
+    # -- on the loop's thread --
 
     async def _follow(self, request: CoreRequest, params: Any) -> None:
         """Read the reports of one request until it is over."""
@@ -249,8 +248,7 @@ class BackgroundCore:
         if not stream.is_cut:
             self._over.put(stream.sample(request.name, spans, is_over=True))
 
-    # -- on the caller's thread
-    # --------------------------------------------------------------------------------------------
+    # -- on the caller's thread --
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
         """Run a coroutine on the loop. Raises EngineDied when vLLM is dead or does not answer in

@@ -127,8 +127,7 @@ class VllmEngine(TorchWeights):
         """End vLLM."""
         self._core.close()
 
-    # -- requests
-    # ------------------------------------------------------------------------------------------------------
+    # -- requests --
 
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Return none: ``load_weights`` holds log-probs against the learner's."""
@@ -171,8 +170,7 @@ class VllmEngine(TorchWeights):
         self._names.clear()
         return windows
 
-    # -- computing
-    # -----------------------------------------------------------------------------------------------------
+    # -- computing --
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free
@@ -274,8 +272,7 @@ class VllmEngine(TorchWeights):
             finish_reason=reason,
         )
 
-    # -- weights
-    # -------------------------------------------------------------------------------------------------------
+    # -- weights --
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Bring published weights to vLLM's devices. Raises EngineDied when vLLM is
