@@ -43,7 +43,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one run's history says."""
+    """The figures of one run's history."""
 
     demo: str
     seed: int

@@ -4,21 +4,22 @@ and vLLM, on a CPU.
 *Consumes* random models and heavy-tailed response lengths. *Produces* a table of sampled tokens a
 second. *Waits for* nothing.
 
-All sample (temperature 1, no truncation of the distribution) the same number of response tokens for
-the same prompts from the same weights, with a KV cache, on one thread. How long a response gets is
-forced, so that chance cannot favour anybody: engines get a limit per request; ``generate`` a
-stopping criterion that ends each row at the same length, after which it fills the row up until the
-longest one has ended. No other token ends a response. The lengths are log-normal with a 99th
-percentile above four times the median, in the order in which they are drawn, since nobody knows
-them beforehand.
+All contenders sample the same number of response tokens for the same prompts from the same weights.
+They sample at temperature 1 without truncation of the distribution, with a KV cache, on one thread.
+The length of each response is forced, so that chance favours no contender. Engines get a limit per
+request. ``generate`` gets a stopping criterion that ends each row at the same length, and pads the
+row until the longest one has ended. No other token ends a response. The lengths are log-normal with
+a 99th percentile above four times the median. They come in the order in which they are drawn,
+because no contender may know them beforehand.
 
-Each is given as many places as the engine has slots, and four times as many sequences. ``generate``
-runs in batches of that size; with 64 slots also with all sequences in one batch, and the promise is
-kept against the faster of the two. The engine records the log-prob of every token besides, the
-others do not. vLLM is driven as ``LLM.generate`` drives it, where it is installed (``make vllm``).
+Each contender gets as many places as the engine has slots, and four times as many sequences.
+``generate`` runs in batches of that size. With 64 slots it also runs with all sequences in one
+batch, and the promise is held against the faster of the two. The engine also records the log-prob
+of every token; the others do not. vLLM is driven as ``LLM.generate`` drives it, where it is
+installed (``make vllm``).
 
-Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on
-the machine, who stretches the wall clock of one contender and not the other's, changes nothing.
+Seconds are this process's processor seconds. One thread computes everything, so another process on
+the machine stretches only the wall clock.
 
     python -m ops.bench.engine --json bench-results/engine.json
 """
@@ -77,7 +78,7 @@ class EndsAt(StoppingCriteria):
         self._ends = prompt_tokens + lengths
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        """Say which rows have ended: bool [rows]."""
+        """Return which rows have ended: bool [rows]."""
         return input_ids.shape[1] >= self._ends
 
 

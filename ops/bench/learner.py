@@ -4,15 +4,15 @@ trainer.
 *Consumes* random models and responses of heavy-tailed lengths. *Produces* a table of prompt and
 response tokens a second.
 
-All contenders compute the same loss of the same samples on the same weights (checked before
-anything is timed) and make the same AdamW step. TRL's is its GRPO trainer's own
-(``ops.bench.trl_step``), where TRL is installed. The padded one is a plain loop: sequences in the
-order in which they come, micro-batches of equal size, each padded to its longest, the model's own
-attention with a mask, logits for every place. Both compete at whichever micro-batch size they are
-fastest with.
+All contenders compute the same loss of the same samples on the same weights, which is checked
+before the timing. They make the same AdamW step. TRL's is its GRPO trainer's own
+(``ops.bench.trl_step``), where TRL is installed. The padded one is a plain loop with micro-batches
+of equal size, each padded to its longest sequence. It keeps the order of the sequences, uses the
+model's own attention with a mask, and computes logits for every place. Both compete at their
+fastest micro-batch size.
 
-Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on
-the machine, who stretches the wall clock of one contender and not the other's, changes nothing.
+Seconds are this process's processor seconds. One thread computes everything, so another process on
+the machine stretches only the wall clock.
 
     python -m ops.bench.learner --json bench-results/learner.json
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BAR = 1.5
-"""Packed tokens a second over anybody else's: what the learner promises."""
+"""Promised packed tokens a second of the learner, over the fastest other contender's."""
 
 MAX_TOKENS = 4096
 """Budget of a packed micro-batch."""

@@ -3,10 +3,10 @@ engines, rules and backends.
 
     headrace bench one_process configs/vapo.toml --seeds 3
 
-There is no ledger, no wire and no other process, and each update is sampled by the weights before
-it (``staleness.eta`` of 0). So a seed gives the same run again, and what a setting does to learning
-is seen in a minute or two. Whether a demo reaches its bar as it is run, asynchronously, is for
-``headrace bench demos`` to say.
+There is no ledger, no wire and no other process. The weights before an update sample it
+(``staleness.eta`` of 0). So a seed gives the same run again, and the effect of a setting on
+learning shows in a minute or two. ``headrace bench demos`` measures whether a demo reaches its bar
+in an asynchronous run.
 
 *Consumes* run files of small tasks with the ``arithmetic`` verifier. *Produces* accuracies on
 held-out prompts, and what was clipped, update by update, printed and as JSON. *Waits for* nothing.
@@ -76,7 +76,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one seed's learning was."""
+    """The outcome of one seed's learning."""
 
     config: str
     seed: int
@@ -127,7 +127,9 @@ class OneProcess:
         self._publish()
 
     def evaluate(self) -> float:
-        """Return the accuracy on all held-out prompts, sampled as ``[evaluation]`` says."""
+        """Return the accuracy on the held-out prompts, sampled with the settings of
+        ``[evaluation]``.
+        """
         return mean(accuracy for _, accuracy in self.examine())
 
     def examine(self) -> list[tuple[Prompt, float]]:
@@ -150,13 +152,12 @@ class OneProcess:
         return num_steps
 
     def update(self) -> dict[str, float]:
-        """Sample, train the policy, then the critic, on one update's batch; return the metrics'
-        means over the steps, ``trained_tokens``, those that carried loss, and the
-        ``explained_variance`` of the critic's steps, if it did any.
+        """Sample one update's batch, train the policy on it, then the critic. Return the metrics'
+        means over the steps and ``trained_tokens``, the number of tokens that carried loss. The
+        ``explained_variance`` of the critic's steps is there if it made any.
 
-        T-PPO's batch is one window of each of so many responses, of which those that are not
-        finished go on in the next update, under its weights. Every other algorithm's is whole
-        responses.
+        T-PPO's batch is one window of each of a number of responses. Unfinished responses continue
+        in the next update, under its weights. Every other algorithm's batch is whole responses.
         """
         if self.config.declaration.unit is Unit.CHUNK:
             units, ended = self._windows()
@@ -241,8 +242,9 @@ class OneProcess:
         return found
 
     def _windows(self) -> tuple[list[ClaimedUnit], list[ValueSample]]:
-        """Let every live response go on by a window, after new ones have filled up their number;
-        return the windows, and what the critic learns from those that finished."""
+        """Fill up the number of live responses with new ones, and let every live response grow by a
+        window. Return the windows, and the critic's samples of the responses that finished.
+        """
         assert self._critic is not None
         algorithm = self.config.algorithm
         while len(self._live) < algorithm.groups_per_update * algorithm.group_size:
@@ -429,8 +431,8 @@ async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int | None, every: int) -> Told:
-    """Train by a run file, as many updates as it says or as given, evaluating before, after, and
-    every so many.
+    """Train by a run file, for its number of updates or a given one. Evaluate before, after, and
+    every so many updates.
     """
     began = time.monotonic()
     loaded = load_config([config], [*overrides, f"run.seed={seed}"])

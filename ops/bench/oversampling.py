@@ -1,14 +1,14 @@
-"""What ``algorithm.oversampling`` gives and costs, on the real ledger in virtual time.
+"""The gain and cost of ``algorithm.oversampling``, on the real ledger in virtual time.
 
     headrace bench oversampling --json ops/results/oversampling.json
 
 Dynamic sampling drops groups without signal. Their credit comes back at once and admits others, so
-an update is filled without over-sampling, too; what is admitted beyond that may grow too old. Here
-generators, scorers and learner are a clock and a queue of events; the ledger is ``MemoryLedger``,
-with ``pipeline.ledger.staleness`` behind it, so what waits and what is dropped is what a run would
-wait for and drop. Lengths are log-normal (standard deviation 1 of the logarithm, cut at eight
-medians), and a prompt's chance of a right response is uniform in logit, so that about four groups
-in ten have signal.
+an update is filled without over-sampling, too. Groups that are admitted beyond that may grow too
+old. Here generators, scorers and learner are a clock and a queue of events. The ledger is
+``MemoryLedger`` with ``pipeline.ledger.staleness`` behind it, so waits and drops are those of a
+run. Lengths are log-normal, with a standard deviation of the logarithm of 1 and a cut at eight
+medians. A prompt's chance of a right response is uniform in logit, so that about four groups in ten
+have signal.
 
 *Consumes* nothing. *Produces* a table, and JSON. *Waits for* nothing: the clock is a number.
 """
@@ -40,7 +40,7 @@ NUM_UPDATES = 40
 WARM_UP = 5
 """Updates that are not measured: sampling begins with nothing in flight."""
 MEDIAN_S = 1.0
-"""Time of the median response; the cap is eight times that. Everything else is told in it."""
+"""Time of the median response, the unit of all other times. The cap is eight times that."""
 LOGIT_WIDTH = 7.0
 """Prompts' logits of being answered right lie between minus and plus this."""
 
@@ -51,7 +51,7 @@ _LEARNER = Incarnation(Role.LEARNER, "learner-0", 1)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is varied."""
+    """The settings that vary."""
 
     oversampling: float
     eta: int
@@ -63,7 +63,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it, over the measured updates."""
+    """The figures over the measured updates."""
 
     update_s: float
     stale_share: float

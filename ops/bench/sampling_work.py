@@ -50,7 +50,7 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be sampled."""
+    """The prompts and response lengths to sample."""
 
     prompts: list[np.ndarray]
     """int32 [prompt tokens] each"""

@@ -1,9 +1,8 @@
-"""What the benchmarks share: contenders timed turn by turn, a table for people, JSON for programs.
-
-*Consumes* callables. *Produces* medians and spreads, and where they come from. *Waits for* nothing.
+"""Shared parts of the benchmarks: contenders timed turn by turn, a table for people, JSON for
+programs.
 
 Contenders take turns within each round, so that a machine that slows down or speeds up does so for
-all of them, and a median over rounds forgets the odd disturbed one.
+all of them. A median over rounds discards a disturbed one.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LIBRARIES = ("headrace", "torch", "transformers", "numpy", "redis", "hiredis", 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What several rounds gave."""
+    """The figures of several rounds."""
 
     median: float
     low: float

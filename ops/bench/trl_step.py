@@ -1,12 +1,11 @@
 """TRL's GRPO step as a contender: its trainer's own loss, on batches padded as its trainer pads
 them.
 
-*Consumes* a model and samples. *Produces* an optimiser step. *Waits for* nothing. TRL is no
-dependency of this project: ``make trl`` builds an environment that holds both.
+TRL is no dependency of this project: ``make trl`` builds an environment that holds both.
 
-The trainer is a real one, with TRL's patched forward and its loss of type ``dapo`` (the mean over
-all tokens of the batch). Its generation, its rewards and its data loader are left out: what is
-compared is the learning.
+The trainer is a real one, with TRL's patched forward and its loss of type ``dapo``, the mean over
+all tokens of the batch. Its generation, its rewards and its data loader are left out, because only
+the learning is compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the update log costs: bytes for a million response tokens, and the learner's seconds for an
+"""The cost of the update log: bytes for a million response tokens, and the learner's seconds for an
 update with it and without.
 
 *Consumes* the demo's model, and responses of heavy-tailed lengths cut into windows. *Produces* two

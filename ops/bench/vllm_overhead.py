@@ -1,19 +1,19 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""What Headrace's engine costs over vLLM itself: tokens a second of the same prompts, in this
+"""The cost of Headrace's engine over vLLM itself: tokens a second of the same prompts, in this
 process, on this CPU.
 
 *Consumes* a random model and ragged prompts. *Produces* a table of sampled tokens a second.
 
-All contenders run in the same vLLM engine with the same weights and the same limits, one response
-length a prompt, no token ends a response. *offline* is what ``LLM.generate`` does: all requests in,
-steps until they are out, log-probs not asked for. *offline, log-probs* asks vLLM for the sampled
-token's, as training needs. *engine* is ``VllmEngine``: windows, segments, log-probs, trajectories'
-own random streams, each response in one window; *engine, windows* has it come back for every next
-window of a quarter of the longest response, as T-PPO does. The promise is kept against *offline*,
-the fastest.
+All contenders run in the same vLLM engine with the same weights and the same limits. Each prompt
+has one response length, and no token ends a response. *offline* works as ``LLM.generate``: all
+requests enter, steps run until all are finished, and there are no log-probs. *offline, log-probs*
+requests the sampled token's log-prob from vLLM, as training needs it. *engine* is ``VllmEngine``
+with windows, segments, log-probs and a random stream for each trajectory, each response in one
+window. *engine, windows* returns for every next window of a quarter of the longest response, as
+T-PPO does. The promise is held against *offline*, the fastest.
 
-Seconds are this process's processor seconds: one thread computes everything, and so a neighbour on
-the machine, who stretches the wall clock of one contender and not the other's, changes nothing.
+Seconds are this process's processor seconds. One thread computes everything, so another process on
+the machine stretches only the wall clock.
 
     python -m ops.bench.vllm_overhead --json bench-results/vllm_overhead.json      (in the environment of `make vllm`)
 """

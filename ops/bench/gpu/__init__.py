@@ -1,13 +1,15 @@
 """The GPU check: what the real engines promise on an accelerator, in one table.
 ``ops/gpu_check.sh`` starts it.
 
-form        what is measured here: the GPU form, or on a machine without one the CPU form, on tiny
-models models      random models of known shapes, and the operations that they take sampling
-tokens a second of the engine, against vLLM's own (or, without vLLM, against ``generate`` of
-transformers) learning    model-FLOPs utilisation of the learner weights     engine and learner on
-the same weights: log-prob mismatch, and the pause of an update runs        20 updates of whole
-asynchronous runs table       figures to rows, each held against its bar
+- ``form``: the form of this machine: the GPU form, or without a GPU the CPU form, on tiny models
+- ``models``: random models of known shapes, and the operations that they take
+- ``sampling``: tokens a second of the engine, against vLLM's own, or ``generate`` of transformers
+  without vLLM
+- ``learning``: model-FLOPs utilisation of the learner
+- ``weights``: engine and learner on the same weights: log-prob mismatch, and the pause of an update
+- ``runs``: 20 updates of whole asynchronous runs
+- ``table``: figures to rows, each held against its bar
 
-Every part runs in a process of its own, so that one frees the device for the next, and one that
+Every part runs in a process of its own, so that its end frees the device for the next. A part that
 fails is a row of the table.
 """

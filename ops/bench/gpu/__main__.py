@@ -58,7 +58,7 @@ def measure_part(part: str, out: Path) -> None:
 
 
 def run_part(part: str) -> Figures | str:
-    """Measure one part in a process of its own; return its figures, or the end of what it said when
+    """Measure one part in a process of its own; return its figures, or the end of its output when
     it failed.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:

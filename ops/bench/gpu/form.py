@@ -1,7 +1,4 @@
-"""What is measured on this machine: the GPU form, or the CPU form.
-
-*Consumes* what torch and the installed packages say. *Produces* a Form. *Waits for* nothing.
-"""
+"""The form of the measurement on this machine: the GPU form, or the CPU form."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from pipeline.preflight.vllm import installed_builds
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the check runs on, and with."""
+    """The device, precision and sizes of the check."""
 
     device: str
     """``cuda`` or ``cpu``"""
@@ -62,7 +59,7 @@ def detect() -> Form:
 
 
 def describe(form: Form) -> dict[str, str]:
-    """Say what the figures were measured on and with."""
+    """Return a description of the machine and packages behind the figures."""
     device = torch.cuda.get_device_name() if form.on_gpu else f"{platform.machine()} CPU, one thread"
     packages = {name: metadata.version(name) for name in ("torch", "transformers")} | installed_builds()
     return {"device": device, "python": platform.python_version()} | packages

@@ -1,12 +1,9 @@
 """Model-FLOPs utilisation of the learner: the operations that a step needs over those that the
-device could do meanwhile.
+device could do in its time.
 
-*Consumes* random models and full-length samples. *Produces* a share of the peak for each. *Waits
-for* the device.
-
-The peak is the vendor's figure for dense bf16, where the device is known; else, and on a CPU, that
-of a large matrix product measured here. Samples are all of one length: what is measured is the
-step, not the packing.
+The peak is the vendor's figure for dense bf16, where the device is known. Otherwise, and on a CPU,
+it is the rate of a large matrix product measured here. Samples are all of one length, so that the
+step is measured and not the packing.
 """
 
 from __future__ import annotations

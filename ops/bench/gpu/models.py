@@ -1,10 +1,8 @@
 """Random models of known shapes: folders that every engine loads, and the operations that training
 them takes.
 
-*Consumes* a shape. *Produces* a model folder; numbers of operations. *Waits for* the disk.
-
-The two big shapes are those of Qwen2.5-0.5B and -1.5B (their ``config.json``); speed does not ask
-what the weights are.
+The two big shapes are those of Qwen2.5-0.5B and -1.5B (their ``config.json``). Speed does not
+depend on the values of the weights.
 """
 
 from __future__ import annotations
@@ -44,9 +42,10 @@ class Shape:
         """Return the floating-point operations of forward and backward of equal sequences, without
         any recomputation.
 
-        Six for each weight and token (PaLM, 2204.02311, appendix B), the output layer for response
-        tokens only, since no other logits are needed; and six for each hidden unit, layer and pair
-        of tokens that attend: two products, half of the square.
+        Six operations count for each weight and token (PaLM, 2204.02311, appendix B). The output
+        layer counts for response tokens only, because no other logits are needed. Six more count
+        for each hidden unit, layer and pair of tokens that attend: two products, half of the
+        square.
         """
         length = prompt_tokens + response_tokens
         layers = self.matmul_parameters - self.hidden * self.vocabulary

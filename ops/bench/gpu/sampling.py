@@ -2,13 +2,10 @@
 """Tokens a second of the generation engine, against the fastest way to sample the same without
 Headrace.
 
-*Consumes* a random model, prompts, and a length for every response. *Produces* tokens a second.
-*Waits for* vLLM to load.
-
-On a GPU vLLM has the device for itself in each of two processes: its own offline ``LLM.generate``
-with log-probs not asked for, and Headrace's engine on vLLM's async one. On a CPU both are
-interleaved in one process, by processor time (``ops.bench.vllm_overhead``); without vLLM the local
-engine is held against transformers' ``generate`` (``ops.bench.engine``).
+On a GPU vLLM has the device for itself in each of two processes. One runs vLLM's offline
+``LLM.generate`` without log-probs, the other Headrace's engine on vLLM's async one. On a CPU both
+are interleaved in one process, by processor time (``ops.bench.vllm_overhead``). Without vLLM the
+local engine is held against transformers' ``generate`` (``ops.bench.engine``).
 """
 
 from __future__ import annotations

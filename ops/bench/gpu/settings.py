@@ -1,7 +1,4 @@
-"""The configuration that the parts build their engines from: a run's own, around a random model.
-
-*Consumes* a form and a model folder. *Produces* a RunConfig. *Waits for* nothing.
-"""
+"""The configuration that the parts build their engines from: a run's own, around a random model."""
 
 from __future__ import annotations
 

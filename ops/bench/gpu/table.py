@@ -1,7 +1,4 @@
-"""From figures to rows, each held against its bar.
-
-*Consumes* what the parts measured, by part. *Produces* rows. Pure.
-"""
+"""From figures to rows, each held against its bar."""
 
 from __future__ import annotations
 

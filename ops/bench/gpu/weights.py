@@ -1,14 +1,11 @@
-"""Engine and learner on the same weights: how far their log-probs are apart, and what an update of
-the weights costs.
+"""Engine and learner on the same weights: the difference of their log-probs, and the cost of a
+weight update.
 
-*Consumes* a learner's published weights. *Produces* the mismatch of sampled tokens' log-probs, and
-the pause of an update. *Waits for* vLLM to load.
-
-The mismatch is of tokens that the engine sampled: d = log p(engine) - log p(learner), its largest
-and mean absolute value, and the k3 estimate of KL(engine || learner), the mean of exp(-d) - 1 + d.
-The pause is the time within ``load_weights`` while all slots decode, after the weights were staged;
-its bar is one decode step and a copy of the weights at half of the rate at which the device copies
-memory.
+The mismatch is of tokens that the engine sampled: d = log p(engine) - log p(learner). The figures
+are its largest and mean absolute value, and the k3 estimate of KL(engine || learner), the mean of
+exp(-d) - 1 + d. The pause is the time within ``load_weights`` while all slots decode, after the
+weights were staged. Its bar is one decode step and a copy of the weights at half of the device's
+rate of copying memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What durability costs: chunks through ledger and wire, against the ways in which others move
-rollouts.
+"""The cost of durability: chunks through ledger and wire, against other ways to move rollouts.
 
-``path`` is the product's own code from lease to settle; ``rivals`` are the comparisons, ``floor``
-is the path without a ledger, ``payload`` is what all of them move, and ``race`` starts the
-processes of a contender together and takes the time. ``python -m ops.bench.ledger --help``.
+``path`` is the product's own code from lease to settle. ``rivals`` are the comparisons, and
+``floor`` is the path without a ledger. ``payload`` makes the chunks that all of them move. ``race``
+starts the processes of a contender together and measures the time. ``python -m ops.bench.ledger
+--help`` lists the options.
 """

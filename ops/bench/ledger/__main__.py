@@ -31,7 +31,7 @@ PATH_KL = "ledger and wire, reward and reference"
 ZMQ, SET_GET, DEEP = "(a) raw pyzmq", "(b) SET and GET", "(b) SET and GET, 64 a trip"
 STREAM, RAY = "(c) Redis stream of pickles", "(d) Ray queue"
 FLOOR = "the path's hops, no ledger"
-"""What no ledger with these hops can save; no bar."""
+"""The cost that every ledger with these hops has; no bar."""
 SIZES = (256, 1024, 8192)
 BARS_FROM = 1024
 """Tokens a chunk from which (a) and (b) set a bar."""

@@ -3,10 +3,10 @@
 *Consumes* the same server, client, codec and links as the path. *Produces* moved chunks. *Waits
 for* its peers.
 
-Every chunk goes through a script that only keeps it, and over the wire to a scorer, which decodes
-it, writes a score and names it to the learner, which reads it back, decodes it and forgets it. No
-admission, lease, fence, index, claim or count: what the path takes beyond this is the price of the
-ledger's promises, and what this takes no ledger with these hops can save.
+Every chunk goes through a script that only keeps it, and over the wire to a scorer. The scorer
+decodes it, writes a score and sends its name to the learner. The learner reads it back, decodes it
+and deletes it. There is no admission, lease, fence, index, claim or count. The time that the path
+takes beyond this is the price of the ledger's promises.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ a run waits for: credit, room in a mailbox, ready units.
 
 Each process makes a worker's calls in a worker's order (``workers.generator.generator``,
 ``workers.scorers.scorer``, ``workers.learner.learner``), with no engine between them. Every chunk
-is written to the ledger once, under its own key, before it is sent; every score is written once;
-every claim is settled. At the end the ledger is asked whether each chunk was trained, once.
+is written to the ledger once, under its own key, before it is sent. Every score is written once,
+and every claim is settled. At the end the ledger's records must show that each chunk was trained
+once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _SCORES: dict[Field, Callable[[TrajectoryChunk], Score]] = {Field.REWARD: reward
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all parts know."""
+    """The settings that all parts share."""
 
     url: str
     folder: Path

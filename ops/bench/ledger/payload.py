@@ -1,7 +1,6 @@
-"""What every contender moves: finished responses of one window.
+"""The chunks that every contender moves: finished responses of one window.
 
-*Consumes* a number of tokens. *Produces* chunks. *Waits for* nothing. The arrays are drawn once,
-for random numbers are not what is measured; every chunk has its own name.
+The arrays are drawn once, because random numbers are not measured. Every chunk has its own name.
 """
 
 from __future__ import annotations

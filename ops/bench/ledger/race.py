@@ -23,8 +23,8 @@ _SETUP_S = 60.0
 
 
 class Gate:
-    """What holds the parts of a race together: all begin together, and none closes its sockets
-    before all are done.
+    """The barriers of a race: all parts begin together, and no part closes its sockets before all
+    are done.
     """
 
     def __init__(self, begin: Barrier, end: Barrier) -> None:

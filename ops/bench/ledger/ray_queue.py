@@ -3,8 +3,7 @@ without this project.
 
     python ray_queue.py NUM_CHUNKS NUM_TOKENS
 
-*Consumes* nothing. *Produces* the seconds from the common start to the last rollout's arrival, on
-the last line of its output. *Waits for* Ray.
+The last line of the output is the seconds from the common start to the last rollout's arrival.
 """
 
 from __future__ import annotations

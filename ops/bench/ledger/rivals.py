@@ -44,7 +44,7 @@ _RAY_LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What all rivals know."""
+    """The settings that all rivals share."""
 
     url: str
     folder: Path
@@ -211,7 +211,7 @@ def ray_seconds(python: Path, load: Load) -> float:
     num_chunks = max(1, load.num_chunks // _RAY_SHARE)
     command = [python, script, str(num_chunks), str(load.num_tokens)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # else its workers run at a priority lower by 15 than everybody else's
+    # # else its workers run at a priority lower by 15 than all other processes
     environment["RAY_worker_niceness"] = "0"
     try:
         done = subprocess.run(command, capture_output=True, timeout=_RAY_LIMIT_S, check=False, env=environment)

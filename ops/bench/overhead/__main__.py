@@ -23,7 +23,7 @@ SIZES = (2, 8, 24, 60)
 BAR = 0.05
 """Of one core, for each emulated device of 2,000 tokens a second."""
 LINEAR = 1.25
-"""What a token may cost in the largest fleet over what it costs in the smallest."""
+"""Allowed cost of a token in the largest fleet, over its cost in the smallest."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,10 +1,8 @@
 """One fleet, measured: processor seconds by part over the middle of a run.
 
-*Consumes* a number of generators. *Produces* a ``Cost``. *Waits for* ``headrace up``.
-
-The window begins when the first updates are done and ends with the last one. Tokens are those that
-the generators had sampled, as their heartbeats say; processor time is the probes', interpolated to
-both ends, and the server's from /proc.
+The window begins when the first updates are done and ends with the last one. The token count is the
+sum of the generators' heartbeats. Processor time comes from the probes, interpolated to both ends,
+and for the server from /proc.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _ROOT: Final = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the control plane of one fleet cost."""
+    """The cost of one fleet's control plane."""
 
     num_generators: int
     num_workers: int
@@ -83,8 +81,8 @@ class Cost:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is read from outside, twice a second: the server's processor time, the generators'
-    tokens; and a scrape.
+    """The readings from outside, twice a second: the server's processor time, the generators'
+    tokens, and a scrape.
     """
 
     config: RunConfig

@@ -1,7 +1,6 @@
-"""Which part of the control plane a sample belongs to.
+"""The part of the control plane that a sample belongs to.
 
-*Consumes* a process's command line, a thread and a file (``probe``). *Produces* a part, or None for
-what stands for the devices' own work. *Waits for* nothing.
+A part is None where the sample stands for the devices' own work.
 """
 
 from __future__ import annotations

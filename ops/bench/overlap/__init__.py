@@ -1,6 +1,7 @@
 """How much of the waiting is left: the real control plane around emulated engines, five ways to
 schedule the same draws.
 
-``scenarios`` says what is compared, ``ideal`` what could be had at best from the same draws,
-``measure`` runs a scenario and reads what came of it. ``python -m ops.bench.overlap --help``.
+``scenarios`` lists the compared ways to schedule, and ``ideal`` computes the best time from the
+same draws. ``measure`` runs a scenario and reads its figures. ``python -m ops.bench.overlap
+--help`` lists the options.
 """

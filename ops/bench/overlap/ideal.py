@@ -1,14 +1,11 @@
-"""The time that an update would take if nothing but the emulated work took any: computed from the
-law and the costs alone.
-
-*Consumes* costs, response lengths and a scenario. *Produces* seconds an update. *Waits for*
-nothing.
+"""The time of an update if only the emulated work took any: computed from the law and the costs
+alone.
 
 With a barrier an update is its rollout, on slots that empty as responses end, and then its step.
-Without one it is the slowest of three things: generators whose slots are always full, a learner
-that always has a batch, and staleness. What begins under the weights of one update must be in a
-batch ``eta`` updates later: so ``eta + 1`` updates take the longest response of a batch, alone on
-its generator, and a step.
+Without one its time is the longest of three: generators with full slots, a learner that always has
+a batch, and staleness. Responses that begin under the weights of one update must be in a batch
+``eta`` updates later. So ``eta + 1`` updates take the longest response of a batch, alone on its
+generator, and a step.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from statistics import mean
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the emulated fleet costs."""
+    """The costs of the emulated fleet."""
 
     num_generators: int
     num_slots: int
@@ -35,9 +32,10 @@ class Costs:
         return num_tokens / (self.num_generators * self.num_slots) * step_s
 
     def rollout_s(self, lengths: Sequence[int]) -> float:
-        """Seconds until the last of these responses ends when nothing else is decoded: responses
-        are spread evenly over the generators, each goes into the slot that falls free first, and a
-        step costs what its live sequences cost."""
+        """Return the seconds until the last of these responses ends when nothing else is decoded.
+        Responses are spread evenly over the generators, and each takes the slot that falls free
+        first. A step costs as much as its live sequences.
+        """
         return max(self._one(lengths[first :: self.num_generators]) for first in range(self.num_generators))
 
     def _one(self, lengths: Sequence[int]) -> float:
@@ -72,7 +70,7 @@ def ideal_update_s(
         lengths: Tokens of what is trained on as a whole, responses or windows, in order of
             admission.
         batch: How many of them an update trains on.
-        learn_s: What the learner computes for an update.
+        learn_s: The learner's seconds for an update.
         eta: The largest staleness; 0 is a barrier.
         sampled_per_trained: Responses sampled for one that is trained on; more than 1 where groups
             are filtered.

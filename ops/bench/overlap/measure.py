@@ -1,6 +1,4 @@
-"""One scenario run for real, and what came of it.
-
-*Consumes* a scenario. *Produces* a ``Measured``. *Waits for* ``headrace up``.
+"""One scenario as a real run, and its figures.
 
 Rates are those of the steady state: the first updates, when every queue is empty, are left out.
 Utilisations are those of the whole run, from the first wait of the learner to its last update.
@@ -36,7 +34,7 @@ _NUM_DRAWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run of a scenario gave."""
+    """The figures of one run of a scenario."""
 
     scenario: str
     num_updates: int

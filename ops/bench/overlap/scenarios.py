@@ -1,11 +1,9 @@
 """The ways to schedule that are compared, as overrides of one run file.
 
-*Consumes* nothing. *Produces* scenarios. *Waits for* nothing.
-
-**Lengths.** Log-normal, as response lengths of reasoning models are usually found; the standard
-deviation of ln(length) is 1 and the cap is eight medians, so that the longest of a batch is about
-five times its mean. RollPacker (2509.21009) reports lengths as skewed, and rollouts that take about
-70 % of a synchronous update: the emulated learner is as slow as that makes it.
+**Lengths** are log-normal, as response lengths of reasoning models usually are. The standard
+deviation of ln(length) is 1 and the cap is eight medians. So the longest response of a batch is
+about five times the mean. RollPacker (2509.21009) reports skewed lengths, and rollouts that take
+about 70 % of a synchronous update. The emulated learner is as slow as that makes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A verifier without a task: whether a response is right is drawn from its prompt's pass rate.
+"""A verifier without a task: it draws the accuracy, 0 or 1, from the prompt's pass rate.
 
-*Consumes* responses. *Produces* accuracies, 0 or 1. *Waits for* nothing. A third of the prompts are
-always right or always wrong: groups without signal, as over-sampling is there for.
+A third of the prompts are always right or always wrong. These are the groups without signal that
+over-sampling makes up for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the smallest real model with default settings, and tell what it took.
+"""Run the smallest real model with default settings, and report its times and memory.
 
 *Consumes* how many updates, and what is to go on beside them. *Produces* a run under ``runs/``, and
 its figures as JSON: seconds an update, memory by role, workers that were replaced. *Waits for* the
@@ -36,7 +36,7 @@ _TROUBLE = ("worker_replaced", "drain_timed_out", "worker_exited", "unmanaged_wo
 
 @dataclass
 class Figures:
-    """What a run took."""
+    """The figures of a run."""
 
     run: str
     exit_code: int = 0
@@ -52,11 +52,11 @@ class Figures:
     peak_shared_mb: int = 0
     """In memory-backed storage."""
     trouble: list[str] = field(default_factory=list)
-    """Lines of the supervisor's log that tell of a worker that was replaced, killed or fenced."""
+    """Lines of the supervisor's log about a worker that was replaced, killed or fenced."""
     kept_updates: int = 0
     """In the newest checkpoint."""
     seen: list[str] = field(default_factory=list)
-    """What the plain view said of work that took long, once a minute."""
+    """The lines of the plain view about work that took long, once a minute."""
 
     @property
     def is_well(self) -> bool:
@@ -77,7 +77,7 @@ def neighbours(number: int) -> Iterator[None]:
 
 
 def trouble_in(output: str) -> list[str]:
-    """Return the lines of a supervisor's output that tell of a worker in trouble."""
+    """Return the lines of a supervisor's output about a worker in trouble."""
     return [" ".join(line.split()) for line in output.splitlines() if any(word in line for word in _TROUBLE)]
 
 

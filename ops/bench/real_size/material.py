@@ -1,8 +1,8 @@
-"""Model and prompts of the real-size run, made here, for nothing has to be downloaded.
+"""Model and prompts of the real-size run, made here, because nothing may be downloaded.
 
-*Consumes* a seed. *Produces* a Hugging Face folder with a model of Qwen2-0.5B's shape and random
-weights, its tokenizer with a chat template, and a prompt file of word problems as long as GSM8K's.
-*Waits for* nothing; what is whole is not made again.
+The Hugging Face folder holds a model of Qwen2-0.5B's shape with random weights, and its tokenizer
+with a chat template. The prompt file holds word problems as long as GSM8K's. Files that are
+complete are not made again.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def write_problem(rng: random.Random) -> str:
 
 
 def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """Build a byte-level BPE tokenizer of Qwen2's size: trained on the problems, then filled up
-    with pairs of its words, which no prompt contains as one token, but which responses of random
-    weights do."""
+    """Build a byte-level BPE tokenizer of Qwen2's size, trained on the problems. Pairs of its words
+    fill it up to that size. No prompt contains a pair as one token, but responses of random weights
+    do.
+    """
     rng = random.Random(seed)
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]

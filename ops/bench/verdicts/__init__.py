@@ -1,4 +1,4 @@
-"""What the verifier ``math`` accepts: right solutions in eleven forms, and twenty-one kinds of
+"""Verdicts of the verifier ``math`` on right solutions in eleven forms, and on twenty-one kinds of
 corruption of them.
 
 ``python -m ops.bench.verdicts`` prints a row a form and a row a kind. Solutions come from templates

@@ -212,7 +212,7 @@ def taken_back(solution: Solution, rng: random.Random) -> str:
 
 
 def contradicted_later(solution: Solution, rng: random.Random) -> str:
-    """A later statement says another number."""
+    """A later statement gives another number."""
     return _ended(
         solution,
         rng,
@@ -276,7 +276,7 @@ def another_size(solution: Solution, rng: random.Random) -> str:
 
 
 def in_a_condition_or_of_others(solution: Solution, rng: random.Random) -> str:
-    """Said of a case, or by others."""
+    """A statement under a condition, or by other people."""
     return _ended(
         solution,
         rng,

@@ -1,10 +1,10 @@
 """Solutions in GSM8K's style: a few sentences of arithmetic with calculator marks, and a number at
 the end.
 
-*Consumes* a seed, or GSM8K's own JSONL. *Produces* solutions. The templates are ours: no line of
-GSM8K is in them. Their numbers have the range of GSM8K's answers: mostly below a thousand, some
-with thousands, cents or per cents. As in GSM8K, not every line ends with a full stop, and the
-working says "if", "not" and "could" of other things.
+The solutions come from a seed, or from GSM8K's own JSONL. The templates are ours: no line of GSM8K
+is in them. Their numbers have the range of GSM8K's answers: mostly below a thousand, some with
+thousands, cents or per cents. As in GSM8K, not every line ends with a full stop, and the working
+uses "if", "not" and "could" of other things.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Solution:
     answer: str
     """A number, without currency, unit or commas."""
     unit: str
-    """What is counted; ``dollars`` for money."""
+    """The counted thing; ``dollars`` for money."""
 
     @property
     def number(self) -> float:

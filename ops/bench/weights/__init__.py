@@ -1,9 +1,11 @@
-"""What a weight update costs: bytes, seconds from the learner's publishing to the first step under
+"""The cost of a weight update: bytes, seconds from the learner's publishing to the first step under
 it, and the pause.
 
-model     models of a given size, and their tensors actor     what the runtime gives to a worker,
-for both sides generator a generator's process: the local engine decodes, and takes versions by the
-generator's own code learner   the other side: the learner's own store, a real registry, and the
-clock rivals    memcpy, a file's copy, gloo's broadcast changes   what a delta takes after real
-optimiser steps
+- ``model``: models of a given size, and their tensors
+- ``actor``: the runtime's parts for a worker, for both sides
+- ``generator``: a generator's process: the local engine decodes, and takes versions by the
+  generator's own code
+- ``learner``: the other side: the learner's own store, a real registry, and the clock
+- ``rivals``: memcpy, a file's copy, gloo's broadcast
+- ``changes``: the size of a delta after real optimiser steps
 """

@@ -1,5 +1,5 @@
-"""The surroundings of an actor whose weights are measured: a real registry and transport, and a
-ledger that nobody uses.
+"""The surroundings of an actor whose weights are measured: a real registry and transport, and an
+unused ledger.
 
 *Consumes* the folder of a run whose ledger server is there. *Produces* what the runtime gives to a
 worker. *Waits for* the server; at the end, for what was spawned.
@@ -27,15 +27,15 @@ from pipeline.runtime.worker_process import open_transport
 from protocol.ids import Role
 
 _SILENT_AFTER_S = 3600.0
-"""Nobody beats here; who registered counts as there."""
+"""No process beats here; every registered worker counts as alive."""
 
 
 @asynccontextmanager
 async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[ActorContext, ExitStack]]:
     """Be a worker of the run in ``run_dir``.
 
-    What is pushed onto the stack is called when the spawned tasks have ended and the transport is
-    still open, as a worker's teardown is.
+    The callbacks on the stack run when the spawned tasks have ended and the transport is still
+    open, as a worker's teardown does.
     """
     config = read_resolved(run_dir)
     registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name, unlisted_after_s=_SILENT_AFTER_S)

@@ -1,9 +1,8 @@
-"""What changes in a model's bf16 weights at a learner's step, and what a delta of it takes.
+"""Changes in a model's bf16 weights at a learner's step, and the size of a delta of them.
 
-*Consumes* a random model and real steps of the learner's own backend (master weights and moments in
-float32). *Produces* the share of numbers that change, bytes of the delta and of the whole version,
-and seconds to make and apply it. *Waits for* nothing. Every delta is applied, and must give the new
-version bit for bit.
+The steps are real steps of the learner's own backend, with master weights and moments in float32.
+The figures are the share of numbers that change, bytes of the delta and of the whole version, and
+seconds to make and apply it. Every delta is applied, and must give the new version bit for bit.
 """
 
 from __future__ import annotations

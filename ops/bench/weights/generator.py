@@ -4,9 +4,9 @@ worker does.
 *Consumes* a run's folder and a model's size. *Produces* a line of JSON for every version that it
 serves. *Waits for* the learner's announcements, and ends when its input is closed.
 
-The engine, the registry, the way of the weights and the order of things in the loop are those of
-``workers.generator.generator``; what is left out is what has nothing to do with weights: leases,
-chunks, scorers.
+The engine, the registry, the weight receiver and the order of the loop are those of
+``workers.generator.generator``. Leases, chunks and scorers are left out, because they do not touch
+weights.
 
     python -m ops.bench.weights.generator RUN_DIR BYTES
 """
@@ -94,7 +94,7 @@ async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
 
 
 def _served(ctx: ActorContext, before: dict[str, float], steps: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return what is told of a version, of which the last step is the first."""
+    """Return the figures of a version, which serves first at the last of ``steps``."""
 
     def spent(counter: str) -> float:
         return ctx.counters.get(counter, 0.0) - before.get(counter, 0.0)

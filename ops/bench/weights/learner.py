@@ -194,7 +194,7 @@ async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tup
 
 
 async def _served(generator: asyncio.subprocess.Process, version: int) -> dict[str, Any]:
-    """Return what the generator tells of a version."""
+    """Return the generator's report of a version."""
     assert generator.stdout is not None
     async with asyncio.timeout(_LIMIT_S):
         while line := await generator.stdout.readline():

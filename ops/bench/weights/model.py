@@ -1,7 +1,4 @@
-"""A random model of about as many bytes as are asked for.
-
-*Consumes* a size. *Produces* a model. *Waits for* nothing.
-"""
+"""A random model of about a given number of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What weights could travel by instead: memcpy, a file's copy, gloo's broadcast.
+"""Other ways for weights to travel: memcpy, a file's copy, gloo's broadcast.
 
 *Consumes* a buffer. *Produces* copies of it. *Waits for* the other process, for gloo.
 """
