@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What the real engines promise on this machine, in one table: ops/bench/gpu says what is measured
-# and how.
+# Measures the promises of the real engines on this machine, in one table. ops/bench/gpu has the
+# parts.
 #
 #   ops/gpu_check.sh [--only PART] [--json FILE]
 #
 # Takes the first environment that is there: $PYTHON, .venv-vllm (make vllm: vLLM's CPU build),
-# .venv (which holds vLLM on a GPU machine after pip install 'headrace[vllm]'). Without a GPU it
+# .venv. The last holds vLLM on a GPU machine after pip install 'headrace[vllm]'. Without a GPU it
 # runs its CPU form, on tiny models; without vLLM, on the local engine.
 set -euo pipefail
 cd "$(dirname "$0")/.."

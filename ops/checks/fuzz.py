@@ -1,12 +1,13 @@
 """``python -m ops.checks.fuzz decoder|mailbox|peek|score``: hostile bytes, steered by coverage.
 ``make fuzz`` gives each ten minutes.
 
-*Consumes* what libFuzzer invents (through ``atheris``, which ``make fuzz`` installs into an
-environment of its own), from a corpus that begins with one message of each type. *Produces*
-executions, coverage and peak memory as JSON, the corpus, and a file for the first input that breaks
-a promise of ``ops.checks.fuzz_targets``, or that takes more memory than ``--rss-limit-mb`` or more
-time than thirty seconds. *Waits for* its child process, for ``--seconds``. The exit code is 0 when
-every promise held.
+libFuzzer invents the inputs, through ``atheris``, which ``make fuzz`` installs into an environment
+of its own. Its corpus begins with one message of each type.
+
+*Consumes* the corpus. *Produces* executions, coverage and peak memory as JSON, and the corpus. The
+first input that breaks a promise of ``ops.checks.fuzz_targets`` is written to a file. So is an
+input that takes more memory than ``--rss-limit-mb`` or more than thirty seconds. *Waits for* its
+child process, for ``--seconds``. The exit code is 0 when every promise held.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _STATISTIC = re.compile(r"stat::(\w+):\s+(\d+)")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fuzz one target and tell what was done."""
+    """Fuzz one target and print its figures."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.checks.fuzz", description="Hostile bytes, steered by coverage."
     )

@@ -1,13 +1,13 @@
-"""What hostile bytes must not do to the decoder, to mailboxes, ``peek`` and ``score``: for
+"""Promises of the decoder, of mailboxes, ``peek`` and ``score`` under hostile bytes, for
 ``ops.checks.fuzz`` and the test suite.
 
 *Consumes* any bytes. *Produces* nothing; raises when a promise is broken. *Waits for* the good
 message that follows the hostile ones, with a deadline.
 
-The promises: reading raises a WireError or nothing; what is read can be written and read again; a
-mailbox, a responder and a requester go on after hostile messages, and deliver the good one that
-follows; what ``peek`` and ``score`` print is short and moves no cursor; ``score`` judges each line
-or says what is wrong with it.
+The promises: reading raises no error but a WireError. A message that was read can be written and
+read again. A mailbox, a responder and a requester continue after hostile messages, and deliver the
+good message that follows. The output of ``peek`` and ``score`` is short, and moves no cursor.
+``score`` judges each line or reports its error.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ def _is_rewritten(frames: Sequence[bytes], again: Sequence[bytes]) -> bool:
 # ---------------------------------------------------------------------------------------------------------
 
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal would obey, or could not show; ``protocol.printable`` says why each."""
+"""Characters that a terminal would obey, or could not show; ``protocol.printable`` has the reason
+for each.
+"""
 _MAX_SHOWN_CHARS = 2_000_000
 
 

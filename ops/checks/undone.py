@@ -1,20 +1,20 @@
 """``python -m ops.undone``: finds commits that delete files, or put one back to an older content,
-and do not say so.
+without a line for it in the message.
 
 *Consumes* the repository's history and the uncommitted change. *Produces* a line a finding, and
 exit code 1 when one of a commit is not meant. *Waits for* git, with a deadline.
 
-A commit once deleted a whole hardening beside work of its own: 35 files lost what the commit before
-it had brought. So what takes away the work of others has to be said, in the message's last lines, a
-line a path or pattern:
+A commit once deleted a whole hardening beside work of its own: 35 files lost the content of the
+commit before it. So a message names the work of others that the commit takes away. Its last lines
+have one line for each path or pattern:
 
     Removes: ops/old_bench.py
     Reverts: pipeline/observability/live_view.py
     Reverts: tests/pipeline/observability/why/*
 
-A later commit can say it for an earlier one, an empty commit too. A path that is moved is not
-removed. ``git revert`` says it by its own sentence. A merge undoes what it leaves out of a parent's
-changes.
+A later commit can name it for an earlier one, and an empty commit can, too. A path that is moved is
+not removed. The own sentence of ``git revert`` counts. A merge undoes the changes of a parent that
+it leaves out.
 
 Held to this is every commit after the one that brought this file. A shallow clone is held as far as
 it reaches; a source archive without history passes with a word.
@@ -43,7 +43,7 @@ _WILD = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a commit did to one path. An object's name is all zeros where there is no file."""
+    """A commit's change of one path. An object's name is all zeros where there is no file."""
 
     path: str
     old: str
@@ -75,7 +75,7 @@ class Undone:
 
 
 class Meant:
-    """What messages say is meant."""
+    """The intentions that messages declare."""
 
     def __init__(self) -> None:
         self._patterns: set[tuple[str, str]] = set()
@@ -89,7 +89,7 @@ class Meant:
                 self._patterns.add((kind, pattern))
 
     def says(self, found: Undone) -> bool:
-        """Whether somebody said that this is meant."""
+        """Return whether a message declared this as meant."""
         return any(kind == found.kind and fnmatchcase(found.path, pattern) for kind, pattern in self._patterns)
 
 
@@ -253,7 +253,7 @@ def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Tell what is undone; see the module's words."""
+    """Print the findings; the module's docstring has the rules."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.checks.undone", description="Finds what commits undo without saying so."
     )

@@ -82,7 +82,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the card reports about a model on held-out prompts."""
+    """The card's figures of a model on held-out prompts."""
 
     num_prompts: int
     greedy_accuracy: float
@@ -253,7 +253,7 @@ def respond(
 
 
 def is_right(problem: Problem, response: str) -> bool:
-    """Tell whether a response ended by itself in ``=`` and the answer; at least as strict as the
+    """Return whether a response ended by itself in ``=`` and the answer; at least as strict as the
     arithmetic verifier.
     """
     return response.endswith(f"={problem.answer}{EOS}")

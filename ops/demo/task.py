@@ -24,9 +24,9 @@ tokens and the end-of-sequence token.
 half of the responses take 13 tokens or fewer and one in forty takes 55: the stragglers that a
 synchronous sampler would wait for.
 
-**Train and held-out** are apart by construction: a digest of the prompt's text says on which side
-it lies, whatever the seeds and sizes. The start model (``ops.demo.make_tiny_model``) was taught on
-the training side only.
+**Train and held-out** are apart by construction: a digest of the prompt's text decides the side,
+whatever the seeds and sizes. The start model (``ops.demo.make_tiny_model``) was taught on the
+training side only.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Problem:
 
     @property
     def counter(self) -> tuple[int, ...]:
-        """What the counter shows after each term."""
+        """The counter's digit after each term."""
         shown = [self.start]
         for change in self.changes:
             shown.append((shown[-1] + int(change)) % 10)
@@ -126,8 +126,7 @@ def draw_num_terms(rng: random.Random, min_terms: int, tail_exponent: float = TA
 
 def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
     """Draw one problem of a side and a length; a function of ``rng``'s state."""
-    # ends soon: of every length, seven problems in eight, or one in eight, are on the side asked
-    # for
+    # # ends soon: of every length, seven problems in eight, or one in eight, are on the wanted side
     while True:
         changes = tuple(rng.choice("+-") + rng.choice(string.digits) for _ in range(num_terms - 1))
         problem = Problem(start=rng.randrange(10), changes=changes)
@@ -147,7 +146,7 @@ def generate(
     the harder ones, frequent.
 
     Raises:
-        ValueError: more prompts were asked for than the side has of the short lengths.
+        ValueError: the side has fewer problems of the short lengths than ``num_prompts`` needs.
     """
     rng = random.Random(f"{split}:{seed}")
     seen: set[Problem] = set()

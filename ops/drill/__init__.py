@@ -10,9 +10,9 @@ A drill is ``ops.drill.one.drill``; the parts, in the order of its life:
     record    reads afterwards what happened, out of what the run cannot take back
     check     what happened -> what must not have         (pure)
 
-**The history.** The ledger's server appends every effect of every transition to its file before
-anybody hears of it, and a killed server reads it back. So this file is the history of the run, in
-order and complete, written by nobody who is checked. Beside it: the checkpoints (none is removed in
-a drill), the learner's history, the journals in which emulated generators write down what they
-sample, the workers' logs, and what the drill saw itself.
+**The history.** The ledger's server appends every effect of every transition to its file before it
+answers, and a killed server reads the file back. So this file is the complete history of the run,
+in order, and no checked process writes it. A drill also reads the checkpoints, none of which is
+removed, and the learner's history. It reads the workers' logs, its own observations, and the
+journals of the tokens that emulated generators sample.
 """

@@ -1,8 +1,7 @@
 """Fault drills: does everything hold whatever fails?
 
-*Consumes* seeds. *Produces* a line for each drill and a table by kind of fault; the folder of a
-drill in which something was violated is kept. *Waits for* the drills. What a drill is:
-``ops.drill``.
+*Consumes* seeds. *Produces* a line for each drill and a table by kind of fault. The folder of a
+drill with a violation is kept. *Waits for* the drills. ``ops.drill`` explains a drill.
 
     python -m ops.drill --seed 7             # one drill again
     python -m ops.drill --runs 200 --jobs 2  # seeds 0 to 199
@@ -92,7 +91,7 @@ def folder_of(seed: int) -> Path:
 
 
 def line(outcome: Outcome) -> str:
-    """Tell one drill's outcome; several lines when something was violated."""
+    """Print one drill's outcome; several lines when an invariant was violated."""
     resumed = ", ".join(f"{seconds:.1f}" for seconds in outcome.resume_s)
     text = (
         f"seed {outcome.seed}: {'VIOLATED' if outcome.violations else 'ok'}; {outcome.algorithm}, "

@@ -1,9 +1,8 @@
 """The append-only file of a Redis or Valkey server, as transactions.
 
-*Consumes* the folder that the server appends to. *Produces* every effect, in order; a part cut
-short by a crash is passed over. *Waits for* the disk. Format: each command is ``*<n>`` and n times
-``$<length>`` with that many bytes, lines ending in CRLF (https://valkey.io/topics/protocol). What
-belongs together stands between MULTI and EXEC.
+The effects come in order, and a part cut short by a crash is passed over. Each command is ``*<n>``
+and n times ``$<length>`` with that many bytes. Lines end in CRLF
+(https://valkey.io/topics/protocol). MULTI and EXEC enclose the commands of one transaction.
 """
 
 from __future__ import annotations

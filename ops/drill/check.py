@@ -1,9 +1,8 @@
-"""What must hold whatever fails: each invariant a function from what happened to what should not
-have.
+"""The invariants that hold under every fault: each is a function from a run's events to the
+violations.
 
-*Consumes* the events of one finished run, and its limits. *Produces* violations, and what kills
-have cost. *Waits for* nothing; pure functions. Each invariant has a test with a history that breaks
-it.
+The events are those of one finished run. The functions are pure. Each invariant has a test with a
+history that breaks it.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ _MOST_SHOWN = 5
 _RUNNING, _STOPPING, _FINISHED = "running", "stopping", "finished"
 _EXIT_CODES = {Ending.KILL: -9, Ending.HANGUP: 0}
 _WORDS = {Ending.HANGUP: "signal", Ending.DOWN: "down"}
-"""What the run's last state must say after such an end."""
+"""A word that the run's last state must contain after such an end."""
 _AFTERWARDS_S = 3.0
 """A worker that was let go on is found silent by what was read before: so much later at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the run was configured with."""
+    """The run's configured limits."""
 
     eta: int
     group_size: int
@@ -77,7 +76,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class KillCost:
-    """What the death of one generator cost."""
+    """The cost of one generator's death."""
 
     worker: str
     pid: int
@@ -131,7 +130,7 @@ def one_end(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def one_commit(events: Sequence[Event], limits: Limits) -> Found:
-    """What the checkpoints hold is what the ledger counts as trained, each chunk in exactly one
+    """The checkpoints hold the same chunks as the ledger counts as trained, each in exactly one
     batch of one checkpoint.
     """
     del limits
@@ -214,8 +213,8 @@ def never_stale(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
-    """Nothing is written, held, claimed or said by an incarnation that is not its
-    worker's newest.
+    """No write, lease, claim or heartbeat comes from an incarnation that is not its worker's
+    newest.
     """
     del limits
     epochs: dict[str, int] = {}
@@ -234,9 +233,7 @@ def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
-    """No wait is endless, no worker ends by an error that nobody expected, and the
-    run ends well.
-    """
+    """No wait is endless, no worker ends by an unexpected error, and the run ends well."""
     del limits
     for event in events:
         match event:
@@ -317,10 +314,11 @@ def one_server(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def true_ends(events: Sequence[Event], limits: Limits) -> Found:
-    """A run fails never, stops when it is told to and says so, and finishes with all its updates.
+    """A run never fails, stops on request with that as its state, and finishes with all its
+    updates.
 
-    One whose learner had done them all by the time it was told may be finished instead of stopped:
-    it has nothing left to stop.
+    A run whose learner had made all updates before the request may be finished instead of stopped:
+    nothing is left to stop.
     """
     endings = [event for event in events if isinstance(event, Told)]
     told = [event.how for event in endings]
@@ -343,7 +341,7 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
         if reason not in stop.detail:
             yield f"the run stopped with {stop.detail!r}, expected something about {reason!r}"
     if not any(isinstance(event, Finished) for event in events):
-        # told by another invariant
+        # # another invariant reports it
         return
     if not states or states[-1].state != _FINISHED:
         yield f"the run's last state is {f'{states[-1].state}: {states[-1].detail}' if states else 'not known'}"

@@ -1,7 +1,5 @@
-"""What can happen in a run, as far as a check needs to know: one small record each, in the order in
-which it took effect.
-
-*Consumes* nothing. *Produces* words. *Waits for* nothing.
+"""Events of a run, as far as a check needs them: one small record each, in the order in which they
+took effect.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class Stored:
     """Policy versions of its tokens."""
     is_final: bool
     is_true: bool | None
-    """Whether its tokens are those that the trajectory's stream holds there; None when nobody can
-    know.
+    """Whether its tokens are those that the trajectory's stream holds there; None when that is
+    unknown.
     """
 
 
@@ -142,7 +140,7 @@ class Checkpointed:
     version: int
     num_updates: int
     claims: tuple[str, ...]
-    """Whose effect it holds since the one before."""
+    """Claims whose effect it holds since the checkpoint before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """The learner told of an update."""
+    """The learner reported an update."""
 
     update: int
     version: int
@@ -185,7 +183,7 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A worker ended by an error that nobody expected."""
+    """A worker ended by an unexpected error."""
 
     worker: str
     error: str
@@ -207,7 +205,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class ServerLogged:
-    """A server process wrote into its log; several lines in a row are told once."""
+    """A server process wrote into its log; several lines in a row are one event."""
 
     pid: int
 
@@ -232,11 +230,11 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The drill told the run to end, or killed its supervisor."""
+    """The drill requested the run's end, or killed its supervisor."""
 
     how: Ending
     version: int = -1
-    """The newest in the learner's history when the run had heard it."""
+    """The newest in the learner's history when the run had received the request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
 """Carries faults out, and ends them.
 
 *Consumes* a planned fault and the fleet. *Produces* the fault. *Waits for* the state in which it is
-to strike, at most a few seconds; then it strikes anyway, and says so.
+to strike, at most a few seconds. After that it strikes anyway, with a note.
 
-A few need what only root has. Without it a full disk under checkpoints is imitated by a limit on
-the size of the learner's files; a full disk under the ledger and a host of one's own are left out,
-with a note.
+A few faults need root. Without root a limit on the size of the learner's files imitates a full disk
+under checkpoints. A full disk under the ledger and a separate host are then left out, with a note.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _LEARNER_STATES = {
 
 @dataclass(slots=True)
 class Site:
-    """What faults act on."""
+    """The parts of a run that faults act on."""
 
     fleet: DrillFleet
     relays: Relays | None = None
@@ -308,7 +307,7 @@ class Striking:
     # ---------------------------------------------------------------------------------------------------
 
     def _has_ended(self, how: Ending) -> None:
-        """Say that the supervisor was made to end, and how it did."""
+        """Record that the supervisor was made to end, and how it did."""
         self._told(how)
         self._site.events.append(SupervisorEnded(self._site.fleet.supervisor.returncode))
 
@@ -340,7 +339,7 @@ class Striking:
     # -------------------------------------------------------------------------------------------
 
     def _flicker(self) -> None:
-        """Freeze the server, let it go on for an instant while somebody waits for its answer,
+        """Freeze the server, let it go on for an instant while a client waits for its answer,
         freeze it again.
         """
         fleet, ended = self._site.fleet, threading.Event()
@@ -361,8 +360,8 @@ class Striking:
         self._undo += [lambda: fleet.kill(pid, signal.SIGCONT), thread.join, ended.set]
 
     def _mute(self) -> None:
-        """Let the server take connections and commands, and answer none: it cannot be told
-        otherwise before its time.
+        """Let the server take connections and commands, and answer none. No command can end this
+        before its time.
         """
         pause_s = self.fault.duration_s
         if self._site.fleet.ledger("CLIENT", "PAUSE", str(round(pause_s * 1000)), "ALL") is None:
@@ -468,7 +467,7 @@ def _throw_bytes(path: str, rng: random.Random) -> None:
 
 
 def look_for_leftovers(site: Site, after: str) -> None:
-    """Say what is there still of a run that has ended."""
+    """Record the leftovers of a run that has ended."""
     if until(lambda: not leftovers(site.fleet.run_dir), _TIDY_S, poll_s=0.2):
         return
     told = {event.what for event in site.events if isinstance(event, Left)}

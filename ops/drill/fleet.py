@@ -39,8 +39,8 @@ _NUM_PROMPTS = 512
 _ANSWER_S = 1.0
 _COMMAND_S = 300.0
 _HEARS_HANGUPS = ("env", "--default-signal=HUP")
-"""What a drill under nohup starts would inherit a SIGHUP that is ignored, and no supervisor would
-hear one.
+"""A process that a drill under nohup starts would inherit an ignored SIGHUP, and no supervisor
+would receive one.
 """
 
 
@@ -90,7 +90,7 @@ class DrillFleet:
 
     @property
     def output(self) -> Path:
-        """What the supervisors have written."""
+        """The file with the supervisors' output."""
         return self.folder / "output.txt"
 
     def start(self) -> None:
@@ -211,7 +211,7 @@ class DrillFleet:
             return None
 
     def server_pid(self) -> int | None:
-        """Return the ledger server's process id, as it says itself or as it was started."""
+        """Return the ledger server's process id, by its own report or from its start."""
         info = self.ledger("INFO", "server")
         if isinstance(info, dict):
             return int(info["process_id"])

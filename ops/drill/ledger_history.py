@@ -1,8 +1,7 @@
 """From the effects in the ledger's file to what happened.
 
-*Consumes* transactions. *Produces* events, in order. *Waits for* nothing. It follows the keys of
-``pipeline.ledger.redis.keys`` and keeps only what it needs to name things: it does not repeat the
-ledger's reasoning, so it cannot repeat its mistakes.
+The reader follows the keys of ``pipeline.ledger.redis.keys`` and keeps only as much as it needs for
+names. It does not repeat the ledger's reasoning, so it cannot repeat its mistakes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from protocol.codec import from_blob
 from protocol.trajectory import TrajectoryChunk
 
 TruthOf = Callable[[TrajectoryChunk], bool | None]
-"""Whether a chunk holds the tokens that belong there; None when nobody can know."""
+"""Whether a chunk holds the tokens that belong there; None when that is unknown."""
 
 
 @dataclass(slots=True)
@@ -92,10 +91,11 @@ class LedgerHistory:
             yield self._tally()
 
     def _fates(self, transaction: list[Command]) -> tuple[str, Iterator[str]]:
-        """Return what becomes of the chunks that leave in a transaction, which is the same for all,
-        and of the trajectories: a transition counts when it is over. A trajectory may be trained
-        although its last chunk is dropped, so theirs may differ; then which is whose is not told,
-        only how many."""
+        """Return the fate of the chunks that leave in a transaction, and the fates of the
+        trajectories. The chunks of one transaction share a fate. A trajectory may be trained
+        although its last chunk is dropped, so the trajectories' fates may differ. Then only their
+        numbers are known.
+        """
         chunks, trajectories = "", Counter[str]()
         for command in transaction:
             if command[0].upper() != b"HINCRBY" or command[1] != self._prefix + b"counters":

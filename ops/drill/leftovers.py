@@ -1,8 +1,7 @@
-"""What a run that has ended has left on the machine.
+"""Leftovers on the machine of a run that has ended.
 
-*Consumes* a run's folder. *Produces* a line for each process, shared memory, socket, held lock and
-temporary folder that is still there. *Waits for* nothing. Files in the run's folder are meant to
-stay: they are the run.
+A leftover is a process, shared memory, a socket, a held lock or a temporary folder of the run that
+is still there. Files in the run's folder are no leftovers: they are the run.
 """
 
 from __future__ import annotations

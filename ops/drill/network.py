@@ -3,9 +3,8 @@
 *Consumes* the right to make namespaces (root's, on Linux). *Produces* the words to begin a command
 with, so that it runs on one of the hosts. *Waits for* the ``ip`` command.
 
-What a pulled cable does is what a real one does: nothing is refused and nothing closed, bytes go
-nowhere. Sockets of the file system are reached from both hosts, as a ledger on a third one would
-be.
+A pulled cable acts as a real one: nothing is refused and nothing closed, and bytes are lost. Both
+hosts reach sockets of the file system, as they would a ledger on a third host.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""An address that leads nowhere: refused, swallowed, or taken by what does not speak ZeroMQ.
-
-*Consumes* a choice. *Produces* an endpoint on the loopback. *Waits for* nothing.
+"""An address that leads nowhere: refused, swallowed, or taken by a listener that does not speak
+ZeroMQ.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from enum import StrEnum
 
 
 class Way(StrEnum):
-    """What becomes of who connects."""
+    """The fate of a connection."""
 
     REFUSED = "refused"
     """nothing listens there"""
     SWALLOWED = "swallowed"
     """a firewall drops what comes: here a listener whose queue is full"""
     DUMB = "dumb"
-    """something takes the connection and says nothing"""
+    """a listener takes the connection and sends nothing"""
 
 
 class Nowhere:

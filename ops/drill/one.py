@@ -1,7 +1,7 @@
 """One drill: a fleet, the faults of a seed, the check.
 
-*Consumes* a plan. *Produces* an outcome. *Waits for* the run, with a deadline for every step of it:
-the first updates, two updates after each round of faults, the end.
+Every step of the run has a deadline: the first updates, two updates after each round of faults, the
+end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend
 
 @dataclass(slots=True)
 class Outcome:
-    """What a drill showed."""
+    """The outcome of a drill."""
 
     seed: int
     algorithm: str
@@ -48,7 +48,7 @@ class Outcome:
     resume_s: list[float] = field(default_factory=list)
     """From the end of each round's faults to the second update after it."""
     namings: list[Naming] = field(default_factory=list)
-    """How long ``headrace why`` took to name each cause that it was asked for."""
+    """How long ``headrace why`` took to name each requested cause."""
     costs: list[KillCost] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""What happened in a drill, read afterwards from what the run cannot take back.
+"""The events of a drill, read afterwards from files that the run cannot take back.
 
-*Consumes* the run's folder once nothing runs in it any more. *Produces* events: those of the
-ledger's file in order, then those of checkpoints, journals, history and logs. *Waits for* the disk.
+The files are read once nothing runs in the run's folder any more. The events of the ledger's file
+come first, in order, then those of checkpoints, journals, history and logs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from workers.engines.emulated.law import TokenLaw
 
 _CRASH = "worker_failed"
 _TRACEBACK = re.compile("^Traceback", re.MULTILINE)
-"""At the start of a line: those of a user's verifier are told within a warning."""
+"""At the start of a line: a warning contains those of a user's verifier."""
 _ERROR_CHARS = 600
 _SERVER_LINE = re.compile(r"(\d+):M ")
 """Of the server itself: its children are C, replicas S, Sentinels X (https://valkey.io/topics/debugging)."""
 
 
 def read_events(fleet: DrillFleet) -> Iterator[Event]:
-    """Yield what the files of a run tell."""
+    """Yield the events in the files of a run."""
     config = read_resolved(fleet.run_dir)
     truth = _truth(fleet.run_dir) if config.generation.engine == "emulated" else (lambda _: None)
     yield from LedgerHistory(RUN, truth).read(read_transactions(fleet.run_dir / "ledger"))
@@ -72,7 +72,7 @@ def _checkpoints(folder: Path) -> Iterator[Event]:
         try:
             checkpoint = read_checkpoint(path)
         except DataError:
-            # refused by whoever resumes, too
+            # # a resumed learner refuses it, too
             continue
         state = checkpoint.state
         yield Checkpointed(path.name, checkpoint.version, int(state["num_updates"]), tuple(state["claims"]))

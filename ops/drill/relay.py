@@ -1,9 +1,10 @@
-"""A relay on the links to a mailbox: it hands on what generators send, and damages it when told to.
+"""A relay on the links to a mailbox: it hands on the generators' messages, and damages them on
+request.
 
 *Consumes* frames at an address of its own, which the drill puts into the registry in the mailbox's
 place. *Produces* frames at the mailbox. *Waits for* neither: a thread turns over all relays a few
-hundred times a second. What a mailbox does not take is held, and nothing more is read meanwhile, so
-that back-pressure goes through.
+hundred times a second. Messages that a mailbox does not take are held, and nothing more is read
+meanwhile, so that back-pressure goes through.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def damage(kind: FaultKind | None, message: Frames, memory: Sequence[Frames], rn
     """Return what is handed on in a message's place.
 
     Args:
-        kind: What goes wrong; None for nothing.
+        kind: The damage; None for nothing.
         message: Envelope and body.
         memory: Messages that passed before.
         rng: Decides which of them are hit, and where.

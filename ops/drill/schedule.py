@@ -1,6 +1,4 @@
-"""Which faults a drill injects, when and how long: a pure function of its seed.
-
-*Consumes* a seed. *Produces* a plan. *Waits for* nothing.
+"""The faults that a drill injects, their times and durations: a pure function of its seed.
 
 Faults come in rounds, one or two at a time; a round begins when the run has taken two updates since
 the last one. So a drill is repeated by its seed as far as processes can be: the same faults of the
@@ -17,7 +15,7 @@ from enum import StrEnum
 
 
 class FaultKind(StrEnum):
-    """What goes wrong."""
+    """The kind of a fault."""
 
     KILL_GENERATOR = "kill generator"
     """SIGKILL while it holds trajectories"""
@@ -83,7 +81,7 @@ class FaultKind(StrEnum):
     CLOCK_JUMP = "clock jump"
     """the wall clock of the run's processes jumps by up to a day, and back"""
     JOIN_AND_LEAVE = "join and leave"
-    """a generator that nobody's configuration names comes, and is told to go"""
+    """a generator that no configuration names comes, and is sent away"""
     HANGUP = "hangup"
     """SIGHUP of the supervisor, as when its terminal is closed; then ``--resume``"""
     ORPHANS_DOWN = "supervisor gone, then down"
@@ -118,8 +116,8 @@ ASKED = frozenset(
         FaultKind.ORPHANS_DOWN,
     }
 )
-"""Faults that ``headrace why`` is asked about while they last; what it must say is in
-``ops.drill.truth``.
+"""Faults whose cause ``headrace why`` must name while they last; ``ops.drill.truth`` has the right
+answers.
 """
 STANDSTILL = frozenset(
     {
@@ -152,15 +150,15 @@ _LASTING = {
     FaultKind.LINK_CUT: (3.0, 6.0),
     FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
 }
-"""Seconds, at least and at most, of faults that do not last as long as most. What is asked about
-lasts until it is named.
+"""Seconds, at least and at most, of faults that do not last as long as most. A fault with a
+question to ``why`` lasts until it is named.
 """
 _SHORTEST_S, _LONGEST_S = 0.5, 2.5
 _NAMING_S = 3.0
-"""What naming a cause takes, more or less."""
+"""Typical seconds until a cause is named."""
 _ORPHANED_S = 15.0
 """Workers go on without a supervisor until the cause is named, in ten seconds at most, and `down`
-has told them.
+has reached them.
 """
 _UPDATES_A_ROUND = 5
 _UPDATES_AROUND = 5
@@ -179,7 +177,7 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one drill does."""
+    """The faults of one drill."""
 
     seed: int
     algorithm: str

@@ -1,11 +1,11 @@
-"""What ``headrace why`` must say while a fault is on, by kind; and the asking, until it says so or
-its time is over.
+"""The right answers of ``headrace why`` while a fault is on, by kind, and the questions, until an
+answer is right or its time is over.
 
 *Consumes* the command's JSON. *Produces* how long it took to name the true cause. *Waits for* the
 command, ``NAMING_S`` in all.
 
-A cause counts as named by fields of the answer: the ``cause`` and the ``who`` of a chain, and the
-folder or worker that the fault has struck. Words around them are free.
+Fields of the answer decide whether a cause is named: the ``cause`` and the ``who`` of a chain, and
+the struck folder or worker. The words around them are free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ask = Callable[[float], Answer | None]
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """What a fault has hit."""
+    """The target of a fault."""
 
     target: str = ""
     """A worker, where it is one."""
@@ -67,7 +67,7 @@ def _words(chain: Answer) -> str:
 
 
 def _leads(*causes: str) -> Callable[[Answer, Struck], bool]:
-    """The chain that is told first has one of these causes."""
+    """The first chain has one of these causes."""
     return lambda answer, _: bool(_chains(answer)) and _chains(answer)[0]["cause"] in causes
 
 
@@ -76,8 +76,8 @@ def _any(*causes: str) -> Callable[[Answer, Struck], bool]:
 
 
 def _names_worker(*causes: str) -> Callable[[Answer, Struck], bool]:
-    """A chain with one of these causes is about the worker that was struck; or what is told besides
-    says who is not reached.
+    """A chain with one of these causes is about the worker that was struck, or another line names
+    the worker that is not reached.
     """
 
     def is_named(answer: Answer, struck: Struck) -> bool:

@@ -1,8 +1,7 @@
-"""The drill's verifier: right or wrong by a digest of the response, and broken while a file says
-so.
+"""The drill's verifier: right or wrong by a digest of the response, and broken while a file demands
+it.
 
-*Consumes* responses whose prompts' column ``switch`` names a file. *Produces* verdicts, or what the
-file asks for: ``raise``, ``hang`` or ``exit``. *Waits for* nothing, unless it is told to hang.
+The prompts' column ``switch`` names the file, with ``raise``, ``hang`` or ``exit`` as its content.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is seen of a run while it runs, and cannot be read afterwards: its server processes, and
-whom the supervisor replaces.
+"""Observations of a live run that no file keeps: its server processes, and the workers that the
+supervisor replaces.
 
 *Consumes* the process table and the end of the supervisor's log, ten times a second, on a thread of
 its own. *Produces* events. *Waits for* the next turn.
@@ -85,7 +85,8 @@ def servers_of(folder: Path) -> frozenset[int]:
             if Path(f"/proc/{entry.name}/cwd").readlink() != folder:
                 continue
             status = Path(f"/proc/{entry.name}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended, or is another user's
+        except OSError:
+            # the process has ended, or is another user's
             continue
         state, parent = status.rpartition(")")[2].split()[:2]
         if state not in "ZX":

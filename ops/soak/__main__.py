@@ -1,4 +1,4 @@
-"""The ledger under load: one seeded story told to the memory and Redis implementations, until they
+"""The ledger under load: one seeded story for the memory and Redis implementations, until they
 differ or it ends.
 
     python -m ops.soak --chunks 1000000
@@ -71,7 +71,7 @@ def specs(units_per_update: int) -> list[LedgerSpec]:
 async def soak(
     folder: Path, *, num_chunks: int, seed: int, units_per_update: int = 128, rounds: int = 6, crash_every: int = 400
 ) -> Counter[str]:
-    """Tell the story until so many chunks are written; return what happened in it. Raises
+    """Run the story until so many chunks are written; return the counts of its steps. Raises
     Divergence.
     """
     happened: Counter[str] = Counter()

@@ -39,7 +39,7 @@ class PipedLedger(RedisLedger):
         """Make keyed calls, which do not wait for one another, in this order; return answers, or
         the kind of error instead.
         """
-        # a server that had to be told a script first would answer that call after the others
+        # # a server that needed the script first would answer that call after the others
         for name in _KEYED:
             await self._client.script_load(SCRIPTS.script(name).text)
         self._are_together = True

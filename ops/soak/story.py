@@ -1,10 +1,10 @@
-"""What generators, scorers, a learner and a value worker do to two ledgers at once, with all that
-can go wrong.
+"""The calls of generators, scorers, a learner and a value worker to two ledgers at once, with all
+faults that can happen.
 
-*Consumes* dice. *Produces* calls, the same to the memory and the Redis ledger, and Divergence when
-their answers, counters, queues, audits or contents differ, or when a promise is broken: a unit
-claimed too stale, or after it was settled; books that do not balance; more credit in use than there
-is. *Waits for* the server.
+The dice choose the calls, which are the same to the memory and the Redis ledger. Divergence is
+raised when their answers, counters, queues, audits or contents differ, or when a promise is broken.
+Examples of a broken promise: a unit is claimed too stale, or after it was settled. The books do not
+balance, or more credit is in use than there is.
 
 Answers are compared as they come, counters and queues after every step, audits every 20, and all
 that is stored every 200.
@@ -65,7 +65,7 @@ _STEPS = {
     "evaluate": 1,
     "copy": 8,
 }
-"""What happens, and how often."""
+"""The steps and their frequencies."""
 
 
 class Divergence(Exception):
@@ -94,7 +94,7 @@ class Story:
         self._scorer = Incarnation(Role.REWARD, "reward-0", 1)
 
     async def open(self) -> None:
-        """Open both ledgers and let everybody register."""
+        """Open both ledgers and register all workers."""
         await self._both("open", self._spec)
         for worker in (*_GENERATORS, "learner", "value"):
             await self._register(worker)
@@ -115,9 +115,10 @@ class Story:
             await self.compare_everything()
 
     async def flush(self) -> None:
-        """Wait until the server's file holds all of it. While its disk is busy a server answers up
-        to two seconds before it has written; what a kill then takes away, the memory ledger would
-        still have."""
+        """Wait until the server's file holds all of it. While its disk is busy, a server answers up
+        to two seconds before it has written. The memory ledger would still have the entries that a
+        kill then takes away.
+        """
         self._expect(await self._redis.make_durable(self._who("learner")), "the server cannot say when it has flushed")
 
     async def finish(self) -> None:

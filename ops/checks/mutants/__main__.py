@@ -24,7 +24,7 @@ MAX_SURVIVORS = 3
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What ``mutants.json`` holds."""
+    """The content of ``mutants.json``."""
 
     commit: str
     outcomes: list[Outcome]

@@ -1,8 +1,4 @@
-"""The list of mutants, read and checked against a tree.
-
-*Consumes* ``catalogue.toml`` and a folder with the project's files. *Produces* mutants, and what is
-wrong with them.
-"""
+"""The list of mutants, read and checked against a tree."""
 
 from __future__ import annotations
 
@@ -27,11 +23,11 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Stands exactly once in the file."""
     replacement: str
     breaks: str
-    """What is learned wrongly, in a few words."""
+    """The fault that is learned, in a few words."""
     tests: tuple[str, ...]
     """Files or single tests that are run, the likeliest first."""
     equivalent: str = ""
-    """Why nothing can tell it from the original; empty for a real change."""
+    """Why no test can distinguish it from the original; empty for a real change."""
 
     @property
     def area(self) -> str:

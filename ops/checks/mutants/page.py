@@ -1,7 +1,5 @@
 """The page of a trial: counts by part of the project, every mutant with the test that ended it, and
-what survived.
-
-*Consumes* mutants and outcomes. *Produces* Markdown.
+the survivors.
 """
 
 from __future__ import annotations

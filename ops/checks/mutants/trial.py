@@ -1,7 +1,7 @@
 """One mutant in a copy of the tree: applied, tested, taken back.
 
-*Consumes* a mutant and a copy of the project. *Produces* an outcome. *Waits for* pytest, at most as
-long as it is told.
+*Consumes* a mutant and a copy of the project. *Produces* an outcome. *Waits for* pytest, within a
+given limit.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\S+)", re.MULTILINE)
 
 
 class Result(StrEnum):
-    """What became of a mutant."""
+    """The fate of a mutant."""
 
     KILLED = "killed"
     SURVIVED = "survived"
     INVALID = "invalid"
-    """No test ran to its end, so the result says nothing: a mutant must be loaded and run."""
+    """No test ran to its end, so there is no result: a mutant must be loaded and run."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
