@@ -20,6 +20,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -237,7 +238,7 @@ class Scoring:
         except HeadraceError as error:
             page.write(printable(str(error)))
         else:
-            json.dumps(report.to_dict())
+            json.dumps(asdict(report))
             show_report(report, Console(file=page, width=120, highlight=False, markup=False))
         _check_shown(page.getvalue())
 

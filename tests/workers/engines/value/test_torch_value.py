@@ -105,7 +105,7 @@ def test_a_folder_that_is_no_value_model_is_refused_with_the_reason(start: Path,
     config = json.loads((headless / "config.json").read_text())
     config |= {"architectures": ["Qwen3ForTokenClassification"], "id2label": {"0": "value"}}
     (headless / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match="its weights hold no head"):
+    with pytest.raises(DataError, match="its weights have no head"):
         load_value_model(headless, torch.float32, CPU)
     wide = tmp_path / "wide"
     value_model(start).save_pretrained(wide)

@@ -224,8 +224,8 @@ class SlotTable:
         occupant.last_used = self._clock
 
     def _reserve(self, length: int) -> None:
-        have = self.arrays.tokens.shape[1]
+        have = int(self.arrays.tokens.shape[1])
         if length > have:
-            extra = -(-(length - have) // _LENGTH_BLOCK) * _LENGTH_BLOCK
+            extra: int = -(-(length - have) // _LENGTH_BLOCK) * _LENGTH_BLOCK
             self.arrays.tokens = np.pad(self.arrays.tokens, ((0, 0), (0, extra)))
             self.arrays.logprobs = np.pad(self.arrays.logprobs, ((0, 0), (0, extra)))
