@@ -1,3 +1,3 @@
-"""What computes: generation, scoring and training behind one Protocol each. With
-``pipeline.algorithms`` the door to torch.
+"""The engines of generation, scoring, training and values, each kind behind one Protocol. Of the
+packages, only this one and ``pipeline.algorithms`` import torch.
 """

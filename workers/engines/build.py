@@ -1,8 +1,5 @@
-"""From a configuration to the engines that it names: what workers call, so that none of them
+"""Builds the engines that a configuration names. Workers call this module, so that none of them
 imports torch before it must.
-
-*Consumes* a run's configuration. *Produces* an engine of the named kind. *Waits for* the disk,
-while a model loads.
 """
 
 from __future__ import annotations
@@ -108,8 +105,10 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
 
 
 def build_value_engine(config: RunConfig) -> ValueEngine:
-    """Make the value worker's engine on ``value.path``, or on the start model when absent; with
-    several ranks, that of rank 0, once the others are there."""
+    """Make the value worker's engine on ``value.path``, or on the start model when absent.
+
+    With several ranks this is the engine of rank 0, returned once the other ranks are there.
+    """
     match config.value.backend:
         case "emulated":
             from workers.engines.emulated.build import build_emulated_value

@@ -1,13 +1,13 @@
 """Whether our engines can compute a run's models, on the devices that it names.
 
-*Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and the reason on standard
-error. *Waits for* torch's import, seconds; no weights are read: each model is built on torch's meta
+The check reads a resolved configuration file. Its exit code is 0, or 2 with the reason on standard
+error. The import of torch takes seconds. No weights are read: each model is built on torch's meta
 device, where a forward pass computes shapes alone.
 
-A model is computed right only if its tokens meet nowhere but in our attention. So the pass counts:
-our attention must have been called once in each layer, and nothing else that mixes tokens (a
-convolution along the row) may have been. What keeps a state of its own, adds positions to its
-scores (ALiBi), caps scores or has sinks is refused so.
+A model is computed right only if its tokens meet nowhere but in our attention. So the pass counts
+calls. Our attention must have been called once in each layer, and nothing else that mixes tokens (a
+convolution along the row) may have been called. Refused are layers that keep a state of their own,
+add positions to scores (ALiBi), cap scores or have sinks.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def try_model(config: PretrainedConfig, what: str) -> None:
 
     Raises:
         EngineError: It would not be computed right.
-        Exception: What the model's own code raises.
+        Exception: The model's own code failed.
     """
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 

@@ -5,8 +5,7 @@ Data is hopeless when so many groups in a row were dropped because nothing could
 them, and the learner really lacks units:
 
     counted     since the last unit that became ready: one good group begins the count anew
-    judged      only while fewer units are ready than a batch needs; never while late work is waited
-    for
+    judged      only while fewer units are ready than a batch needs; never while late work is waited for
     certain     only when all that was in flight as the limit was reached came to nothing, too
 
 So a generator that was cut off, and whose groups are late, ends no run: other generators sample its

@@ -1,3 +1,3 @@
-"""Engines that compute nothing and take the time that they are told: for drills and benchmarks of
-the pipeline.
+"""Engines that compute nothing and take the configured time, for drills and benchmarks of the
+pipeline.
 """

@@ -1,7 +1,5 @@
-"""Make the emulated engines of a run.
-
-*Consumes* a run's configuration, and the tokenizer and ``config.json`` of its model. *Produces*
-engines. *Waits for* the disk.
+"""Makes a run's emulated engines from its configuration, and from the tokenizer and ``config.json``
+of its model.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The emulated generation engine: continuous batching over slots, with nothing in them.
+"""The emulated generation engine: continuous batching over slots, with no model in them.
 
-*Consumes* window requests and weights. *Produces* windows whose tokens and lengths are known
-beforehand (``workers.engines.emulated.law``). *Waits for* the time that its steps would take: what
-its own work leaves of it is slept at the end of each ``advance``.
+Tokens and lengths of the windows are known beforehand (``workers.engines.emulated.law``). Each
+``advance`` sleeps for the rest of the time that its steps would take.
 
-A decode step costs ``a + b * live slots`` seconds; a context that is not in a slot any more costs a
-prefill for each of its tokens, as on a real engine: a trajectory that comes back while its slot is
-free costs none. Steps in which nothing can end are taken together, so that dozens of such engines
+A decode step costs ``a + b * live slots`` seconds. A context that has lost its slot costs a prefill
+for each of its tokens, as on a real engine. A trajectory that comes back while its slot is free
+costs no prefill. Steps in which nothing can end are taken together, so that dozens of such engines
 fit on a core. Temperature, top-k and top-p change nothing.
 """
 
@@ -87,12 +86,12 @@ class EmulatedEngine:
         Args:
             num_slots: Requests decoded at once.
             lengths: How long responses are.
-            tokens: What they consist of.
+            tokens: The tokens of responses.
             vocabulary: Size; requests with other tokens are refused.
             positions: Longest context; None for no limit.
-            costs: What work costs; nothing when absent.
+            costs: Prices of work; free when absent.
             num_weights: Numbers in the weights that it takes.
-            journal: Is told what each turn has sampled, before anybody else is.
+            journal: Receives each turn's samples before they are returned.
         """
         self._num_slots = num_slots
         self._lengths = lengths
@@ -163,10 +162,10 @@ class EmulatedEngine:
         self._order.append(request.trajectory)
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free
-        and nobody waits for them.
+        """Run up to ``max_steps`` decode steps; return the windows that finished.
 
-        Raises EngineError before the first weights.
+        It returns early when slots fall free and no request waits for them. Raises EngineError
+        before the first weights.
         """
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")

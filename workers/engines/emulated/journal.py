@@ -1,8 +1,8 @@
-"""What an emulated generator has sampled, written down where a kill does not reach it: a drill
-counts by it what the kill cost.
+"""A journal of the tokens that an emulated generator has sampled, in a file that survives a kill. A
+drill counts by it what the kill cost.
 
-*Consumes* stretches of responses. *Produces* lines ``trajectory begin end`` in a file of the
-process's own, the last of which may be cut short. *Waits for* the disk's cache.
+Each process has a file of its own, with lines ``trajectory begin end``. The last line may be cut
+short.
 """
 
 from __future__ import annotations

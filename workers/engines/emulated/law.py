@@ -1,12 +1,8 @@
-"""What an emulated policy would say: the length, the tokens and the log-probs of every response,
-known beforehand.
+"""The responses of an emulated policy: length, tokens and log-probs, known beforehand.
 
-*Consumes* a run's seed and a trajectory. *Produces* its length and any stretch of its tokens.
-*Waits for* nothing; pure functions.
-
-Everything is a function of (seed, trajectory, position) alone, not even of the weights: so whoever
-goes on with a trajectory writes the same, and a check can tell from the ledger alone whether every
-token is the one that belongs there.
+All are pure functions of (seed, trajectory, position), independent of the weights. So any generator
+that goes on with a trajectory samples the same tokens. A check can verify every token from the
+ledger alone.
 """
 
 from __future__ import annotations

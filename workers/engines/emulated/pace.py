@@ -1,7 +1,5 @@
-"""Time that emulated work takes: slept, not spun, and told piece by piece as real work is.
-
-*Consumes* seconds of work. *Produces* marks of its pieces. *Waits for* time to pass; nobody
-unblocks it earlier.
+"""Time that emulated work takes. It is slept, not spun, and marked piece by piece as real work
+is.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ _PIECE_S = 0.25
 
 
 class Pace:
-    """Sleeps for work. What one sleep takes too long, the next takes less, so that rates are true
-    over many short calls.
+    """Sleeps for work. The excess of one sleep shortens the next, so that rates are true over many
+    short calls.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,5 @@
-"""Emulated scoring: log-probs that are a function of the tokens alone.
-
-*Consumes* token sequences. *Produces* one number for each token of their tails. *Waits for* the
-time that scoring would take.
+"""Emulated scoring: log-probs that are a function of the tokens alone, one for each token of a
+sequence's tail.
 """
 
 from __future__ import annotations

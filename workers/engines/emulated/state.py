@@ -1,9 +1,8 @@
-"""What an emulated optimiser has learned: how many steps, and a digest of all that it was given, in
+"""The learned state of an emulated optimiser: a number of steps, and a digest of all batches in
 order.
 
-*Consumes* batches, and checkpoint folders. *Produces* a state that differs whenever the batches or
-their order did, so that a run which trains something twice, or loses it, ends with other weights.
-*Waits for* the disk.
+The state differs whenever the batches or their order did. So a run that trains on a batch twice, or
+loses one, ends with other weights.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""An engine slowed down to the pace of an emulated decode device, for benchmarks; it really
-samples, only not sooner.
+"""An engine slowed down to the pace of an emulated decode device, for benchmarks. Its samples are
+real.
 
-*Consumes* another engine and a price list. *Produces* that engine's windows. *Waits for* the
-emulated device: a turn of s decode steps that sampled n tokens lasts at least
-``s * decode_base_s + n * decode_slot_s`` seconds; what the real engine did not need of that is
-slept.
+A turn of s decode steps that sampled n tokens lasts at least ``s * decode_base_s + n *
+decode_slot_s`` seconds. The engine sleeps for the part of it that the real work leaves.
 
-On a CPU, training a token costs about as much as decoding one, so a pipeline's gain from not
-waiting is small there whatever the pipeline. On accelerators decoding is bound by memory and
-dominates: a step costs nearly the same for one live sequence as for many. This engine has that
-cost, while the tokens, log-probs and what is learned from them stay real.
+On a CPU, training a token costs about as much as decoding one. So a pipeline gains little there
+from not waiting. On accelerators decoding is bound by memory and dominates: a step costs nearly the
+same for one live sequence as for many. This engine has that cost, while the tokens, log-probs and
+updates stay real.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The emulated training backend: weights that depend on every batch and its order, and cost what
-they are told.
+"""The emulated training backend: weights that depend on every batch and its order, at configured
+costs.
 
-*Consumes* training samples. *Produces* steps, weights and checkpoints. *Waits for* the time that a
-step would take.
-
-A checkpoint holds ``emulated.json`` and no model: there is none.
+A checkpoint holds ``emulated.json`` and no model.
 """
 
 from __future__ import annotations
@@ -38,8 +35,8 @@ class EmulatedTraining:
         Args:
             num_weights: Numbers that are published.
             step_s: Seconds of a step, besides its tokens.
-            token_s: Of each prompt or response token of a step.
-            scoring_token_s: Of each token of a sample whose log-probs are asked for.
+            token_s: Seconds of each prompt or response token of a step.
+            scoring_token_s: Seconds of each token of a sample whose log-probs are requested.
         """
         self._num_weights = num_weights
         self._step_s = step_s
@@ -50,7 +47,7 @@ class EmulatedTraining:
 
     @property
     def state(self) -> LearnedState:
-        """What it has learned."""
+        """The learned state."""
         return self._state
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:

@@ -1,11 +1,7 @@
-"""The emulated value engine: values that are a function of the tokens alone, and steps that cost
-what they are told.
+"""The emulated value engine: values that are a function of the tokens alone, and steps at
+configured costs.
 
-*Consumes* token sequences and finished responses. *Produces* values, steps and checkpoints. *Waits
-for* the time that they would take.
-
-Each step says that it explains all of its targets, so that the policy's gate opens as soon as that
-is looked at.
+Each step reports an explained variance of 1, so that the policy's gate opens at its first check.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ class EmulatedValue:
 
     @property
     def state(self) -> LearnedState:
-        """What it has learned."""
+        """The learned state."""
         return self._state
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:

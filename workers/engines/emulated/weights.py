@@ -1,7 +1,4 @@
-"""Emulated weights: one small tensor that travels the whole way of real ones.
-
-*Consumes* and *produces* the bytes of a version, in numpy. *Waits for* nothing.
-"""
+"""Emulated weights: one small tensor, in numpy, that travels the whole way of real ones."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""Token sampling from random streams that belong to the trajectory, not to the process that happens
-to sample it.
+"""Token sampling from random streams that belong to the trajectory, not to the sampling process.
+Pure functions, but for the device's arithmetic.
 
-*Consumes* logits ``[rows, vocabulary]``, a distribution per row and one uniform number per row.
-*Produces* tokens and their log-probs under the distribution really sampled from. *Waits for*
-nothing; pure functions, but for the device's arithmetic.
+From logits ``[rows, vocabulary]`` and one uniform number per row come tokens, and their log-probs
+under the distribution that was sampled from.
 
 The uniform is that of the trajectory's stream at the response position
 (``workers.engines.model.rng``). The token is the inverse of the cumulative distribution there,
-summed in float64 in the order of the vocabulary: kernels that differ in the last bit of a logit
-move a boundary by about 1e-7, and a token changes only if the uniform falls within that distance of
-one.
+summed in float64 in the order of the vocabulary. Kernels that differ in the last bit of a logit
+move a boundary by about 1e-7. A token changes only if the uniform falls within that distance of a
+boundary.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The seam between the generator and whatever samples tokens: local torch today, vLLM behind the
-same words.
+"""The seam between the generator and the engines that sample tokens: local torch, and vLLM.
 
-*Consumes* requests and weights. *Produces* windows. *Waits for* nothing: ``advance`` computes and
-returns.
-
-An engine is blocking and single-threaded; the generator drives it from the one compute thread that
-it owns.
+An engine is blocking and single-threaded: ``advance`` computes and returns. The generator drives it
+from the one compute thread that it owns.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ class WindowRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledWindow:
-    """What an engine sampled for one request."""
+    """The tokens that an engine sampled for one request."""
 
     trajectory: TrajectoryId
     tokens: np.ndarray
@@ -140,9 +136,9 @@ class GenerationEngine(Protocol):
         """Return the names of ``tensors``, the last that were loaded, which new tokens would not be
         computed with.
 
-        It looks at what is served, not at what was loaded: an engine that keeps old weights without
-        a word is found so. One that shows by log-probs what it serves, in ``load_weights``, returns
-        none.
+        The engine compares the weights that it serves, not those that were loaded. So a stale
+        engine is found even when its loading reported success. An engine that verifies log-probs in
+        ``load_weights`` returns none.
         """
         ...
 

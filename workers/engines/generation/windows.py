@@ -1,8 +1,5 @@
-"""What every generation engine does at both ends of a window: refuse what can never be served, tell
-versions apart.
-
-*Consumes* requests, and the places where versions changed. *Produces* errors, or segments. *Waits
-for* nothing.
+"""The beginning and end of a window in every generation engine. Requests that can never be served
+are refused. Tokens are cut into segments by policy version.
 """
 
 from __future__ import annotations

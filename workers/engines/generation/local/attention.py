@@ -1,14 +1,12 @@
 """Attention of the slot cache: one new token per live row against that row's own past, or whole
 packed contexts.
 
-*Consumes* queries, and the keys and values that
-:class:`workers.engines.generation.local.cache.SlotCache` returned. *Produces* the attention output.
-*Waits for* nothing.
+Keys and values are those that :class:`workers.engines.generation.local.cache.SlotCache` returned.
 
-Registered with transformers under :data:`SLOT_ATTENTION`, without a mask of its own, so that
-transformers builds none: rows differ in length, and the step alone knows where each ends. Grouped
-queries are laid along the query axis, so that the keys of a group are read once and never repeated
-in memory.
+The function is registered with transformers under :data:`SLOT_ATTENTION`, without a mask of its
+own, so that transformers builds none. Rows differ in length, and only the step knows where each
+ends. Grouped queries are laid along the query axis. So the keys of a group are read once and never
+repeated in memory.
 """
 
 from __future__ import annotations

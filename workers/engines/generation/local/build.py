@@ -1,8 +1,4 @@
-"""Make the local generation engine of a run.
-
-*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first
-weights.
-"""
+"""Makes a run's local generation engine, which waits for its first weights."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The slot KV cache: one row per slot, every row with a length of its own, in the shape that
-transformers expects of a cache.
+"""The slot KV cache: one row per slot, every row with a length of its own, behind transformers'
+cache interface.
 
-*Consumes* keys and values as a model's attention layers compute them, and a *step* that says where
-they belong. *Produces* views over the live rows up to the longest live length. *Waits for* nothing.
+A *step* maps the keys and values of a model's attention layers to rows. Attention reads views over
+the live rows, up to the longest live length.
 
-Rows ``0 .. num_rows - 1`` of a step are the live ones, so dead slots cost nothing; the slot table
-keeps it so by moving rows (:meth:`SlotCache.move`). Memory follows need: rows and lengths grow in
-blocks, by half of what is there at least, layer after layer, so that growing never holds two whole
-caches. It is bounded by slots x (longest prompt + longest response).
+Rows ``0 .. num_rows - 1`` of a step are the live ones, so dead slots cost nothing. The slot table
+keeps it so by moving rows (:meth:`SlotCache.move`). Rows and lengths grow in blocks, by at least
+half of their present size. Layers grow one after another, so that growing never holds two whole
+caches. Memory is bounded by slots x (longest prompt + longest response).
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values where the present step says; return what attention reads."""
+        """Store new keys and values at the places of the present step; return those that attention
+        reads.
+        """
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -138,7 +140,7 @@ class SlotCache(Cache):
         it by more than a block.
         """
         self.step: DecodeStep | PrefillStep | None = None
-        """Where the keys and values of the next forward go; set by whoever runs the model."""
+        """Where the keys and values of the next forward go. The caller of the model sets it."""
         self._slot_layers = [SlotLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._slot_layers))
 

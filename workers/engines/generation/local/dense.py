@@ -1,16 +1,17 @@
-"""The forward of the dense family (Llama, Qwen2, Qwen3) in few operations, for small models, whose
-steps are mostly calls.
+"""The forward of the dense family (Llama, Qwen2, Qwen3) in few operations, for small models.
 
-*Consumes* tokens, and a slot cache whose step is set. *Produces* logits of a decode step, or the
-keys and values of whole contexts: up to rounding those of transformers' own forward, on the same
-cache, by the same attention. *Waits for* the device.
+It returns the logits of a decode step, or stores the keys and values of whole contexts in the slot
+cache. Up to rounding, they are those of transformers' own forward on the same cache and attention.
 
-With a small model on a CPU a step is no arithmetic but the price of calls: modules, masks that
-nobody reads, one rotation for queries and another for keys. So the model is taken apart: matrices
-that read the same input become one, queries and keys are normalised and rotated as one tensor, and
-a residual is added by the product that makes its summand. The joined matrices are copies, which
-cost memory and are made again in every swap of weights; a large model would gain little:
-:func:`is_dense`.
+With a small model on a CPU, the cost of a step is calls, not arithmetic. They are calls of modules,
+of unused masks, and of one rotation each for queries and keys. So the model is taken apart:
+
+- Matrices that read the same input become one.
+- Queries and keys are normalised and rotated as one tensor.
+- A residual is added by the product that makes its summand.
+
+The joined matrices are copies. They cost memory and are made again in every swap of weights. A
+large model would gain little: :func:`is_dense`.
 """
 
 from __future__ import annotations
@@ -52,9 +53,7 @@ def is_dense(model: PreTrainedModel) -> bool:
 
 
 class DenseForward:
-    """What a model's modules compute, on its weights as they were at the last
-    :meth:`take_weights`.
-    """
+    """The computation of a model's modules, on its weights as of the last :meth:`take_weights`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Take a model apart for which :func:`is_dense` holds."""
@@ -100,7 +99,7 @@ class DenseForward:
 
         Args:
             tokens: int64 [N].
-            cache: Its step says where they go.
+            cache: Its step maps tokens to rows.
             layout: Where each context begins.
         """
         hidden = embedding(tokens, self._embedding)
@@ -108,7 +107,7 @@ class DenseForward:
         for number, layer in enumerate(self._layers):
             query, key, value = layer.project(hidden, cosine, sine)
             key, value = cache.update(key, value, number)
-            # nobody reads what follows the last keys and values
+            # the last layer's output is not needed, only its keys and values
             if number + 1 < len(self._layers):
                 attended, _ = slot_attention(
                     None, query, key, value, scaling=layer.scaling, sliding_window=layer.window, packed_layout=layout
@@ -224,7 +223,7 @@ class _Layer:
 
     @property
     def parts(self) -> list[_Norm | _Linear]:
-        """What holds weights."""
+        """The modules that hold weights."""
         return [part for part in vars(self).values() if isinstance(part, _Norm | _Linear)]
 
     def project(

@@ -1,17 +1,17 @@
 """The local generation engine: continuous batching over slots, for any causal language model of
 transformers.
 
-*Consumes* window requests and weights. *Produces* windows. *Waits for* the device only: ``advance``
-computes and returns.
-
     advance = admit (revive retained rows, prefill new ones) -> decode one token per live row -> settle what has ended, again
 
-A request waits until slots are free, and enters together with a few others or a few steps later at
-most. One that ends at its window leaves its cache row behind, so that the trajectory's next window
-needs no prefill if it comes back before the slot is wanted by another. New weights take effect
-between two tokens. By the KV policy ``keep``, later tokens attend to keys and values of earlier
-weights; by ``recompute``, every live context is filled in again first. Either way a token's
-log-prob is that of the distribution it was really drawn from.
+``advance`` waits for the device only.
+
+A request waits for a free slot, and enters together with a few others or at most a few steps later.
+A request that ends at its window leaves its cache row behind. The trajectory's next window then
+needs no prefill, unless another request took the slot meanwhile.
+
+New weights take effect between two tokens. By the KV policy ``keep``, later tokens attend to keys
+and values of earlier weights. By ``recompute``, every live context is filled in again first. In
+both, a token's log-prob is that of the distribution that it was drawn from.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LocalEngine(TorchWeights):
                 ``load_weights`` on.
             num_slots: Requests decoded at once.
             stop_token_ids: Tokens that end a response.
-            kv_policy: What becomes of the KV cache when weights change.
+            kv_policy: The KV cache's fate when weights change.
         """
         self._forward = SlotForward(model, num_slots)
         self._slots = SlotTable(num_slots, self._forward.cache)
@@ -177,11 +177,10 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free
-        and nobody waits for them.
+        """Run up to ``max_steps`` decode steps; return the windows that finished.
 
-        Raises EngineError before the first weights, and Diverged when the weights give logits that
-        are not finite.
+        It returns early when slots fall free and no request waits for them. Raises EngineError
+        before the first weights, and Diverged when the weights give logits that are not finite.
         """
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
@@ -208,7 +207,7 @@ class LocalEngine(TorchWeights):
             self._steps_held += 1
             return
         self._steps_held = 0
-        # those with a retained row first: they cost nothing, and nobody evicts them meanwhile
+        # retained rows first: they cost nothing, and none of them is evicted meanwhile
         entered: list[Occupant] = []
         for request in [r for r in self._waiting if self._slots.find(r.trajectory) is not None][:free]:
             revived = self._slots.revive(request, _context_of(request))

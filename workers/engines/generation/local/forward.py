@@ -1,13 +1,10 @@
-"""Run a causal LM on the slot cache: prefill of whole contexts, decode of one token a row.
+"""Runs a causal language model on the slot cache: prefill of whole contexts, decode of one token a
+row.
 
-*Consumes* contexts and row numbers. *Produces* filled cache rows, and logits. *Waits for* the
-device.
-
-A prefill fills the cache for all but a context's last token; that one goes through the next decode
-step with everybody else's, so every token is sampled at one place. Contexts are laid end to end
-without padding, and members of a group, which share their prompt, are computed once. Small models
-of the dense family go through ``workers.engines.generation.local.dense``, all others through
-transformers' own forward.
+A prefill fills the cache for all but a context's last token. That token goes through the next
+decode step, so every token is sampled at one place. Contexts are laid end to end without padding. A
+prompt that members of a group share is computed once. Small models of the dense family go through
+``workers.engines.generation.local.dense``, all others through transformers' own forward.
 """
 
 from __future__ import annotations
@@ -123,7 +120,8 @@ class SlotForward:
     def _fill(self, tokens: torch.Tensor, layout: PackedLayout) -> None:
         if self._dense is not None:
             self._dense.prefill(tokens, self.cache, layout)
-        else:  # the base model: a prefill needs keys and values, no logits
+        else:
+            # the base model: a prefill needs keys and values, no logits
             self.model.base_model(
                 input_ids=tokens[None],
                 position_ids=layout.position_ids[None],

@@ -1,13 +1,12 @@
-"""Who sits in which slot row: live requests first, then rows kept for trajectories that may come
-back.
+"""The slot table: live requests in the first rows, then rows retained for trajectories that may
+come back.
 
-*Consumes* admissions and endings. *Produces* row numbers and the per-row numbers that a decode step
-reads. *Waits for* nothing.
+It returns row numbers, and the per-row numbers that a decode step reads.
 
 Invariant: rows ``0 .. num_live - 1`` are live; every later row is free or retained. Rows are
-swapped to keep it so. Swaps are collected and carried out at once by :meth:`SlotTable.settle`, for
-the table's own arrays and the KV cache alike, so that a step in which many requests end moves each
-row at most once.
+swapped to keep it so. :meth:`SlotTable.settle` carries out all collected swaps at once, for the
+table's own arrays and the KV cache alike. So a step in which many requests end moves each row at
+most once.
 """
 
 from __future__ import annotations
@@ -174,8 +173,8 @@ class SlotTable:
         return occupant
 
     def end(self, occupant: Occupant, *, retain: bool) -> None:
-        """Take a live occupant out of the live rows; keep its row's content if asked to. Settle
-        before the next step.
+        """Take a live occupant out of the live rows; with ``retain``, keep its row's content.
+        Settle before the next step.
         """
         last = self.num_live - 1
         self._swap(occupant.row, last)

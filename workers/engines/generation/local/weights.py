@@ -1,15 +1,13 @@
-"""Put published weights into a model, all of them or none.
+"""Puts published weights into a model, all of them or none. Tensors are named as in Hugging Face
+models.
 
-*Consumes* tensors by their Hugging Face names. *Produces* nothing but the model's new state. *Waits
-for* nothing.
+Weights are not copied if their bytes are lasting and they have the model's type and device. The
+model computes with them where they lie, which takes no time and, on one host, no memory. Other
+weights are copied.
 
-Weights that nobody will change while they are served, and that have the model's type and place, are
-not copied: the model computes with them where they lie, which takes no time and, on one host, no
-memory. Others are copied.
-
-Everything is checked before anything is written. Tied tensors (``lm_head.weight`` and the
-embedding, usually) are published once, under the name that owns them; a second name may be present,
-if it says the same.
+Everything is checked before anything is written. Tied tensors (usually ``lm_head.weight`` and the
+embedding) are published once, under the name that owns them. A second name may be present, with the
+same values.
 """
 
 from __future__ import annotations
@@ -47,7 +45,8 @@ def unserved_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
     """Return the names of published tensors that ``model`` does not compute with, bit for bit once
     cast to its own type.
 
-    What the model uses where it lies costs nothing to compare; a copy costs one more pass over it.
+    A tensor that the model uses where it lies costs nothing to compare. A copy costs one more pass
+    over it.
     """
     state = model.state_dict(keep_vars=True)
     return [

@@ -1,12 +1,14 @@
-"""The vLLM generation engine: the same words as the local one, spoken to vLLM.
+"""The vLLM generation engine, behind the same Protocol as the local one.
 
-engine      windows, segments, endings, parity: knows no vLLM, drives a *core*
-core        what an engine asks of vLLM, as a Protocol
-in_process  a core on LLMEngine in this process: for CPUs
-background  a core on AsyncLLM, whose processes run on by themselves: for GPUs
-scoring     the frozen reference on LLMEngine: prompts in, their log-probs out
-journal     log-probs kept where they are sampled, for a core in the same process
-staging     weights on their way to a device, beside decoding
-worker      runs inside vLLM's own workers: weights, and tokens drawn from the trajectory's stream
-arguments   from a run's configuration to vLLM's arguments
+Its modules:
+
+    engine      windows, segments, endings, parity: knows no vLLM, drives a *core*
+    core        the Protocol through which the engine uses vLLM
+    in_process  a core on LLMEngine in this process: for CPUs
+    background  a core on AsyncLLM, whose processes run on by themselves: for GPUs
+    scoring     the frozen reference on LLMEngine: prompts in, their log-probs out
+    journal     log-probs kept where they are sampled, for a core in the same process
+    staging     weights on their way to a device, beside decoding
+    worker      runs inside vLLM's own workers: weights, and tokens drawn from the trajectory's stream
+    arguments   from a run's configuration to vLLM's arguments
 """

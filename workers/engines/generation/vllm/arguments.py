@@ -1,7 +1,5 @@
-"""From a run's configuration to vLLM's engine arguments.
-
-*Consumes* settings. *Produces* keyword arguments of vLLM's ``EngineArgs``. *Waits for* nothing;
-imports no vLLM.
+"""Keyword arguments of vLLM's ``EngineArgs`` from a run's configuration. This module imports no
+vLLM.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ def engine_arguments(
         positions: Longest sequence, prompt and response.
         dtype: ``float32`` or ``bfloat16``.
         on_cpu: Step plainly, without compiling anything.
-        extra: What the configuration passes through; it comes last.
+        extra: The configuration's own arguments for vLLM; they come last.
     """
     arguments: dict[str, Any] = {
         "model": str(model_path),

@@ -1,15 +1,16 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM beside this process: its async engine, whose workers decode on while this process does other
-things. For GPUs.
+"""vLLM's async engine beside this process, for GPUs. Its workers decode on while this process does
+other things.
 
-*Consumes* requests. *Produces* samples. *Waits for* vLLM's processes, each wait with a deadline;
-they are *unblocked by* their own work, and when they die every wait ends with EngineDied.
+Every wait for vLLM's processes has a deadline. When they die, every wait ends with EngineDied.
 
-vLLM's client lives on an event loop on a thread of this core's own; the caller's thread posts to it
-and reads from one queue. Tokens are reported as they come. Each report is stamped with the version
-that was loaded when it was handled, which is right because weights change only in a pause: vLLM
-ends one when the reports of every step before it are out, and the loop handles them in order. Where
-vLLM reports versions itself (``CompletionOutput.weight_versions``, from 0.32), its spans are taken.
+vLLM's client lives on an event loop on a thread of this core's own. The caller's thread posts to it
+and reads from one queue. Tokens are reported as they come.
+
+Each report is stamped with the version that was loaded when it was handled. That is right because
+weights change only in a pause. A pause ends when the reports of every step before it are out, and
+the loop handles them in order. Where vLLM reports versions itself
+(``CompletionOutput.weight_versions``, from 0.32), its spans are taken.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _PROBE = "headrace-probe"
 
 
 class _RequestOutput:
-    """What has come of one request."""
+    """The state of one request's output."""
 
     def __init__(self, version: int) -> None:
         self.tokens: list[int] = []
@@ -78,9 +79,8 @@ class BackgroundCore:
             temperature: Of probes.
         """
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-        os.environ.setdefault(
-            "VLLM_WORKER_MULTIPROC_METHOD", "spawn"
-        )  # this process has threads: a fork could deadlock
+        # this process has threads: a fork could deadlock
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -199,8 +199,8 @@ class BackgroundCore:
         return scored, self.step(0.0)
 
     def num_steps(self) -> int:
-        """Return the tokens of whichever request was there longest, at any time: an estimate, vLLM
-        does not tell.
+        """Return the tokens of the request that has been there longest, at any time. This is an
+        estimate, since vLLM does not report its steps.
         """
         return self._num_steps
 

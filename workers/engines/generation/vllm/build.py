@@ -1,8 +1,6 @@
 # pyright: reportMissingImports=false
-"""Make the vLLM engine of a run.
-
-*Consumes* a run's configuration and a model folder. *Produces* an engine that waits for its first
-weights. *Waits for* vLLM to load: seconds on a CPU, up to minutes on GPUs, where it compiles.
+"""Makes a run's vLLM engine, which waits for its first weights. The load takes seconds on a CPU,
+and up to minutes on GPUs, where vLLM compiles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """Whether vLLM itself would take a run's models and arguments.
 
-*Consumes* a resolved configuration file. *Produces* exit code 0, or 2 and vLLM's own reason on
-standard error. *Waits for* vLLM's import, seconds; no weights are read and nothing is computed.
+The check reads a resolved configuration file. Its exit code is 0, or 2 with vLLM's own reason on
+standard error. The import of vLLM takes seconds. No weights are read and nothing is computed.
 ``headrace config check`` and ``headrace up`` run it, since only vLLM knows its architectures and
 arguments, and the command line does not import it.
 """

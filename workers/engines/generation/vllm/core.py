@@ -1,9 +1,8 @@
-"""What :class:`workers.engines.generation.vllm.engine.VllmEngine` asks of vLLM: requests in,
-samples out, weights in between.
+"""The Protocol through which :class:`workers.engines.generation.vllm.engine.VllmEngine` uses vLLM:
+requests in, samples out, weights in between.
 
-*Consumes* requests. *Produces* samples. *Waits for* vLLM, each wait with a deadline. Two
-implementations: ``in_process`` steps vLLM on the caller's thread, ``background`` talks to processes
-that run on by themselves.
+Each wait for vLLM has a deadline. Of the two implementations, ``in_process`` steps vLLM on the
+caller's thread, and ``background`` drives processes that run on by themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class CoreSample:
-    """What vLLM has sampled for a request."""
+    """The tokens that vLLM has sampled for a request."""
 
     name: str
     tokens: np.ndarray

@@ -1,22 +1,23 @@
-"""The vLLM engine: windows, segments and endings around a *core* that samples, and the proof that
-it samples what it says.
-
-*Consumes* window requests and published weights. *Produces* windows. *Waits for* the core, with
-deadlines.
+"""The vLLM engine: windows, segments and endings around a *core* that samples, and the parity check
+of its log-probs.
 
     advance = feed (requests into free slots) -> core.step -> windows of what is over, again
 
-**New weights** take effect between two tokens. By the pause mode ``keep`` live windows go on under
-them; by ``wait`` they end first, by ``abort`` they are cut where they are (their trajectories go on
-as continued ones). By the KV policy ``keep`` a live window keeps its keys and values, and a
-trajectory whose last window was sampled here finds its cached blocks again; by ``recompute`` every
-live context is filled in again, and nothing that was cached before the update is used after it.
-Prefixes are shared through vLLM's cache only among requests of one *salt*, which names the policy
-version that they began under.
+Each wait for the core has a deadline.
+
+**New weights** take effect between two tokens. By the pause mode ``keep``, live windows go on under
+them. By ``wait`` they end first. By ``abort`` they are cut where they are, and their trajectories
+go on as continued ones.
+
+By the KV policy ``keep``, a live window keeps its keys and values. A trajectory whose last window
+was sampled here finds its cached blocks again. By ``recompute``, every live context is filled in
+again, and nothing that was cached before the update is used after it. Prefixes are shared through
+vLLM's cache only among requests of one *salt*, which names the policy version that they began
+under.
 
 **Parity.** Published weights carry a probe: a sequence and the learner's own log-probs of it. The
-engine scores it after every update, before any token of the new version leaves. One that does not
-agree is quarantined: it says so, keeps the old version's number, and refuses to go on.
+engine scores it after every update, before any token of the new version leaves. An engine that does
+not agree is quarantined: it reports so, keeps the old version's number, and refuses to go on.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class VllmEngine(TorchWeights):
             vocabulary: Token ids that the model knows.
             positions: Longest sequence.
             stop_token_ids: Tokens that end a response.
-            kv_policy: What becomes of the KV cache when weights change.
-            pause: What becomes of live windows when weights change.
+            kv_policy: The KV cache's fate when weights change.
+            pause: The fate of live windows when weights change.
             tolerance: Largest mean difference between the core's log-probs and the learner's, in
                 nats.
         """
@@ -173,12 +174,13 @@ class VllmEngine(TorchWeights):
     # -- computing --
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when slots fall free
-        and nobody waits for them.
+        """Run up to ``max_steps`` decode steps; return the windows that finished.
+
+        It returns early when slots fall free and no request waits for them.
 
         Raises:
             EngineError: Before the first weights.
-            EngineDied: vLLM is dead or hangs. What was live goes on elsewhere.
+            EngineDied: vLLM is dead or hangs. Live trajectories go on elsewhere.
             Diverged: The weights give log-probs that are not finite.
         """
         if self._failure is not None:

@@ -1,13 +1,10 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM in this process, stepped on the caller's thread: what serves a CPU best, and what tests can
-drive token by token.
+"""vLLM in this process, stepped on the caller's thread. It is the fastest core on a CPU, and tests
+can drive it token by token.
 
-*Consumes* requests. *Produces* samples. *Waits for* nothing: a step computes and returns.
-
-Partial output is read from vLLM's request states, which hold it anyway: asking vLLM to report every
-token as it comes would cost a tenth of a small model's decode step. Log-probs, which cost about as
-much again, are not asked of vLLM where the model is on this CPU: the sampler keeps them in a
-journal.
+Partial output is read from vLLM's request states. Reports of every token as it comes would cost a
+tenth of a small model's decode step. vLLM's log-probs would cost about as much again. Where the
+model is on this CPU, the sampler keeps log-probs in a journal instead.
 """
 
 from __future__ import annotations
@@ -176,10 +173,10 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
     """Return vLLM's parameters of a request.
 
     Args:
-        request: What is asked for.
+        request: The request.
         seeded: Whether vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a
-            request; it winds that back when a context is filled in by parts, which a CPU's
-            generators cannot do.
+            request. It is wound back when a context is filled in by parts, which a CPU's generators
+            cannot do.
         as_they_come: Whether tokens are reported as they come, or at the end.
         logprobs: Whether vLLM is to report log-probs.
     """
@@ -206,8 +203,8 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
 
 
 def probe_params() -> Any:
-    """Return vLLM's parameters of a probe: score the prompt, from scratch, and sample one token for
-    nobody.
+    """Return vLLM's parameters of a probe: score the prompt from scratch, and sample one token,
+    which is discarded.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind

@@ -1,11 +1,8 @@
 """Log-probs of sampled tokens, kept where they are sampled until their request is over.
 
-*Consumes* one number for each row of a decode step. *Produces* a request's numbers, all at once.
-*Waits for* nothing.
-
 vLLM carries log-probs from the sampler to a request's output through lists of Python objects, token
-by token. Where the engine reads them in the same process, this matrix does instead: a line for each
-request, a column for each position of its sequence.
+by token. Where the engine reads them in the same process, this matrix replaces the lists. It has a
+line for each request and a column for each position of its sequence.
 """
 
 from __future__ import annotations
@@ -27,8 +24,8 @@ class LogprobJournal:
         self._free: list[int] = []
 
     def lines(self, names: Sequence[str | None]) -> np.ndarray:
-        """Return int64 [names], the line of each request; a new request gets a free one, None the
-        line that nobody reads.
+        """Return int64 [names], the line of each request. A new request gets a free line; None
+        stands for the line that is never read.
         """
         return np.array([0 if name is None else self._line(name) for name in names], np.int64)
 

@@ -1,13 +1,13 @@
-"""A published version on its way to the device, beside decoding: the pause of a swap is then a copy
+"""A published version on its way to the device, beside decoding. The pause of a swap is then a copy
 within the device's memory.
 
-*Consumes* a weight file. *Produces* its tensors on the device. *Waits for* a thread that copies,
-and that ends by itself; who takes the tensors asks before whether it has.
+A thread copies a weight file's tensors to the device and ends by itself. The caller checks that it
+has ended before taking the tensors.
 
-A version is staged only where there is room for the weights a second time: with parallel ranks each
-stages all of them and takes its share. Where there is none, or copying fails, the swap reads the
-file as if nothing had been staged. A version is known by its number: the same path may hold another
-one later.
+A version is staged only where there is room for the weights a second time. With parallel ranks each
+rank stages all of them and takes its share. Where there is no room, or copying fails, the swap
+reads the file as if nothing had been staged. A version is known by its number: the same path may
+hold another one later.
 """
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""What runs inside vLLM's own worker processes: taking weights, and drawing tokens from the
+"""The code inside vLLM's own worker processes: it takes weights, and draws tokens from the
 trajectory's random stream.
 
-*Consumes* calls by name (``collective_rpc``) and, at every decode step, logits. *Produces* tokens
-with the log-probs of the distribution that they were drawn from. *Waits for* nothing.
+Calls arrive by name (``collective_rpc``), logits at every decode step. Each token comes with its
+log-prob under the distribution that it was drawn from.
 
-vLLM seeds a generator for each request and draws from it in order, so a trajectory that goes on in
-another request, batch or process would draw other numbers. Here the sampler of vLLM's first model
-runner is replaced by the one that the local engine uses (``workers.engines.generation.sampling``,
-``streams``): the number for response position p is a function of (run seed, trajectory, p) alone,
-so a trajectory goes on identically whichever engine continues it, as far as two kernels compute the
-same logits. Batches in which no row came from us (vLLM's own warm-up, a benchmark's plain requests)
-are left to vLLM's sampler; a probe's row among ours is sampled as ours are, from a stream of its
-own.
+vLLM seeds a generator for each request and draws from it in order. A trajectory that goes on in
+another request, batch or process would draw other numbers. So the sampler of vLLM's first model
+runner is replaced by that of the local engine (``workers.engines.generation.sampling``,
+``streams``). The number for response position p is a function of (run seed, trajectory, p) alone.
+So a trajectory goes on identically on every engine, as far as two kernels compute the same logits.
+Batches in which no row is ours (vLLM's own warm-up, a benchmark's plain requests) are left to
+vLLM's sampler. A probe's row among ours is sampled as ours are, from a stream of its own.
 
-vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which this does not
-reach. It keys its numbers by the request's seed and the position in the sequence; since every
-window of a trajectory has the same seed, that is the same promise within vLLM, with other numbers
-than the local engine's.
+vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which is not
+replaced. It keys its numbers by the request's seed and the position in the sequence, and every
+window of a trajectory has the same seed. So a trajectory goes on identically within vLLM, with
+other numbers than the local engine's.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STREAM = "headrace_stream"
 
 
 class _Row(NamedTuple):
-    """What a request asks of its sampling."""
+    """The sampling parameters of a request's row."""
 
     stream: tuple[int, int] | None
     """Key of the random stream, number of prompt tokens; None for a request that is not ours."""
