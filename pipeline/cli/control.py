@@ -270,7 +270,7 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
 
 
 def _may_live(beat: Heartbeat) -> bool:
-    from pipeline.ledger.server.embedded import process_runs
+    from pipeline.process.records import process_runs
     from pipeline.runtime.liveness import is_silent
 
     is_gone = beat.host == socket.gethostname() and not process_runs(beat.pid)

@@ -115,6 +115,18 @@ def forget_started(run_dir: Path, worker: str) -> None:
     (run_dir / FOLDER / f"{worker}.json").unlink(missing_ok=True)
 
 
+def process_runs(pid: int) -> bool:
+    """Return whether a process exists and has not ended; a zombie has."""
+    if _signal(pid, 0):
+        return False
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # no /proc here: the signal's result must do
+        return True
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 @cache
 def this_host() -> str:
     """Return the name of this host in records."""
@@ -154,3 +166,14 @@ def _started_elsewhere(pid: int) -> str | None:
         state, _, started = shown.stdout.strip().partition(" ")
         return None if not started or state.startswith("Z") else started.strip()
     return None
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Send a signal; return whether the process is gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

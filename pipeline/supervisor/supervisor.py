@@ -36,10 +36,11 @@ from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.binary import log_choice
-from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, process_runs, read_ledger_url
+from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.observability.report import write_report
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
+from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus

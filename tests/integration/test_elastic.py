@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.ledger.server.embedded import process_runs
 from pipeline.process.exit_codes import ExitCode
+from pipeline.process.records import process_runs
 from tests.integration.fleet import EMULATED, ROOT, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.ledger.address import read_address
-from pipeline.ledger.server.embedded import process_runs
+from pipeline.process.records import process_runs
 from tests.integration.fleet import EMULATED, RunningFleet, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

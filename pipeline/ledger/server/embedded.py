@@ -35,14 +35,15 @@ import msgspec
 import structlog
 
 from pipeline.files import write_private
-from pipeline.ledger.address import LedgerAddress, known_url, read_address, read_ledger_url, write_address
+from pipeline.ledger.address import LedgerAddress, known_url, read_ledger_url, write_address
 from pipeline.ledger.server.binary import ServerBinary, find_server
-from pipeline.ledger.server.lock import holders, is_locked, take_lock
+from pipeline.ledger.server.lock import take_lock
 from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
+from pipeline.ledger.server.server_process import POLL_S, ServerHandle
 from pipeline.ledger.server.settings import LOG_NAME, OWN_FOLDER, dying_with_us, settings_of, socket_path
 from pipeline.ledger.server.watch import ServerAction, ServerWatch
 from pipeline.process.exit_codes import Interrupted
-from pipeline.process.records import identify, this_host
+from pipeline.process.records import identify
 from protocol.errors import LedgerUnavailable
 from protocol.private import ensure_private_folder, is_private_folder
 
@@ -52,7 +53,6 @@ ANSWER_S = 2.0
 """Limit of one answer; a later answer is no sign of death."""
 START_S = 60.0
 """Limit of a server's first sign of life, or its next."""
-_POLL_S = 0.005
 _LOG_TAIL_BYTES = 2000
 
 log = structlog.get_logger(__name__)
@@ -117,10 +117,9 @@ class EmbeddedServer:
         self._answer_s = answer_s
         self._is_of_a_copy = is_of_a_copy
         self._run_dir = run_dir.absolute()
-        self._folder = self._run_dir / "ledger"
         self._max_memory_mb = max_memory_mb
-        self._process: subprocess.Popen[bytes] | None = None
-        self._address: LedgerAddress | None = None
+        self._server = ServerHandle(self._run_dir)
+        self._folder = self._server.folder
         self._one_at_a_time = threading.Lock()
         self._is_ending = threading.Event()
 
@@ -132,7 +131,7 @@ class EmbeddedServer:
     @property
     def is_adopted(self) -> bool:
         """Whether another process started the server."""
-        return self._process is None
+        return self._server.started is None
 
     @property
     def socket(self) -> Path:
@@ -154,7 +153,7 @@ class EmbeddedServer:
     def look(self) -> Sight:
         """Return the server's state, within ``answer_s``."""
         sight = Sight(ServerState.SILENT, words="it was never started")
-        if (address := self._known()) is not None:
+        if (address := self._server.known()) is not None:
             sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s)
         if sight.state is ServerState.SILENT and not self.is_there():
             return Sight(ServerState.GONE, words=sight.words)
@@ -182,11 +181,8 @@ class EmbeddedServer:
         return self.look().state is ServerState.SERVES
 
     def is_there(self) -> bool:
-        """Whether its process lives or its lock is held: no other may be started then."""
-        if self._process is not None:
-            # reap it, or it stays a zombie
-            self._process.poll()
-        return is_locked(self._folder) or self._recorded() is not None
+        """Whether its process lives or its lock is held: then no other may be started."""
+        return self._server.is_there()
 
     def pid(self) -> int | None:
         """Return the process id from the server; None when it does not serve."""
@@ -224,20 +220,20 @@ class EmbeddedServer:
                     )
                 if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
                     log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
-                    self._end(signal.SIGKILL, timeout_s)
+                    self._server.end(signal.SIGKILL, timeout_s)
                     watch.begin_again(time.monotonic())
                 self._pause(given_up)
 
     def _try_to_launch(self, timeout_s: float, given_up: threading.Event) -> bool:
         """Start a server if there is none; return whether one was started and answers."""
-        known = self._known()
+        known = self._server.known()
         ensure_private_folder(self._folder)
         lock = take_lock(self._folder)
         if lock is None:
             return False
         try:
             # started by an earlier release, without a lock
-            if self._recorded() is not None:
+            if self._server.recorded() is not None:
                 return False
             binary = find_server()
             try:
@@ -265,15 +261,15 @@ class EmbeddedServer:
         settings = settings_of(
             self._folder, socket, password, max_memory_mb=self._max_memory_mb, is_of_a_copy=self._is_of_a_copy
         ).encode()
-        if not self._configuration.is_file() or self._configuration.read_bytes() != settings:
-            write_private(self._configuration, settings)
-        self._address = address = _address(binary, socket, password)
+        if not self._server.configuration.is_file() or self._server.configuration.read_bytes() != settings:
+            write_private(self._server.configuration, settings)
+        self._server.address = address = _address(binary, socket, password)
         # before the server runs: every later command must find it
         if known is None or known.url != address.url:
             write_address(self._run_dir, address)
         with self.log_file.open("ab") as output:
-            self._process = process = subprocess.Popen(
-                [*(dying_with_us() if self._is_of_a_copy else ()), binary.path, self._configuration],
+            self._server.started = process = subprocess.Popen(
+                [*(dying_with_us() if self._is_of_a_copy else ()), binary.path, self._server.configuration],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -281,9 +277,9 @@ class EmbeddedServer:
                 start_new_session=True,
                 pass_fds=(lock,),
             )
-        self._address = msgspec.structs.replace(address, pid=process.pid, process=identify(process.pid))
+        self._server.address = msgspec.structs.replace(address, pid=process.pid, process=identify(process.pid))
         try:
-            write_address(self._run_dir, self._address)
+            write_address(self._run_dir, self._server.address)
         except OSError as error:
             # a full disk: the lock stands in for the record
             log.warning("ledger_address_not_written", reason=str(error))
@@ -306,7 +302,7 @@ class EmbeddedServer:
         socket.unlink()
 
     def _wait_until_answering(self, timeout_s: float, given_up: threading.Event) -> None:
-        process = self._process
+        process = self._server.started
         assert process is not None
         watch = ServerWatch(patience_s=timeout_s)
         watch.begin_again(time.monotonic())
@@ -316,14 +312,14 @@ class EmbeddedServer:
                     f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
                 )
             if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
-                self._end(signal.SIGKILL, timeout_s)
+                self._server.end(signal.SIGKILL, timeout_s)
                 raise LedgerUnavailable(
                     f"the ledger server gave no answer within {timeout_s:g} s ({sight.words}). {self._tail()}"
                 )
             self._pause(given_up)
 
     def _pause(self, given_up: threading.Event) -> None:
-        if self._is_ending.wait(_POLL_S):
+        if self._is_ending.wait(POLL_S):
             raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended; its start was given up")
         if given_up.is_set():
             raise Interrupted(f"stopped while waiting for the ledger server of {self._run_dir}; nothing was started")
@@ -355,54 +351,17 @@ class EmbeddedServer:
     def _stop(self, timeout_s: float) -> bool:
         ended = not self.is_there()
         if not ended:
-            self._signal_all(signal.SIGTERM)
-            ended = self._wait_until_gone(timeout_s)
+            self._server.signal(signal.SIGTERM)
+            ended = self._server.wait_until_gone(timeout_s)
         if not ended:
-            self._end(signal.SIGKILL, timeout_s)
-        self._process = None
+            self._server.end(signal.SIGKILL, timeout_s)
+        self._server.started = None
         self._remove_socket()
         return ended
 
-    def _end(self, number: signal.Signals, timeout_s: float) -> None:
-        """End every process that may write to the folder. Raises LedgerUnavailable if one stays."""
-        pids = self._signal_all(number)
-        if self._wait_until_gone(timeout_s):
-            return
-        here = ", ".join(map(str, pids))
-        address = self._known()
-        elsewhere = address.process.host if address and address.process and address.process.host != this_host() else ""
-        if pids:
-            what = f"process {here} was killed and has not ended, as a rule because of its disk; check that host's disk"
-        elif elsewhere:
-            what = f"its server was started on {elsewhere}: end it there, with `headrace down {self._run_dir}`"
-        else:
-            what = f"no visible process of ours holds it: find it with `fuser {self._folder / 'server.lock'}`"
-        raise LedgerUnavailable(
-            f"{self._folder} is held by a ledger server that does not answer. Nothing was started: {what}"
-        )
-
-    def _signal_all(self, number: signal.Signals) -> list[int]:
-        """Signal the server and its forks; return their ids. Raises LedgerUnavailable for another
-        user's.
-        """
-        found = {pid for pid in holders(self._folder) if self._is_its_program(pid)}
-        if (recorded := self._recorded()) is not None:
-            found.add(recorded)
-        for pid in found:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-            except PermissionError as error:
-                raise LedgerUnavailable(
-                    f"process {pid} serves {self._folder} and is another user's, so it cannot be ended here; nothing was "
-                    f"started. That user must run `headrace down {self._run_dir}`; or end it with rights: kill {pid}"
-                ) from error
-        return sorted(found)
-
     def _remove_socket(self) -> None:
         """Remove a dead server's socket, and the private folder that was made for it."""
-        address = self._known()
+        address = self._server.known()
         if address is None or not address.socket:
             return
         socket = Path(address.socket)
@@ -414,84 +373,16 @@ class EmbeddedServer:
             with suppress(OSError):
                 socket.parent.rmdir()
 
-    # -- identity --------------------------------------------------------------------------------
-
-    def _known(self) -> LedgerAddress | None:
-        """Return the address as written now: another command may have started the server."""
-        address = read_address(self._run_dir)
-        if address is not None and address.is_embedded:
-            self._address = address
-        return self._address
-
-    def _recorded(self) -> int | None:
-        """Return the recorded server's process id while that very process lives."""
-        address = self._known()
-        if self._process is not None and self._process.poll() is None:
-            return self._process.pid
-        if address is None or address.pid <= 0:
-            return None
-        if address.process is not None:
-            return address.pid if identify(address.pid) == address.process else None
-        return address.pid if process_runs(address.pid) and self._is_its_program(address.pid) else None
-
-    def _is_its_program(self, pid: int) -> bool:
-        """Return whether a process runs with this folder's settings: ids are reused."""
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            # no /proc here, or the process has ended
-            return False
-        for word in words[1:]:
-            with suppress(OSError, ValueError):
-                if word.endswith(b".conf") and self._configuration.samefile(os.fsdecode(word)):
-                    return True
-        return False
-
-    def _wait_until_gone(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while self.is_there():
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
-
-    @property
-    def _configuration(self) -> Path:
-        return self._folder / "server.conf"
-
     def _started(self) -> LedgerAddress:
-        if self._address is None:
+        if self._server.address is None:
             raise LedgerUnavailable(f"the ledger server of {self._run_dir} was not started; call start() first")
-        return self._address
+        return self._server.address
 
     def _tail(self) -> str:
         with self.log_file.open("rb") as file:
             file.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL_BYTES))
             tail = file.read().decode(errors="replace").strip()
         return f"{self.log_file} ends with:\n{tail}" if tail else f"{self.log_file} is empty"
-
-
-def process_runs(pid: int) -> bool:
-    """Return whether a process exists and has not ended; a zombie has."""
-    if _signal(pid, 0):
-        return False
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        # no /proc here: the signal's result must do
-        return True
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def _signal(pid: int, number: int) -> bool:
-    """Send a signal; return whether the process is gone."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
 
 
 def _address(binary: ServerBinary, socket: Path, password: str) -> LedgerAddress:

@@ -17,7 +17,7 @@ from pipeline.cli import headrace
 from pipeline.ledger.address import read_address
 from pipeline.ledger.contract import Audit, Balance
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.server.embedded import process_runs
+from pipeline.process.records import process_runs
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import write_config
 from tests.pipeline.supervisor.test_supervisor import Run

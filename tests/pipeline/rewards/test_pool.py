@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ledger.server.embedded import process_runs
 from pipeline.ledger.url import without_ledger_password
+from pipeline.process.records import process_runs
 from pipeline.process.work import Meter, listening
 from pipeline.rewards import registry
 from pipeline.rewards.pool import VerifierPool

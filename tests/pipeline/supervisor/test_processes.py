@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.ledger.server.embedded import process_runs
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
+from pipeline.process.records import process_runs
 from pipeline.supervisor.processes import Processes
 from protocol.ids import Role
 

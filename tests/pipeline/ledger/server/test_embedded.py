@@ -20,11 +20,11 @@ from pipeline.ledger.server.embedded import (
     EmbeddedServer,
     external_url,
     open_ledger,
-    process_runs,
     read_ledger_url,
 )
 from pipeline.ledger.server.settings import MAX_SOCKET_PATH_BYTES
 from pipeline.ledger.url import hide_password
+from pipeline.process.records import process_runs
 from protocol.errors import ConfigError, LedgerUnavailable
 
 

@@ -22,12 +22,12 @@ import redis
 
 from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import embedded as module
-from pipeline.ledger.server.embedded import EmbeddedServer, end_server, process_runs, server_runs
+from pipeline.ledger.server.embedded import EmbeddedServer, end_server, server_runs
 from pipeline.ledger.server.lock import holders, is_locked, no_server, take_lock
 from pipeline.ledger.server.probe import ServerState, Sight
 from pipeline.ledger.server.watch import ServerWatch
 from pipeline.process.exit_codes import Interrupted
-from pipeline.process.records import identify
+from pipeline.process.records import identify, process_runs
 from protocol.errors import LedgerUnavailable
 
 pytestmark = pytest.mark.timeout(60)
