@@ -16,7 +16,7 @@ import hiredis
 
 class Manner(StrEnum):
     MUTE = "mute"
-    """It accepts, and never says a word."""
+    """It accepts, and never sends a byte."""
     GREETS = "greets"
     """It answers the handshake, then never again."""
     TRICKLES = "trickles"

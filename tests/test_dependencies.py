@@ -66,7 +66,7 @@ def in_requirements() -> Iterator[str]:
 
 
 def in_makefile() -> Iterator[str]:
-    """Yield what ``pip install`` is asked for by name; paths, options and variables are none."""
+    """Yield the names that ``pip install`` is given; paths, options and variables are none."""
     for line in (ROOT / "Makefile").read_text().splitlines():
         _, found, words = line.partition("-m pip install")
         if not found:

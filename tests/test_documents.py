@@ -1,4 +1,4 @@
-"""What the documents promise and name is there: each promise of SECURITY.md has a test, each
+"""The promises and names of the documents are real: each promise of SECURITY.md has a test, each
 command and path exists.
 """
 
@@ -124,8 +124,8 @@ MADE = re.compile(r"^(?:runs|bench-results|checkpoints|logs|data|models)/|[<>*{}
 
 
 def code_of(path: Path) -> Iterator[str]:
-    """Yield what a document says as code: fenced lines with their continuations, and spans;
-    comments of a configuration.
+    """Yield a document's code: fenced lines with their continuations, and spans; comments of a
+    configuration.
     """
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix == ".toml":

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises of the source and of files: nothing is unpickled, no code comes with
+"""Promises of SECURITY.md about the source and files: nothing is unpickled, no code comes with
 data, no password is kept.
 """
 
@@ -61,7 +61,7 @@ IMPORTERS = {
 """Modules that import by name: the module on a process's command line, the configuration's
 verifier, and tables of our own."""
 RIVALS = {"ops/bench/ledger/rivals.py"}
-"""What the benchmarks compare with may pickle, among its own processes."""
+"""The rivals of the benchmarks may pickle, among their own processes."""
 SECRET = "correct-horse"
 
 
@@ -286,7 +286,7 @@ async def test_a_ledger_over_tls_is_reached_only_with_the_certificate_that_is_tr
         assert await good.ping()
         await good.aclose()
         for url in (
-            # signed by nobody that is trusted
+            # # not signed by a trusted authority
             f"rediss://localhost:{port}/0?ssl_ca_certs={other}",
             f"rediss://localhost:{port}/0",
             # a certificate of another name

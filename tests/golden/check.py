@@ -33,7 +33,7 @@ _FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeE
 
 @dataclass(slots=True)
 class FamilyReport:
-    """What became of one family."""
+    """The outcome of one family."""
 
     name: str
     num_passed: int = 0

@@ -1,4 +1,4 @@
-"""The golden vectors hold, and the checker says so when they do not."""
+"""The golden vectors hold, and the checker reports it when they do not."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class RunningFleet:
         return json.loads(done.stdout)
 
     def refused(self, *arguments: str) -> str:
-        """Run a ``headrace`` command that is to be refused, and return what it said."""
+        """Run a ``headrace`` command that is to be refused, and return its output."""
         done = _headrace(*arguments)
         assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
         return done.stderr

@@ -31,8 +31,8 @@ GOOD = {"prompt": "a6b+7c=", "answer": "3", "verifier": "arithmetic"}
 
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Up:
-    """``headrace up`` on the demo's configuration in this process; returns the exit code and what
-    it said.
+    """Run ``headrace up`` on the demo's configuration in this process; return the exit code and its
+    output.
     """
     monkeypatch.chdir(ROOT)
     data = tmp_path / "train.jsonl"

@@ -36,7 +36,7 @@ QUICK = (
 
 
 class Guests:
-    """Workers started by hand against a run, as the runbook says."""
+    """Workers started by hand against a run, as in the runbook."""
 
     def __init__(self, run: RunningFleet) -> None:
         self._run = run

@@ -122,7 +122,7 @@ class Run:
         return found
 
     def left(self) -> list[str]:
-        """What there is of the run besides the files in its folder."""
+        """Return the leftovers of the run besides the files in its folder."""
         found = [f"process {pid}: {command[-160:]}" for pid, command in self.processes().items()]
         found += [f"weights: {folder}" for folder in weight_folders(self.run_dir) if folder.exists()]
         found += [f"shared memory: {path}" for path in Path("/dev/shm").glob(f"*{run_tag(self.run_dir)}*")]

@@ -131,7 +131,8 @@ def trained(run_dir: Path) -> set[str]:
     """Return the trajectories in all updates of the log."""
     try:
         segments = read_log(run_dir / UPDATES_FOLDER)
-    except DataError:  # none yet
+    except DataError:
+        # there is no log yet
         return set()
     whole = [update for segment in segments for update in segment.updates if update.outcome is not None]
     units = [unit for update in whole for unit in update.units()]

@@ -153,6 +153,6 @@ def test_weights_cross_hosts_strangers_are_refused_and_hostile_messages_change_n
 
 
 def run_dir_ready(run: RunningFleet) -> RunningFleet:
-    """Wait until the run's folder tells a worker all that it needs."""
+    """Wait until the run's folder has all that a worker needs."""
     run.wait_until(lambda: (run.run_dir / "config.toml").exists() and read_address(run.run_dir), "the run's folder")
     return run

@@ -53,7 +53,8 @@ def damaging(folder: Path) -> Iterator[None]:
                     if key not in done:
                         done.add(key)
                         flip(path)
-                except FileNotFoundError:  # retired meanwhile
+                except FileNotFoundError:
+                    # the version was retired meanwhile
                     continue
 
     thread = threading.Thread(target=work)
@@ -66,7 +67,7 @@ def damaging(folder: Path) -> Iterator[None]:
 
 
 def events(run: RunningFleet, name: str) -> list[dict[str, Any]]:
-    """What the logs say under this event, by all workers."""
+    """Return the log lines of this event, by all workers."""
     lines = [line for path in (run.run_dir / "logs").glob("*.jsonl") for line in path.read_text().splitlines()]
     return [row for row in map(json.loads, lines) if row.get("event") == name]
 

@@ -16,7 +16,7 @@ TRAIN = Path("runs/demo-data/train.jsonl")
 DEMOS = {
     path.stem: config for path in sorted(CONFIGS.glob("*.toml")) if TRAIN in (config := load_config([path])).data.train
 }
-"""What `make demo` runs, by ALGO."""
+"""The configurations of `make demo`, by ALGO."""
 
 
 def test_the_demo_has_room_for_the_longest_chain_and_windows_shorter_than_the_tail():

@@ -56,7 +56,8 @@ def watched(password_file: Path) -> Iterator[list[str]]:
             for process in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     arguments = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                except OSError:  # it has ended
+                except OSError:
+                    # the process has ended
                     continue
                 if secret in arguments:
                     seen.append(arguments.replace(secret, "PASSWORD"))

@@ -45,10 +45,8 @@ class CorePool:
         path = self._folder / key
         if not path.exists():
             model.save_pretrained(path)
-        extra = {
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": 400,
-        }  # a small cache: the default would be zeroed first
+        # a small cache: the default would be zeroed first
+        extra = {"block_size": BLOCK, "num_gpu_blocks_override": 400}
         return InProcessCore(
             engine_arguments(path, num_slots=MAX_SLOTS, positions=POSITIONS, dtype="float32", on_cpu=True, extra=extra)
         )

@@ -1,5 +1,7 @@
-"""vLLM's async engine, in processes of its own: what serves GPUs, run here on a CPU. It goes on by
-itself, so claims are about what windows say of themselves, never about how far it got."""
+"""vLLM's async engine, in processes of its own: the engine that serves GPUs, run here on a CPU. It
+decodes without waiting for its caller, so claims are about the content of windows, never about its
+progress.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only vLLM itself can tell is asked of it before a fleet starts."""
+"""The check before a fleet starts takes from vLLM itself the answers that only vLLM has."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A learner that can be killed between any two of its steps, with a ledger in memory and real
 checkpoint folders.
 
-Its weights are the list of all responses that they were trained on, so that a checkpoint says for
-itself whether something is in it twice, or missing. Files are not forced to the disk: a process
-that dies takes none of its written files with it.
+Its weights are the list of all responses that they were trained on. So a checkpoint shows by itself
+whether a response is in it twice, or missing. Files are not forced to the disk: a process that dies
+takes none of its written files with it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Mortal:
 
 
 class Quiet:
-    """A log that nobody reads."""
+    """A log without readers."""
 
     def __getattr__(self, level: str) -> Callable[..., None]:
         return lambda *_, **__: None
@@ -166,7 +166,7 @@ class Memory:
 
 @dataclass
 class World:
-    """What outlives every process: the ledger, the registry, the disk."""
+    """The things that outlive every process: the ledger, the registry, the disk."""
 
     folder: Path
     monkeypatch: pytest.MonkeyPatch
@@ -290,7 +290,7 @@ class World:
 
 
 def named_publication(trained: list[str]) -> Publication:
-    """What is published of weights that are names."""
+    """Return the publication of weights that are names."""
     head = json.dumps(trained).encode()
     return Publication(head, len(head), iter(()))
 
@@ -311,7 +311,7 @@ def mortal_disk(reaper: Reaper) -> Callable[[], None]:
 
 
 class _Sampled:
-    """The ledger, in front of which everybody else has always done what there was to do."""
+    """The ledger, before each of whose answers all other workers have done their work."""
 
     def __init__(self, world: World) -> None:
         self._world = world

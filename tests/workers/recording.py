@@ -1,9 +1,9 @@
 """Engines and backends that compute nothing and remember all that a worker gave them: one for each
 role.
 
-They fill the seams of ``workers.engines`` as real ones do, so that a test can say exactly which
-tokens, settings and lengths left a worker's hands. What they answer is a plain function of what
-they are asked, so that a test can say what must come back.
+They fill the seams of ``workers.engines`` as real ones do. So a test can check the exact tokens,
+settings and lengths that left a worker's hands. Their answers are a plain function of the requests,
+so that a test knows the right answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordingGeneration:
         self._num_steps = self._num_sampled = 0
 
     def of(self, trajectory: TrajectoryId) -> list[WindowRequest]:
-        """Return what was asked for of one trajectory, in order."""
+        """Return the requests of one trajectory, in order."""
         return [request for request in self.requests if request.trajectory == trajectory]
 
     def submit(self, request: WindowRequest) -> None:
@@ -203,7 +203,7 @@ class RecordingTraining:
     def __init__(self) -> None:
         self.steps: list[tuple[list[TrainingSample], Objective]] = []
         self.asked: list[tuple[int, list[TrainingSample]]] = []
-        """Steps taken before, and the samples whose log-probs were asked for."""
+        """Steps taken before, and the samples whose log-probs were requested."""
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         self.asked.append((len(self.steps), list(samples)))

@@ -1,6 +1,4 @@
-"""Claims about the wait for a model to load: each worker says what it loads and how large that is,
-while it does.
-"""
+"""Claims about the wait for a model to load: each worker reports path and size while it loads."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class _Stopped(Exception):
 async def _heartbeat_while(
     kind: type[Actor], function: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Heartbeat:
-    """Return what the worker says while its ``setup`` computes ``function``."""
+    """Return the worker's reports while its ``setup`` computes ``function``."""
     for name in ("policy", "frozen", "judge", "critic"):
         (folder / name).mkdir(parents=True)
         (folder / name / "model.safetensors").write_bytes(b"\0" * 3_000_000)

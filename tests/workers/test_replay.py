@@ -313,7 +313,7 @@ def test_the_log_holds_no_address_of_a_ledger(tmp_path: Path) -> None:
 def test_the_log_tells_builds_of_torch_apart_that_are_installed_under_one_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wheel of the default index says ``2.13.0`` of itself as a distribution, and
+    """A wheel of the default index has the version ``2.13.0`` as a distribution, and
     ``2.13.0+cu130`` when imported.
     """
     monkeypatch.setattr(fingerprint, "version", lambda _: "2.13.0")

@@ -139,8 +139,8 @@ async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
 
 
 async def group_rules(open_ledger: Open, inputs: Case) -> dict[str, Any]:
-    """When a group is trained, evicted or dropped; and T-PPO's running filter, which asks the same
-    of the members so far.
+    """Return when a group is trained, evicted or dropped, and T-PPO's running filter of the members
+    so far.
     """
     if "steps" in inputs:
         return await _running_signal(open_ledger, inputs["steps"])
@@ -315,9 +315,7 @@ async def _write_window(ledger: Ledger, held: HeldTrajectories, window: SampledW
 
 
 async def _learn(ledger: Ledger, version: int, begun: Mapping[TrajectoryId, int], slots: int) -> dict[str, Any]:
-    """Claim and settle what the policy and the value model learn from in one step, and say what it
-    was.
-    """
+    """Claim and settle the samples of one step of the policy and the value model; return them."""
     claim = await ledger.claim(LEARNER, policy_version=version)
     assert isinstance(claim, Claim), f"the learner waits: {claim}"
     chunks = [unit.trajectories[0][0].chunk for unit in await ledger.fetch(claim)]

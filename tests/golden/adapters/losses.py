@@ -233,8 +233,9 @@ def decoupled_ppo(inputs: Case) -> dict[str, Any]:
 
 
 def _selection(selection: Case | None) -> Objective:
-    """Return the settings that a selection of AReaL's means: its ratio of a row is the geometric
-    mean, and its divergences are seen from the other side, behaviour over proximal."""
+    """Return the settings of a selection of AReaL's. Its ratio of a row is the geometric mean, and
+    its divergences are behaviour over proximal, the other way round.
+    """
     if selection is None:
         return Objective(importance=Importance.NONE)
     upper, lower, is_row = selection["upper"], selection["lower"], selection["level"] != "token"

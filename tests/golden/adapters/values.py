@@ -25,8 +25,9 @@ Case = Mapping[str, Any]
 
 
 def gae(inputs: Case) -> dict[str, Any]:
-    """GAE, raw and whitened. What stands off the mask is no token of the response: it is left out,
-    and the rest is a finished window."""
+    """GAE, raw and whitened. A place off the mask is no token of the response and is left out. The
+    rest is a finished window.
+    """
     mask, gamma, lam = np.array(inputs["response_mask"], dtype=bool), inputs["gamma"], inputs["lam"]
     raw, returns = np.zeros(mask.shape), np.zeros(mask.shape)
     for row, kept in enumerate(mask):

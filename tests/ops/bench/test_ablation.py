@@ -1,5 +1,5 @@
-"""The tables of the ablation bench hold valid configurations, and its pages say what the outcomes
-say.
+"""The tables of the ablation bench hold valid configurations, and its pages agree with the
+outcomes.
 """
 
 from __future__ import annotations

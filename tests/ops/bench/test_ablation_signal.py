@@ -1,5 +1,5 @@
 """Claims about the signal where it decides: the right tokens are found, and rows differ as their
-formulas say.
+formulas do.
 """
 
 from __future__ import annotations

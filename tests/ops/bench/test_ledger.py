@@ -1,5 +1,5 @@
-"""The ledger bench moves every chunk by every way, and says how long each took: never how long it
-should take.
+"""The ledger bench moves every chunk by every way, and reports the seconds of each. It sets no
+limit to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the verifier ``math`` accepts of right solutions in eleven forms and of twenty-one kinds of
+"""Verdicts of the verifier ``math`` on right solutions in eleven forms and on twenty-one kinds of
 corruption.
 """
 

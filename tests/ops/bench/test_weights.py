@@ -1,5 +1,5 @@
-"""The weights benchmark measures what it says: models of the size asked for, real steps, real
-versions served.
+"""The weights benchmark measures as documented: models of the given size, real steps, real versions
+served.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Claims about a fresh machine: what ``make`` installs is said before, and ``ops/checks/fresh.sh``
-passes nothing on from this one."""
+"""Claims about a fresh machine: ``make`` prints a package before it installs it, and
+``ops/checks/fresh.sh`` passes nothing on from this one.
+"""
 
 from __future__ import annotations
 

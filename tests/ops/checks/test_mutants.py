@@ -1,4 +1,4 @@
-"""The list of learning mutants fits the tree, and a trial tells what a mutant became."""
+"""The list of learning mutants fits the tree, and a trial reports the fate of a mutant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ops.checks.undone`` finds what commits take back without saying so, in real repositories."""
+"""``ops.checks.undone`` finds undeclared deletions and reverts of commits, in real repositories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Repository:
-    """A repository of its own, whatever this machine's configuration says."""
+    """A repository of its own, whatever this machine's configuration of git."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -173,7 +173,7 @@ def test_a_message_in_the_making_must_say_what_it_undoes(
     message = tmp_path / "message"
     repository.commit("bounded", codec="decode, bounded\n")
     repository.write(peek=None, codec="decode\n")
-    # of what is not committed it only tells
+    # # an uncommitted change is reported, and no failure
     assert main(["--repository", str(repository.root)]) == 0
     told = capsys.readouterr().out
     assert "its message will need `Removes: peek`" in told
@@ -187,7 +187,7 @@ def test_a_message_in_the_making_must_say_what_it_undoes(
 
 def test_nothing_is_undone_unsaid_in_this_history() -> None:
     if not (ROOT / ".git").exists():
-        # a source archive; the command says so
+        # # a source archive, which the command reports
         return
     found, _, _ = examine(ROOT)
     assert [str(one) for one in found] == []

@@ -1,6 +1,4 @@
-"""The story that is told to both ledgers reaches all that it is meant to, and notices when they
-differ.
-"""
+"""The story reaches every step on both ledgers, and notices when they differ."""
 
 from __future__ import annotations
 

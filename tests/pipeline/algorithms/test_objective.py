@@ -292,7 +292,7 @@ def test_a_term_without_its_input_is_refused(objective: Objective, message: str)
 
 
 def _imitated(samples: list[TrainingSample], seed: int) -> list[TrainingSample]:
-    """Mark all tokens of some samples, whatever their loss masks say."""
+    """Mark all tokens of some samples, whatever their loss masks."""
     draw = np.random.default_rng(seed)
     return [
         replace(s, nll_mask=np.ones(s.response_length, dtype=np.bool_)) if draw.random() < 0.5 else s for s in samples

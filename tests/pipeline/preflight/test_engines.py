@@ -1,5 +1,5 @@
-"""What no engine of ours can compute is refused before anything is started; what every one can is
-not even asked for.
+"""A model that no engine of ours can compute is refused before the start; a model of a known type
+needs no trial.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_convolution_along_the_row_is_refused_although_attention_is_ours(monke
 
 
 def _model_of(folder: Path, kind: str) -> Path:
-    """Return a copy of the small model whose config.json says that it is of another type."""
+    """Return a copy of the small model whose config.json names another type."""
     path = folder / kind
     shutil.copytree(MODEL, path)
     settings = json.loads((path / "config.json").read_text())

@@ -1,5 +1,5 @@
-"""What the settings let be in the ledger, against what chunks really take and what
-the page tells.
+"""The size that the settings allow in the ledger, against the real size of chunks and the page's
+figures.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ def test_no_response_takes_more_than_the_arithmetic_says_and_not_far_less(
     size = {"length": length, "window": window, "prompt": prompt, "num_fields": 1}
     real, told = sum(stored(length, window, prompt)), response_bytes(**size)
     assert real <= told <= 2.5 * real
-    last = stored(length, window, prompt)[-1] - 4 * (
-        length - min(window, length)
-    )  # windows of T-PPO end a response seldom
+    # windows of T-PPO end a response seldom
+    last = stored(length, window, prompt)[-1] - 4 * (length - min(window, length))
     assert last <= chunk_bytes(**size)
 
 

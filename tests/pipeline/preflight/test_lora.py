@@ -1,4 +1,4 @@
-"""What cannot be trained as a LoRA adapter is said before anything is started."""
+"""A model that cannot be trained as a LoRA adapter is reported before the start."""
 
 from __future__ import annotations
 

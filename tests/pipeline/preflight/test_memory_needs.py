@@ -1,4 +1,4 @@
-"""Claims about the memory that a run is said to need, against what was measured."""
+"""Claims about the estimate of a run's memory, against measured figures."""
 
 from __future__ import annotations
 

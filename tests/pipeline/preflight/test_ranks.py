@@ -1,4 +1,4 @@
-"""What cannot be trained on several ranks is said before anything is started."""
+"""A model that cannot be trained on several ranks is reported before the start."""
 
 from __future__ import annotations
 

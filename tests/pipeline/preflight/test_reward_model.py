@@ -1,4 +1,4 @@
-"""Which folders a reward model can be, told without loading them."""
+"""Claims about the folders that can be a reward model, judged without loading them."""
 
 from __future__ import annotations
 

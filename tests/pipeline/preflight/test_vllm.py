@@ -1,4 +1,4 @@
-"""What would keep vLLM from serving a run is said before anything is started."""
+"""A setting that would keep vLLM from serving a run is reported before the start."""
 
 from __future__ import annotations
 

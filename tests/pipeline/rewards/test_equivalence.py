@@ -195,7 +195,7 @@ COMPARED = (
 
 
 def test_after_the_warm_up_no_comparison_has_anything_left_to_import() -> None:
-    """What a comparison imports would count towards its time limit."""
+    """The imports of a comparison would count towards its time limit."""
     code = (
         "import sys\n"
         "from pipeline.rewards.equivalence import verify, warm_up\n"

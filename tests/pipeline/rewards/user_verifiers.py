@@ -98,8 +98,8 @@ def returns(responses: Sequence[Response]) -> object:
 
 
 def leaves_processes(responses: Sequence[Response]) -> list[float]:
-    """Start as many processes as the answer says, the first in a session of its own, tell their
-    numbers, do as told.
+    """Start as many processes as the answer counts, the first in a session of its own, write their
+    process ids, and obey the response.
     """
     response = responses[0]
     started = [
@@ -134,7 +134,7 @@ def finds_no_password(responses: Sequence[Response]) -> list[float]:
 
 
 async def counts_its_batch(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Say how many responses came together; raise, hang or die where one says so."""
+    """Return verdicts with the size of the batch; raise, hang or die where a response demands it."""
     for response in responses:
         if response.response_text == "raise":
             raise RuntimeError("one of the batch")

@@ -1,4 +1,4 @@
-"""What the runtime gives to an actor: one compute thread, named tasks, marks for the heartbeat."""
+"""The runtime's services to an actor: one compute thread, named tasks, marks for the heartbeat."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PATIENCE_S = 10.0
 
 @dataclass
 class Script:
-    """Answers beats in order, the last answer for ever, and tells when it has come to the end."""
+    """Answers beats in order, the last answer for ever, and signals when it has come to the end."""
 
     answers: list[bool | Exception]
     beats: list[Heartbeat] = field(default_factory=list)

@@ -1,4 +1,6 @@
-"""Whoever is told looks at once; whoever is not told looks a little later all the same."""
+"""A subscriber that is notified reads at once; a subscriber that is not reads a little later all
+the same.
+"""
 
 from __future__ import annotations
 

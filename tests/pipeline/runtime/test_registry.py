@@ -1,4 +1,4 @@
-"""What every registry promises; each test runs on the memory and on the Redis implementation."""
+"""Promises of every registry; each test runs on the memory and on the Redis implementation."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ NOTHING_HEARD = dict.fromkeys(Topic, "")
 
 
 async def caught_up(registry: Registry) -> dict[Topic, str]:
-    """What somebody has heard who heard all there was."""
+    """Return the newest notification of every topic."""
     return NOTHING_HEARD | await registry.notifications(NOTHING_HEARD, timeout_s=0.001)
 
 
@@ -201,7 +201,7 @@ async def test_whoever_waits_for_news_is_told_what_changed_and_can_read_it_then(
     seen = await caught_up(registry)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(registry.notifications(seen, timeout_s=4.0))
-        # nobody waits for that
+        # # the subscriber does not wait for that
         await registry.set_fleet(Fleet({Role.GENERATOR: 2}))
         await asyncio.sleep(0.02)
         assert not waiting.done()

@@ -1,4 +1,4 @@
-"""What the main loop says of itself."""
+"""The main loop's report of itself."""
 
 from __future__ import annotations
 

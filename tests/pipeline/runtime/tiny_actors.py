@@ -20,7 +20,7 @@ from protocol.ids import Role
 
 
 class Ticking(Actor):
-    """Counts turns, asks the ledger at each, and leaves a file that says how far its life came."""
+    """Counts turns, calls the ledger at each, and leaves a file with the steps of its life."""
 
     role: ClassVar[Role] = Role.REWARD
 

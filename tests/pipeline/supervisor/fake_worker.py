@@ -1,14 +1,19 @@
-"""A worker process without a model, for tests of the supervisor: registers, beats, and ends as its
-script says.
+"""A worker process without a model, for tests of the supervisor: registers, beats, and ends as in
+its script.
 
     python -m tests.pipeline.supervisor.fake_worker ROLE --run-dir DIR --name NAME --script WORD
 
-Words: ``live`` waits for a stop; ``crash`` fails at once; ``config`` ends with exit code 2 and a
-sentence; ``deaf`` ignores SIGTERM; ``starve`` (learner) finishes the run and ends with exit code 6;
-``finish`` the same with 0; ``starve-later`` starves once the run's folder holds a file ``starve``;
-``still`` says once that it waits for input, and its loop never turns again; ``import`` fails to
-import something; ``raise`` ends by an error that differs in its numbers only; ``raise-later`` does
-so after some work, more each time.
+Words:
+- ``live`` waits for a stop.
+- ``crash`` fails at once.
+- ``config`` ends with exit code 2 and a sentence.
+- ``deaf`` ignores SIGTERM.
+- ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0.
+- ``starve-later`` starves once the run's folder holds a file ``starve``.
+- ``still`` reports once that it waits for input, and its loop never turns again.
+- ``import`` fails to import something.
+- ``raise`` ends by an error that differs in its numbers only.
+- ``raise-later`` does so after some work, more each time.
 """
 
 from __future__ import annotations

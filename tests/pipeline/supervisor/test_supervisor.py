@@ -548,8 +548,8 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
 
 
 class SometimesThere:
-    """What the supervisor's loop reads of a ledger that answers to some questions only, and whose
-    records stay as they were.
+    """The supervisor's reads of a ledger that answers only some of the requests, and whose records
+    stay as they were.
     """
 
     def __init__(self, registry: MemoryRegistry) -> None:

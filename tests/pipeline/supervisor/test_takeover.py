@@ -29,7 +29,7 @@ POLICY = RestartPolicy(Intensity(3, 60.0), data=Intensity(3, 60.0), backoff_s=1.
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """Somebody's child that sleeps; here it stands for a worker whose supervisor is gone."""
+    """A child process that sleeps; here it stands for a worker whose supervisor is gone."""
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
     yield started
     started.kill()
@@ -118,7 +118,7 @@ def test_an_adopted_process_tells_its_exit_code_by_what_it_wrote(process: subpro
     assert adopted.poll() is None
     process.kill()
     assert adopted.wait() == 6
-    # to nobody
+    # # no process is left to receive it
     adopted.send_signal(signal.SIGTERM)
 
 

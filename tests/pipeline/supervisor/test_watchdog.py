@@ -39,7 +39,7 @@ def _beat(
     storing: WorkReport | None = None,
     begun: int = 0,
 ) -> Heartbeat:
-    """A heartbeat; its loop turns between any two, unless ``turns`` says otherwise."""
+    """A heartbeat; its loop turns between any two, unless ``turns`` is given."""
     return Heartbeat(
         who=Incarnation(role=Role.REWARD, worker="reward-0", epoch=1),
         pid=pid,
@@ -72,7 +72,7 @@ def _condemned_after(
     turns: int | None = None,
     held: int = 0,
 ) -> tuple[int, str] | None:
-    """Let a worker say the same every second; return when it was found dead, and why."""
+    """Let a worker report the same every second; return when it was found dead, and why."""
     for second in range(seconds):
         beat = _beat(float(second), progress=progress, waiting=waiting, turns=turns, held=held)
         if dead := dog.look([beat], PIDS, float(second), overdue_s or {}):

@@ -28,7 +28,7 @@ def make_adapter(model: PreTrainedModel, *, seed: int = 0, size: float = 0.1) ->
 
 
 def merged(adapter: Adapter) -> dict[str, torch.Tensor]:
-    """What the model of an adapter computes with, by the formula."""
+    """Return the tensors of an adapter's model, by the formula."""
     found = {name: tensor.clone() for name, tensor in adapter.below()}
     for layer, (a, b) in adapter.layers.items():
         found[f"{layer}.weight"] += (b @ a) * adapter.scaling

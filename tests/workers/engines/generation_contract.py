@@ -1,5 +1,5 @@
-"""What every generation engine must do. A test module subclasses :class:`GenerationContract` and
-says how one is made.
+"""The contract of every generation engine. A test module subclasses :class:`GenerationContract` and
+makes the engine.
 
 Engines around a model keep :class:`tests.workers.engines.model_contract.ModelContract` besides.
 """
@@ -80,8 +80,8 @@ def drain(engine: GenerationEngine, *, steps: int = 8) -> dict[TrajectoryId, Sam
 
 
 class GenerationContract(ABC):
-    """The tests. Engines know 64 tokens, 512 positions, and stop at token 1 unless
-    told otherwise.
+    """The tests. Engines know 64 tokens, 512 positions, and stop at token 1 unless given other stop
+    tokens.
     """
 
     @abstractmethod

@@ -1,5 +1,5 @@
-"""What every generation engine around a model must do: sample from that model's own distribution,
-whatever happens to weights.
+"""The contract of every generation engine around a model: it samples from that model's own
+distribution, whatever happens to weights.
 
 The truth is a plain forward of transformers' own attention over one sequence at a time.
 """

@@ -1,5 +1,5 @@
-"""What every scoring engine around a model keeps: each request gets what the frozen model alone
-would give it, in order.
+"""The contract of every scoring engine around a model: the results are those of the frozen model
+for each request alone, in order.
 """
 
 from __future__ import annotations

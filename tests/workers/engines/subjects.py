@@ -2,8 +2,8 @@
 ranks that follow it.
 
 Where the launcher started this process (``tests.workers.engines.ranked``), the ranked backends are
-made on all ranks, and the others follow: several backends may live at once, so each command is
-preceded by the number of the one that it is for.
+made on all ranks, and the other ranks follow. Several backends may live at once, so the number of a
+backend precedes each of its commands.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAKE, _FORGET, _END, _DISAGREE = -1, -2, -3, -4
 
 @dataclass(frozen=True)
 class Settings:
-    """What a backend under test is made with."""
+    """The settings of a backend under test."""
 
     learning_rate: float = 1e-3
     warmup_steps: int = 0
@@ -118,7 +118,7 @@ def make_ranked_value(subject: Subject, folder: Path) -> ValueEngine:
 
 
 def value_model(folder: Path) -> PreTrainedModel:
-    """The value model that starts in ``folder``, with a head that says something."""
+    """The value model that starts in ``folder``, with a random head."""
     model = load_value_model(folder, torch.float32, torch.device("cpu"))
     torch.manual_seed(3)
     torch.nn.init.normal_(value_head(model).weight, std=0.3)
@@ -143,7 +143,7 @@ def group() -> Group:
 
 
 class NumberedLead(Lead):
-    """Tells for which of several backends a command is."""
+    """Sends the number of its backend before each command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(group(), timeout_s=1e6)
@@ -222,7 +222,7 @@ def _announce(model: PreTrainedModel, settings: Settings, stage: int) -> Lead:
 
 
 def _lead(told: dict[str, Any]) -> Lead:
-    """Tell the other ranks what to make, if there are any; return what leads it."""
+    """Order the other ranks to make a backend, if there are any; return the lead of the ranks."""
     if group().size == 1:
         return Lead(group(), timeout_s=1e6)
     number = len(_made)

@@ -1,5 +1,5 @@
-"""How much a learning worker passes through its model at once when its configuration
-does not say.
+"""The number of tokens that a learning worker passes through its model at once when the
+configuration does not set it.
 """
 
 from __future__ import annotations

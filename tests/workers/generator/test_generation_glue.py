@@ -1,4 +1,4 @@
-"""What a generator asks of its engine, and what it writes and sends: exactly, window by window,
+"""A generator's requests to its engine, its writes and its messages: exactly, window by window,
 with a run's own settings.
 """
 
@@ -67,7 +67,7 @@ def config_of(folder: Path) -> RunConfig:
 
 @dataclass
 class Sampled:
-    """What came of a generator's life."""
+    """The outcome of a generator's life."""
 
     engine: RecordingGeneration
     source: PromptSource

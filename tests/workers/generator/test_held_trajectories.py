@@ -53,7 +53,7 @@ def window_of(trajectory: TrajectoryId, index: int, reason: FinishReason = Finis
 
 @dataclass
 class Under:
-    """What the model knows of the window that is under way of a held trajectory."""
+    """The model's record of a held trajectory's window that is under way."""
 
     index: int
     stage: Stage

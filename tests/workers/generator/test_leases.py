@@ -1,4 +1,4 @@
-"""What a generator holds while its writers store and send windows that the decode loop may lease
+"""A generator's leases while its writers store and send windows that the decode loop may lease
 again meanwhile.
 """
 
@@ -192,7 +192,7 @@ def window(trajectory: TrajectoryId) -> SampledWindow:
 
 
 class _Cut:
-    """An outbox that reaches nobody while it is cut off."""
+    """An outbox whose messages arrive nowhere while it is cut off."""
 
     role = Role.REWARD
     is_cut_off = True

@@ -384,7 +384,7 @@ async def test_a_learner_that_weights_cannot_be_fetched_from_is_named_until_they
 
 
 class Keeps(Recorder):
-    """An engine that says that it took new weights, and serves the old ones."""
+    """An engine that reports new weights, and serves the old ones."""
 
     def unserved(self, tensors: Any) -> list[str]:
         first = next(iter(self.served.values()))

@@ -43,7 +43,7 @@ class Adapting(TorchPublishing):
         raise AssertionError(f"no probe is published: {samples}")
 
     def served(self, version: int) -> dict[str, torch.Tensor]:
-        """What a generator must compute with."""
+        """Return the tensors that a generator must compute with."""
         return merged(make_adapter(self._model, seed=version))
 
 

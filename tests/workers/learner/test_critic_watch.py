@@ -1,4 +1,4 @@
-"""What the learner does until its critic is good enough, and what it says of a value worker that is
+"""The learner's waits until its critic is good enough, and its reports of a value worker that is
 gone.
 """
 

@@ -1,4 +1,4 @@
-"""Asking seldom, and yet in time."""
+"""Requests are rare, and yet in time."""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ NO_SIGNAL = DropReason.NO_SIGNAL.value
 
 
 class Run:
-    """A ledger of groups of two, two groups an update, and a learner that asks it for batches."""
+    """A ledger of groups of two, two groups an update, and a learner that requests
+    batches from it.
+    """
 
     def __init__(self, max_groups: int = LIMIT) -> None:
         self.now = 0.0

@@ -1,6 +1,4 @@
-"""What the learner gives its backend: which samples, with which log-probs, under which objective,
-window by window.
-"""
+"""The learner's input to its backend: samples, log-probs and objective, window by window."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from workers.scorers.reference import Reference
 
 
 class Failing:
-    """Fails as told on a batch that holds a sequence of ``length`` tokens."""
+    """Fails with the given error on a batch that holds a sequence of ``length`` tokens."""
 
     def __init__(self, error: EngineError, length: int) -> None:
         self._error, self._length = error, length

@@ -1,5 +1,5 @@
-"""What reward, reference and value workers ask of their engines for responses of several windows,
-and what they write.
+"""Requests of reward, reference and value workers to their engines for responses of several
+windows, and their writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the value process promises: every chunk valued once and never by NaN, every response trained
+"""Promises of the value process: every chunk valued once and never by NaN, every response trained
 on once, nothing lost.
 """
 
@@ -171,7 +171,7 @@ async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
 
 
 async def _values_given(fleet: Fleet) -> list[tuple[float, int]]:
-    """What finished responses were given, by claiming them as the value worker would."""
+    """Return the values of finished responses, by claiming them as the value worker would."""
     who = Incarnation(Role.VALUE, "value", fleet.epochs["value"])
     claim = await fleet.ledger.claim_finished(who, num_trajectories=1)
     assert not isinstance(claim, int)
@@ -292,7 +292,7 @@ async def test_a_crash_gives_back_what_no_checkpoint_holds_and_no_version_names_
     fleet.engine = ScriptedEngine()
     async with fleet.value_worker() as worker:
         assert worker.ctx.counters["value_version"] == 2 and worker.ctx.counters[VALUE_STEPS] == 0
-        # the step that was lost is told no more
+        # # the row of the lost step is gone
         assert fleet.rows() == []
         assert await worker._train()
         assert [sample.name for sample in fleet.engine.batches[0]] == lost

@@ -1,5 +1,6 @@
-"""Emulated engines keep the contracts as far as there is a model behind them, say what was drawn
-beforehand, and cost what they are told."""
+"""Emulated engines keep the contracts as far as there is a model behind them. They sample the
+tokens that were drawn beforehand, and cost the configured time.
+"""
 
 from __future__ import annotations
 

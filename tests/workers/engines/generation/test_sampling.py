@@ -1,4 +1,6 @@
-"""Sampling draws from the distribution it says, out of streams that belong to the trajectory."""
+"""Sampling draws from the distribution that it reports, out of streams that belong to the
+trajectory.
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_every_token_finds_its_way_into_a_bucket_and_back(lengths: list[int]) ->
 
 
 def test_positions_begin_anew_with_every_sequence() -> None:
-    """A model with rotary positions could not tell, but at the end of what it was made for."""
+    """A model with rotary positions shows the difference only at the end of its positions."""
     assert PackedLayout.of([3, 1, 2], CPU).position_ids.tolist() == [0, 1, 2, 0, 0, 1]
 
 

@@ -1,5 +1,5 @@
-"""What a whole update must not depend on, for every algorithm: how it is cut, and in which order
-its units came.
+"""A whole update does not depend on how it is cut or on the order of its units, for every
+algorithm.
 """
 
 from __future__ import annotations

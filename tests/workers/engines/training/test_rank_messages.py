@@ -1,4 +1,4 @@
-"""What ranks are told arrives as it was: values, arrays, types; and nothing else can be told."""
+"""Messages to ranks arrive as they were: values, arrays, types. Nothing else can be sent."""
 
 from __future__ import annotations
 

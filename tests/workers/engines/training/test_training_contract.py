@@ -1,4 +1,4 @@
-"""What every training backend must do, whatever computes its gradients."""
+"""The contract of every training backend, whatever computes its gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the value engine promises: values of the right states, right targets, steps that only the
+"""Promises of the value engine: values of the right states, right targets, steps that only the
 batch decides, resume.
 """
 
@@ -54,9 +54,7 @@ def engine_of(
 
 
 def samples_of(num: int = 12, seed: int = 0) -> list[ValueSample]:
-    """Responses whose reward can be told from their prompt: +1 if its first token is in the upper
-    half.
-    """
+    """Responses whose prompt decides their reward: +1 if its first token is in the upper half."""
     rng = np.random.default_rng(seed)
     made: list[ValueSample] = []
     for number, (tokens, response) in enumerate(ragged(rng, num, longest=40)):
