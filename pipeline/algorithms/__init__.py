@@ -1,8 +1,8 @@
 """Learning rules: from complete units to training samples, and the loss that they are trained with.
 
-``base.Algorithm`` is the seam; one algorithm is one small file, in the frame ``group_rule`` or
-``critic_rule``, declared in ``catalogue``. What they share is one file an equation; README.md
-beside this leads from equation to function to test.
+``base.Algorithm`` is the seam. One algorithm is one small file, in the frame ``group_rule`` or
+``critic_rule``, declared in ``catalogue``. Shared equations are one file each; README.md leads from
+equation to function to test.
 
 Importing this package does not import torch, nor does ``build``: the losses are in ``loss``, which
 training backends alone import. So roles that only need a rule stay light.

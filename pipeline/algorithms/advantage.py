@@ -1,8 +1,6 @@
-"""Advantages from outcomes: how much better a response did than its group; and the sums that every
-return is made of.
+"""Advantages from outcomes, the difference between a response and its group; and discounted sums.
 
-*Consumes* rewards of finished responses. *Produces* one advantage a response, or one a token.
-*Waits for* nothing; numpy only, float64 inside.
+Numpy only, float64 inside.
 """
 
 from __future__ import annotations
@@ -80,8 +78,8 @@ def whiten_rows(
     Args:
         rows: Values, one array a response.
         masks: Tokens that count.
-        min_std: Where the std is below, only the mean is taken away: a batch of nearly equal values
-            is noise, and would become noise of unit size.
+        min_std: Below this std only the mean is taken away. A batch of nearly equal values is
+        noise, and would become noise of unit size.
     """
     kept = [np.asarray(row, dtype=np.float64)[mask] for row, mask in zip(rows, masks, strict=True)]
     count = sum(row.size for row in kept)

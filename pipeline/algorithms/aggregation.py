@@ -1,14 +1,12 @@
 # ruff: noqa: S105  modes and levels named after tokens are not secrets
-"""How token losses become one number: a weight for each token, from the lengths of the whole
-optimiser batch.
+"""Aggregation of token losses: one weight for each loss token, from the lengths of a whole
+mini-batch.
 
-*Consumes* the count of loss tokens in each row of a mini-batch. *Produces* one weight a row, such
-that the loss is ``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. *Waits for*
-nothing; numpy only.
+The loss is ``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. Numpy only.
 
-Since a weight depends on the whole mini-batch and never on the micro-batch that a row lands in, any
-cut into micro-batches, and any share-out over data-parallel ranks (times ``num_ranks`` where
-gradients are averaged), gives the same gradient.
+A weight depends on the whole mini-batch and never on the micro-batch that a row lands in. Any cut
+into micro-batches therefore gives the same gradient. So does any share-out over data-parallel
+ranks, times ``num_ranks`` where gradients are averaged.
 """
 
 from __future__ import annotations

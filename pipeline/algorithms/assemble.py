@@ -1,10 +1,7 @@
 """From the chunks of one trajectory to one sequence.
 
-*Consumes* a trajectory's scored chunks, in order. *Produces* its tokens and one entry of everything
-else for each response token. *Waits for* nothing; numpy only.
-
-What the ledger promises is checked here, where a broken promise would otherwise be trained on in
-silence.
+The invariants of the ledger are checked here, since a broken one would otherwise be trained on in
+silence. Numpy only.
 """
 
 from __future__ import annotations
@@ -120,8 +117,8 @@ def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response:
 
 
 def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | None:
-    """Return what the reference or the value worker wrote to a chunk, float32 [tokens of the
-    chunk]; None when it has not.
+    """Return the scores that the reference or the value worker wrote to a chunk, float32 [tokens of
+    the chunk]; None when it has not.
 
     Raises:
         LedgerError: There is not one entry a token.

@@ -1,7 +1,6 @@
 """The seam between the learner and a learning rule.
 
-*Consumes* claimed units, complete in every field that the rule declares. *Produces* training
-samples. *Waits for* nothing: a rule is a pure function of what it is given, so the same claim
+A rule is a pure function of claimed units, complete in every field that it declares. The same claim
 always makes the same samples.
 """
 
@@ -42,12 +41,12 @@ class Algorithm(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """What the learner claims at once."""
+        """The unit that the learner claims at once."""
         ...
 
     @property
     def fields(self) -> frozenset[Field]:
-        """What must be written to a chunk before its unit is ready."""
+        """The fields that must be written to a chunk before its unit is ready."""
         ...
 
     @property

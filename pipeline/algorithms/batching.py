@@ -1,12 +1,11 @@
-"""From claimed units to what a training step reads: samples, and packing plans without padding.
+"""Training samples, mini-batches, micro-batches and packing plans without padding.
 
-*Consumes* training samples made by an algorithm. *Produces* mini-batches (one optimiser step each),
-micro-batches under a token budget (one forward each), and the arrays of a micro-batch laid end to
-end. *Waits for* nothing: pure functions on numpy arrays; no torch.
+A mini-batch is one optimiser step; a micro-batch under a token budget is one forward. Everything
+here is a pure function on numpy arrays; no torch.
 
 Nothing here decides what a token is worth. Loss weights are made from the lengths of a whole
-mini-batch (``pipeline.algorithms.aggregation``) before it is cut, so every plan that uses each
-sample once gives the same gradient.
+mini-batch (``pipeline.algorithms.aggregation``) before it is cut. Every plan that uses each sample
+once therefore gives the same gradient.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ class TrainingSample:
     Independent of loss_mask.
     """
     counted_tokens: float | None = None
-    """What the sample counts for in the denominator of the loss, where that is not its number of
-    loss tokens (T-PPO).
+    """The sample's count in the denominator of the loss, where that is not its number of loss
+    tokens (T-PPO).
     """
     reward: float = 0.0
     accuracy: float = 0.0
@@ -140,8 +139,9 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     """Lay samples end to end, in the order given.
 
     Raises:
-        ValueError: There is no sample, a sample has no token before its first response token, or an
-            array of a sample does not have one entry a response token; the sample is named.
+        ValueError: There is no sample, or a sample has no token before its first response token.
+            Or an array of a sample does not have one entry a response token. The message names the
+            sample.
     """
     if not samples:
         raise ValueError("a packed batch was asked for of 0 samples; expected at least 1: skip the step instead")
@@ -178,10 +178,10 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
 
 
 def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
-    """Return how many tokens a learning worker passes through its model at once: what is set, else
-    what suits the device.
+    """Return the tokens that a learning worker passes through its model at once: the setting, else
+    the device's default.
 
-    A CPU gains nothing beyond a thousand, and its activations lie in the host's memory; a GPU needs
+    A CPU gains nothing beyond a thousand, and its activations lie in the host's memory. A GPU needs
     many to be busy.
     """
     return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
@@ -255,9 +255,9 @@ def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[
     """Share samples among ranks by :func:`balance`, and group each share by
     :func:`plan_micro_batches`.
 
-    All ranks get the same number of micro-batches, for they compute in step: where one has fewer,
-    the rest of its are empty. Each has its fullest first, so that what is computed at the same time
-    is of about the same size.
+    All ranks get the same number of micro-batches, for they compute in step: a rank with fewer gets
+    empty ones. Each has its fullest first, so that micro-batches of the same step are of about the
+    same size.
 
     Returns: For each rank its micro-batches, as indices into ``lengths``; each index in exactly one
         of all.

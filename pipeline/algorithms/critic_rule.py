@@ -1,17 +1,16 @@
 """The frame of every rule with a critic: from values and rewards to whitened advantages, one a
 token.
 
-*Consumes* stretches, each the whole of a finished response (PPO, VAPO) or one window of a response
-(T-PPO), with the values that the value process wrote. *Produces* one training sample a stretch.
-*Waits for* nothing.
+A stretch is the whole of a finished response (PPO, VAPO) or one window of a response (T-PPO). Each
+stretch, with the values that the value process wrote, makes one training sample.
 
     delta_j = r_j + gamma V_{j+1} - V_j,     A_t = sum_{j >= t} (gamma lambda)^{j-t} delta_j     within the stretch
     V after the last token: 0 when the response is finished (by a stop token or at the cap), V_{n-1} again when it is not
     A <- clamp( (A - mean) / std ) over all tokens that carry loss, in the whole update's batch
 
-Values are a baseline here and nothing else: the value process makes its own targets (Monte-Carlo,
-lambda = 1) and its own steps, which is VAPO's decoupled GAE. Whole responses and windows go through
-the same lines, so that T-PPO with a window as long as the cap is PPO, bit for bit.
+Values are only a baseline here. The value process makes its own targets (Monte-Carlo, lambda = 1)
+and its own steps, which is VAPO's decoupled GAE. Whole responses and windows go through the same
+lines, so that T-PPO with a window as long as the cap is PPO, bit for bit.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class CriticRule(ABC):
 
     @abstractmethod
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Cut a unit into what trains the policy.
+        """Cut a unit into the stretches that train the policy.
 
         Raises:
             NonFiniteUnit: The unit holds NaN or infinity.
@@ -135,8 +134,10 @@ class CriticRule(ABC):
         ]
 
     def policy_lambda(self, stretch: TokenSpan) -> float:
-        """Return lambda of a stretch, by the length of the response so far; half a window more is
-        expected of one that is not finished (T-PPO's port)."""
+        """Return lambda of a stretch, by the length of the response so far.
+
+        An unfinished response counts half a window more (T-PPO's port).
+        """
         if not self.adaptive_lambda_alpha:
             return self.gae_lambda
         expected = 0 if stretch.score is not None else self.window_tokens // 2
@@ -151,8 +152,10 @@ class CriticRule(ABC):
         return discounted_sums(deltas, self.gamma * self.policy_lambda(stretch))
 
     def policy_mask(self, stretch: TokenSpan) -> np.ndarray:
-        """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window,
-        whose advantages are the most biased, and nothing of an over-long response under filtering.
+        """Mark the tokens that train the policy, bool [N].
+
+        The tail of an unfinished window does not: its advantages are the most biased. Nor does an
+        over-long response under filtering.
         """
         if stretch.score is not None and stretch.score.masked:
             return np.zeros(stretch.num_tokens, dtype=np.bool_)
@@ -167,12 +170,12 @@ class CriticRule(ABC):
         return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
 
     def _counted_tokens(self, stretches: Sequence[TokenSpan]) -> list[float]:
-        """Return what each stretch counts for in the denominator of the loss: its tokens, the
-        dropped tail included.
+        """Return each stretch's count in the denominator of the loss: its tokens, the dropped tail
+        included.
 
-        For a token mean each counts for the mean over the update's batch instead, so that a token
-        weighs the same in whatever mini-batch it falls: the loss of one is
-        ``sum / N_batch * num_minibatches`` (T-PPO's port).
+        For a token mean each counts for the mean over the update's batch instead. A token then
+        weighs the same in every mini-batch: the loss of one is ``sum / N_batch * num_minibatches``
+        (T-PPO's port).
         """
         counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in stretches]
         if self.objective.aggregation is not Aggregation.TOKEN_MEAN or not counts:

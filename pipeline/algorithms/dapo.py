@@ -4,10 +4,10 @@
     loss = sum_{i,t} max(-A_i r_{i,t}, -A_i clip(r_{i,t}, 1 - eps_low, 1 + eps_high)) / sum_i |o_i|
     over groups with 0 < #{right} < G
 
-It is meaningless for groups of one response, and learns nothing from groups that are all right or
-all wrong; the ledger drops those by their raw accuracy. Differences from the paper: a dual clip (as
-in the authors' recipe) and, since sampling runs ahead of learning here, a truncated importance
-weight; both can be switched off.
+It is meaningless for groups of one response. Groups that are all right or all wrong teach nothing;
+the ledger drops them by their raw accuracy. Two settings are not in
+the paper, and both can be switched off: the dual clip of the authors' recipe, and a truncated
+importance weight. The weight corrects for sampling ahead of learning.
 """
 
 from __future__ import annotations

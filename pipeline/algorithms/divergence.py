@@ -1,9 +1,9 @@
 """How far the sampler is from the learner: the numbers to watch when sampling runs ahead or on
 another engine.
 
-*Consumes* proximal (``old``) and behaviour log-probs. *Produces* metrics, one entry a token or one
-a row. *Waits for* nothing; nothing is differentiated. Where a mean over tokens is one over the loss
-mask, a mean over rows is one over all samples.
+The metrics are made from proximal (``old``) and behaviour log-probs, one entry a token or one a
+row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over all
+samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROW_METRICS = (
     "perplexity_ratio",
     "sequence_chi2",
 )
-"""What ``row_divergence`` returns."""
+"""The names of the metrics that ``row_divergence`` returns."""
 
 
 def token_divergence(

@@ -1,7 +1,6 @@
 """Advantages from a value model: GAE, its length-adaptive form, and EGAE for truncated windows.
 
-*Consumes* values of the states before each token, and rewards. *Produces* advantages and value
-targets, one a token. *Waits for* nothing; numpy only, float64 inside.
+Advantages and value targets have one entry a token. Numpy only, float64 inside.
 
 ``V_t`` belongs to the state before token t: a causal model computes it at the preceding token. A
 value read at the token itself would shift every delta by one.
@@ -37,9 +36,9 @@ def window_deltas(
     """Return the deltas of one window; its advantages are ``discounted_sums(deltas, gamma * lam)``.
 
     ``delta_j = r_j + gamma V_{j+1} - V_j``. After the last token of a finished response V is 0: GAE
-    (1506.02438, eq. 16) over the whole of it. After that of an unfinished window it is ``V_{n-1}``
-    again, the state never having been fed to the value model, so that with gamma = 1 and no reward
-    the last delta is 0: EGAE, T-PPO (2506.15050).
+    (1506.02438, eq. 16) over the whole of it. After the last token of an unfinished window V is
+    ``V_{n-1}`` again, since that state was never fed to the value model. With gamma = 1 and no
+    reward the last delta is then 0: EGAE, T-PPO (2506.15050).
     """
     after = 0.0 if is_finished else float(values[-1])
     following = np.append(np.asarray(values[1:], dtype=np.float64), after)

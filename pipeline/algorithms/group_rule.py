@@ -1,11 +1,8 @@
-"""The frame of every rule without a critic: complete groups in, one sample a response out, all its
-tokens alike.
-
-*Consumes* complete groups. *Produces* one training sample a response. *Waits for* nothing.
+"""The frame of every rule without a critic: complete groups in, one sample a response out.
 
 A rule of this kind is one equation, from the rewards of a batch to the advantages of its tokens: a
-subclass that defines ``advantages``. How tokens are clipped and averaged is the objective's
-business, by the settings that the rule's name brings (``catalogue.PRESETS``).
+subclass that defines ``advantages``. The objective clips and averages tokens, by the settings that
+the rule's name brings (``catalogue.PRESETS``).
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from protocol.trajectory import Field
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """What an advantage may depend on, of all responses of an update."""
+    """The inputs of an advantage, of all responses of an update."""
 
     rewards: np.ndarray
     """float64 [responses]"""

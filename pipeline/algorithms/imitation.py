@@ -1,16 +1,12 @@
-"""Which responses a rule also imitates: VAPO's positive examples.
-
-*Consumes* the score of a finished response. *Produces* a verdict. *Waits for* nothing.
-"""
+"""The responses that a rule also imitates: VAPO's positive examples."""
 
 from __future__ import annotations
 
 from protocol.trajectory import RewardScore
 
 RIGHT_ACCURACY = 0.5
-"""Raw accuracy above which a response is right. VAPO does not say where it draws the line;
-verifiers here give 0 or 1.
-"""
+"""Raw accuracy above which a response is right. VAPO does not give its threshold; verifiers here
+give 0 or 1."""
 
 
 def is_right(score: RewardScore) -> bool:

@@ -1,12 +1,10 @@
 """Weights and masks for the gap between the policy that sampled and the policy at the start of the
 update.
 
-*Consumes* proximal (``old``) and behaviour log-probs, one entry a token. *Produces* weights, masks
-and metrics, none of them differentiable. *Waits for* nothing.
-
-``rho = proximal / behaviour``. It corrects staleness and the numerics of another engine. Weights
-multiply the clipped token loss; denominators stay unweighted. Token-level weights suit partial
-rollouts: a product over a row that spans several versions saturates at ``exp(+-20)``.
+``rho = proximal / behaviour`` at each token. It corrects staleness and the numerics of another
+engine. Nothing here is differentiable. Weights multiply the clipped token loss; denominators stay
+unweighted. Token-level weights suit partial rollouts: a product over a row that spans several
+versions saturates at ``exp(+-20)``.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ def behavior_ratio(
 
 
 def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return what the clipped loss is multiplied by where the ratio of proximal to behaviour policy
-    is ``rho``.
+    """Return the factor of the clipped loss where the ratio of proximal to behaviour policy is
+    ``rho``.
 
     TIS: ``min(rho, cap)``, verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its
     usual band is 0.5 to 5.

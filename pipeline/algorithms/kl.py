@@ -1,8 +1,5 @@
 """Estimators of KL(policy || reference) from one sampled token's log-probs.
 
-*Consumes* log-probs under policy and reference. *Produces* one estimate a token. *Waits for*
-nothing.
-
 With ``d = logp - ref``, under samples of the policy k1 and k3 have the right mean and k2 has the
 right gradient; ``k1+`` and ``k3+`` take the value of one and the gradient of the other. Source: J.
 Schulman, "Approximating KL divergence" (2020); the clamps are verl's.

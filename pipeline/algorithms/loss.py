@@ -1,9 +1,8 @@
 """The loss of one optimiser step, on packed tokens: surrogate, off-policy weight, KL, entropy and
 imitation terms.
 
-*Consumes* an objective, and log-probs of the response tokens of whole rows, packed end to end [N].
-*Produces* a loss and metrics for each token. *Waits for* nothing. How a backend uses it:
-``pipeline.algorithms.objective``.
+Inputs are response tokens of whole rows, packed end to end [N]. ``pipeline.algorithms.objective``
+has the lines by which a backend uses it.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def token_loss(
         num_rows: Responses in this micro-batch.
         versions: Policy version that sampled each token; required when the proximal policy is
             interpolated.
-        mean_weight: What importance weights are divided by: ``importance.mean_weight`` of the whole
-            mini-batch, or 1.
+        mean_weight: Divisor of importance weights: ``importance.mean_weight`` of the whole
+        mini-batch, or 1.
 
     Raises:
         ValueError: Reference log-probs, entropies or versions are needed and absent.

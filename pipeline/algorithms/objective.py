@@ -1,11 +1,9 @@
 # ruff: noqa: S105  levels named after tokens are not secrets
-"""What one optimiser step minimises: the terms of the loss, their settings, and the weight of every
-token.
+"""Settings of the loss of one optimiser step, and the weight of every token.
 
-*Consumes* the algorithm section of a configuration, and the samples of whole mini-batches.
-*Produces* settings and weights in numpy. *Waits for* nothing. The terms themselves are torch's
-business, in ``pipeline.algorithms.loss``; a process that only prepares samples, or trains nothing
-at all, need not load it. A training backend uses both in three lines:
+Everything here is numpy. The terms of the loss are torch, in ``pipeline.algorithms.loss``: a
+process that only prepares samples, or trains nothing, need not load it. A training backend uses
+both in three lines:
 
     weights = objective.token_weights(samples)                    # once, from the whole mini-batch
     losses, metrics = token_loss(objective, logprobs=..., ...)    # for each micro-batch
@@ -16,8 +14,8 @@ whole mini-batch in the same way: ``imitation_weights``, and ``loss.imitation_lo
 
 Three policies (2505.24298, section 5.2). *Behaviour* sampled the token, perhaps some versions ago
 and with other numerics. *Proximal* is the learner at the start of the update; the surrogate clips
-around it. *Current* is being trained. The importance mode says how behaviour is accounted for; none
-corrects the same gap twice.
+around it. *Current* is being trained. The importance mode sets the correction for the behaviour
+policy; none corrects the same gap twice.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Surrogate(StrEnum):
-    """What is minimised at each token, before weights."""
+    """The loss at each token, before weights."""
 
     CLIP = "clip"
     """PPO's clipped ratio with decoupled bounds and dual clip: DAPO, GRPO, PPO."""
@@ -71,7 +69,7 @@ class Importance(StrEnum):
 
 
 class ImportanceLevel(StrEnum):
-    """What shares one rho. A row is a sample: a response, or a window of one."""
+    """The tokens that share one rho. A row is a sample: a response, or a window of one."""
 
     TOKEN = "token"
     """Each token has its own."""
@@ -82,7 +80,8 @@ class ImportanceLevel(StrEnum):
 
 
 class Rejection(StrEnum):
-    """What decides that a token or a row trains nothing. z is the logarithm of a token's rho."""
+    """The quantity by which a token or a row trains nothing. z is the logarithm of a token's
+    rho."""
 
     NONE = "none"
     RATIO = "ratio"
@@ -233,8 +232,8 @@ class Objective:
         return row_weights(num_loss_tokens, self.aggregation, norm_length=self.norm_length)
 
     def token_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float64 [R] for each sample of a whole mini-batch: what its token losses are
-        multiplied by; 0 off the mask.
+        """Return the factors of the token losses of each sample of a whole mini-batch, float64 [R];
+        0 off the mask.
 
         The loss of the mini-batch is the sum of all products, however it is cut.
         """
@@ -246,8 +245,8 @@ class Objective:
         return [weight * sample.loss_mask for weight, sample in zip(weights, samples, strict=True)]
 
     def imitation_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float64 [R] for each sample of a whole mini-batch: what its imitation losses are
-        multiplied by.
+        """Return the factors of the imitation losses of each sample of a whole mini-batch, float64
+        [R].
 
         ``mu / number of imitation tokens`` on those tokens, 0 elsewhere: mu times the mean NLL.
         Source: VAPO, section 4.3.2.

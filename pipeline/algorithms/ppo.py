@@ -3,12 +3,13 @@
     A_t = sum_k (gamma lambda)^k delta_{t+k} over the whole response, lambda fixed (0.95), whitened over the batch
     loss = token mean of max(-A r, -A clip(r, 1 - eps, 1 + eps))
 
-Needs no group: one response a prompt will do. Meaningless with an untrained critic: with lambda
-below 1 a reward at the end is worth ``lambda^100``, half a percent at 0.95, a hundred tokens
-before, so the critic must carry it; see the gate of the learner. With a learner ahead of the
-values' versions, values are those of the moment each chunk was cut; they are a baseline, so age
-costs variance and (for lambda below 1) bias of the order of the critic's own change, never
-correctness of the ratio.
+Needs no group: one response a prompt will do. Meaningless with an untrained critic. With lambda
+below 1 a reward at the end is worth ``lambda^100`` a hundred tokens before, half a percent at 0.95.
+So the critic must carry it; see the gate of the learner.
+
+The learner may be ahead of the values' versions: values are computed when each chunk is cut. They
+are a baseline, so their age never makes the ratio wrong. It costs variance and, for lambda below 1,
+bias of the order of the critic's own change.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Sums, means and maxima over the tokens of each row of a packed batch.
 
-*Consumes* values of packed tokens [N] and the row of each. *Produces* one value a row, or that
-value at each of its tokens. *Waits for* nothing.
-
-A row is a whole response; packing keeps rows whole, so what is computed here does not depend on how
-a batch is cut.
+A row is a whole response. Packing keeps rows whole, so these results do not depend on how a batch
+is cut.
 """
 
 from __future__ import annotations

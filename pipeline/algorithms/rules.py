@@ -1,8 +1,4 @@
-"""Every learning rule's class by name.
-
-*Consumes* nothing. *Produces* the table that ``pipeline.algorithms.build`` looks a name up in.
-*Waits for* nothing.
-"""
+"""Every learning rule's class by name."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Which policy version sampled each token of a response.
 
-*Consumes* segments and behaviour log-probs, chunk by chunk. *Produces* one version and one log-prob
-a token. *Waits for* nothing; numpy only.
-
-A trajectory sampled by several versions is a sample of one well-defined behaviour policy as long as
-each token keeps its own log-prob (2505.24298, proposition 1).
+A trajectory may be sampled by several versions. It is a sample of one well-defined behaviour policy
+as long as each token keeps its own log-prob (2505.24298, proposition 1). Numpy only.
 """
 
 from __future__ import annotations

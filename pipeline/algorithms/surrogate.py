@@ -1,9 +1,8 @@
-"""What a policy gradient step minimises at each token: clipped, sequence-ratio and clipped-weight
+"""The loss of a policy gradient step at each token: clipped, sequence-ratio and clipped-weight
 surrogates.
 
-*Consumes* log-probs under the current and the proximal policy and advantages, one entry a token.
-*Produces* a loss a token, not yet aggregated. *Waits for* nothing. Padding and masked tokens are
-the caller's business; see :class:`pipeline.algorithms.objective.Objective`.
+Losses are not yet aggregated. The caller handles padding and masked tokens; see
+:class:`pipeline.algorithms.objective.Objective`.
 """
 
 from __future__ import annotations
@@ -53,9 +52,10 @@ def clipped_loss(
     """Return ``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, bounded by ``-A c`` where the
     advantage is negative.
 
-    The gradient vanishes where A > 0 and r > 1 + eps_high, where A < 0 and r < 1 - eps_low, and,
-    with a dual clip, where A < 0 and r > c. Sources: PPO (1707.06347, eq. 7); decoupled bounds:
-    DAPO (2503.14476, eq. 8); dual clip: 1912.09729, eq. 5.
+    The gradient vanishes where A > 0 and r > 1 + eps_high, and where A < 0 and r < 1 - eps_low.
+    With a dual clip it also vanishes where A < 0 and r > c.
+    Sources: PPO (1707.06347, eq. 7); decoupled bounds: DAPO (2503.14476, eq. 8); dual clip:
+    1912.09729, eq. 5.
 
     Args:
         ratio: pi_theta / pi_proximal, differentiable.

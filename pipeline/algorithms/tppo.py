@@ -12,21 +12,21 @@ sampled.
 Certain (abstract, reviews): EGAE's boundary and the independent training of the two models. From an
 unfinished public port, apparently the authors' own: tail, whitening, clamp, floor, denominators,
 NLL. Ours: the least std, and truncated importance weights on the window, since sampling runs ahead
-of learning. Not copied from the port: the ratio ``exp(k3)``, integer negation of the finished flag,
-the lost reward at a cut, a tail of 0 that masks the whole window.
+of learning. Not copied from the port: the ratio
+``exp(k3)``, integer negation of the finished flag, and the lost reward at a cut. Nor is a tail of 0
+that masks the whole window.
 
 **The order of chunks does not matter.** A chunk may be trained while earlier chunks of its
 trajectory are unsettled, trained later, or dropped. The policy gradient of a token needs the state
 it was sampled in, the log-prob of sampling it there, and an advantage. The state is the prefix,
-which the chunk carries whole; it enters as context, without loss or ratio, so it is the same
-whatever became of the prefix's own chunks. The ratio is that of the window's own actions. And the
-advantage ends at the window's edges: EGAE reads values and rewards of the window alone, never a
-neighbour's. What order changes is only which prefix distribution is weighted how often, as it is
-with any partial rollout.
+which the chunk carries whole. It enters as context, without loss or ratio, and does not depend on
+the prefix's own chunks. The ratio is that of the window's own actions. The advantage ends at the
+window's edges: EGAE reads values and rewards of the window alone, never a neighbour's. The order
+changes only how often each prefix distribution is weighted, as with any partial rollout.
 
-Meaningless with a flat critic: windows before the last never see a reward but through the values,
-and a constant critic gives them no advantage at all. Meaningless with a group baseline: the outcome
-of an unfinished member is unknown.
+Meaningless with a flat critic: windows before the last see a reward only through the values, so a
+constant critic gives them no advantage. Meaningless with a group baseline: the outcome of an
+unfinished member is unknown.
 """
 
 from __future__ import annotations

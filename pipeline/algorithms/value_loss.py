@@ -1,8 +1,4 @@
-"""The clipped regression of a value model to its targets.
-
-*Consumes* new and stored values and value targets, one a token. *Produces* a loss a token, not yet
-aggregated. *Waits for* nothing.
-"""
+"""The clipped regression of a value model to its targets; one loss a token, not yet aggregated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a value model is regressed on, and how well it does.
+"""Targets of a value model's regression, one a token, and its explained variance.
 
-*Consumes* rewards of finished responses, and values. *Produces* targets, one a token, and the
-explained variance. *Waits for* nothing; numpy only, float64 inside.
+Numpy only, float64 inside.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ def lambda_targets(
     the values it was given.
 
     At lambda = 1 the values cancel and Monte-Carlo targets are left, whatever the critic (VAPO,
-    T-PPO, whose port leaves gamma out): with gamma = 1 and a reward at the end every token has that
-    reward. Below 1 the reward fades with lambda^(T - t) and the critic learns from itself: what PPO
-    does, and VAPO's decoupled GAE undoes (VC-PPO, 2503.01491).
+    T-PPO, whose port leaves gamma out). With gamma = 1 and a reward at the end every token then has
+    that reward. Below 1 the reward fades with lambda^(T - t) and the critic learns from itself. PPO
+    does so, and VAPO's decoupled GAE undoes it (VC-PPO, 2503.01491).
     """
     if lam == 1.0:
         return discounted_sums(rewards, gamma)

@@ -10,7 +10,7 @@
 Its parts but for the values' training are settings, so the rule is PPO's under other defaults
 (``catalogue.PRESETS``). The unit is a trajectory, or a whole group when dynamic sampling is on,
 since only a group has or lacks signal. Over-long shaping and filtering come with the reward.
-Whitening is ours, as in public PPO code: the paper does not say. Meaningless without pretraining
+Whitening is ours, as in public PPO code: the paper leaves it open. Meaningless without pretraining
 (the paper: 11 instead of 60 on AIME 2024) or with lambda = 1 for the policy, the worst that VC-PPO
 tried.
 """
