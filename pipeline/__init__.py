@@ -1,1 +1,3 @@
-"""Floor 1: what the system is. Mostly pure functions and small state machines, over the words of ``protocol``."""
+"""Floor 1: the system itself. Mostly pure functions and small state machines, over the words of
+``protocol``.
+"""

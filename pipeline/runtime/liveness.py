@@ -1,7 +1,7 @@
-"""How long a sign of life may be away: the one place of these limits.
+"""The limits of a missing sign of life: this is their only place.
 
-Status, metrics, ``why``, ``audit``, ``down``, the critic's gate, generators and the learner all read
-heartbeats. They agree on a worker because they take the limit from here.
+Status, metrics, ``why``, ``audit``, ``down``, the critic's gate, generators and the learner all
+read heartbeats. They agree on a worker because they take the limit from here.
 
     limit                   seconds  reason
     HEARTBEAT_EVERY_S             1  cheap for a fleet, and quick enough for a person
@@ -25,17 +25,23 @@ HEARTBEAT_EVERY_S: Final = 1.0
 UNREACHED_SAID_AFTER_S: Final = 2.0
 """A mailbox without an answer for so long is named in the heartbeat."""
 SILENT_AFTER_S: Final = 5.0
-"""A worker without a heartbeat for so long is silent: reported as such, and counted on for nothing."""
+"""A worker without a heartbeat for so long is silent: it is reported as silent, and no decision
+counts on it.
+"""
 UNREACHED_AFTER_S: Final = 5.0
 """A mailbox without an answer for so long cannot be reached: its sender waits for it no longer."""
 UNLISTED_AFTER_S: Final = 10.0
 """A worker without a sign of life for so long is offered no messages; it may come back."""
 REPLACED_AFTER_S: Final = 20.0
-"""A worker without a heartbeat for so long is replaced, unless ``supervisor.silent_after_s`` differs."""
+"""A worker without a heartbeat for so long is replaced, unless ``supervisor.silent_after_s``
+differs.
+"""
 RESTARTED_WITHIN_S: Final = 20.0
 """A worker that ended is at work again within this, or has ended again."""
 
 
 def is_silent(at_s: float, now_s: float) -> bool:
-    """Return whether a worker whose last heartbeat is of ``at_s`` is silent at ``now_s``, both in wall-clock seconds."""
+    """Return whether a worker with its last heartbeat at ``at_s`` is silent at ``now_s``, both in
+    wall-clock seconds.
+    """
     return now_s - at_s > SILENT_AFTER_S

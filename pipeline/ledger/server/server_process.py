@@ -1,8 +1,8 @@
 """The process that serves a run's ledger: finding it, signalling it, and waiting until it is gone.
 
 Two servers must never append to one file. The server itself holds its folder's lock
-(``pipeline.ledger.server.lock``), and ``ledger.json`` records its process. While either says that it
-is there, none may be started.
+(``pipeline.ledger.server.lock``), and ``ledger.json`` records its process. While either shows a
+server, none may be started.
 """
 
 from __future__ import annotations

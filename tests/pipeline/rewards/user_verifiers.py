@@ -134,7 +134,7 @@ def finds_no_password(responses: Sequence[Response]) -> list[float]:
 
 
 async def counts_its_batch(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Return verdicts with the size of the batch; raise, hang or die where a response demands it."""
+    """Return verdicts with the batch's size; raise, hang or die where a response demands it."""
     for response in responses:
         if response.response_text == "raise":
             raise RuntimeError("one of the batch")
