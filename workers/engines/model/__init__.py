@@ -1,3 +1,3 @@
-"""What all engines around a model share: loading, packed attention, weights as files, optimiser,
-random streams.
+"""The common part of all engines around a model: loading, packed attention, weights as files,
+optimiser, random streams.
 """

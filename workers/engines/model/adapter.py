@@ -1,19 +1,17 @@
-"""An adapter on its way to the generators: a small share of the weights' bytes, and how to make the
-weights of it again.
+"""An adapter on its way to the generators: a small share of the weights' bytes, from which the
+whole weights are made again.
 
-*Consumes* low-rank parts and the frozen weights below them; on the other side, the bytes of both.
-*Produces* publications: of the frozen weights, once; of the adapter, at every version; and, on the
-other side, of the merged weights. *Waits for* nothing.
+The frozen weights are published once and the adapter at every version. A generator makes the merged
+weights of both:
 
     weight = base + scaling * (B A)
 
-Merged weights are laid out by the rule for whole versions, made one tensor at a time, in the
-arithmetic of peft's own merge: on a CPU the file is the one that publishing the learner's merged
-weights would have made, bit for bit. So every engine takes it as it takes any other version, and
-none needs peft.
+Merged weights are laid out by the rule for whole versions. They are made one tensor at a time, in
+the arithmetic of peft's own merge. On a CPU the file is, bit for bit, that of the learner's merged
+weights. So every engine takes it as any other version, and none needs peft.
 
-An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``. Its metadata say
-which base it belongs to, by the digest of that file.
+An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``. Its metadata name
+its base by the digest of the base's file.
 """
 
 from __future__ import annotations
@@ -51,9 +49,11 @@ class _AdapterRecord(msgspec.Struct):
 
 def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
     """Lay out the weights below an adapter as
-    :func:`workers.engines.model.weights_file.publish_tensors` does whole versions; but those that
-    something is added to keep their own type where ``dtype`` would round them: only the sum is
-    rounded."""
+    :func:`workers.engines.model.weights_file.publish_tensors` does whole versions.
+
+    Weights to which the adapter adds keep their own type where ``dtype`` would round them: only the
+    sum is rounded.
+    """
     wanted: torch.dtype = getattr(torch, dtype)
     adapted = {f"{layer}.weight" for layer in adapter.layers}
     named = dict(adapter.below())

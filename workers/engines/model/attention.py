@@ -1,15 +1,13 @@
 """Attention over packed sequences: many sequences in one row of tokens, none of which sees another.
 
-*Consumes* queries, keys and values of a row ``[1, heads, N, head dim]`` and a :class:`PackedLayout`
-that says where each sequence starts. *Produces* the attention output of the same row. *Waits for*
-nothing.
+Queries, keys and values are a row ``[1, heads, N, head dim]``; a :class:`PackedLayout` holds where
+each sequence starts.
 
 The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model that
-carries this name calls it in every layer. No mask is registered under the name, which is how
-transformers is told to make none: the layout alone decides who sees whom. On CUDA in half precision
-the row goes to a variable-length kernel as it is. Elsewhere sequences of similar length meet in
-small padded buckets, inside attention only; every other layer works on the N tokens and nothing
-else.
+carries this name calls it in every layer. No mask is registered under the name, so transformers
+makes none: the layout alone decides which tokens see each other. On CUDA in half precision the row
+goes to a variable-length kernel as it is. Elsewhere sequences of similar length meet in small
+padded buckets, inside attention only. Every other layer works on the N tokens and nothing else.
 """
 
 from __future__ import annotations
@@ -136,7 +134,8 @@ def packed_attention(
         dropout: Ignored: the log-probs of a policy must not depend on chance.
         sliding_window: A token sees only so many tokens back, itself included.
         packed_layout: The row's layout, handed to the model's ``forward`` as a keyword.
-        options: What else a model hands to its attention; refused when it would change the result.
+        options: Other arguments that a model gives its attention; refused when they would change
+            the result.
 
     Returns:
         [1, N, query heads, head dim], and None in place of attention weights.

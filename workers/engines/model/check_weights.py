@@ -1,9 +1,8 @@
 """Whether published weights are those of a model: names, shapes, types, and tied tensors that
 agree.
 
-*Consumes* a model's state, on any device (``meta`` too, where there is only a shape), and tensors
-by their Hugging Face names. *Produces* one tensor for each that the model owns. *Waits for*
-nothing. Every engine asks this before it writes anything.
+Every engine checks this before it writes anything. The model's state may be on ``meta``, where
+there are only shapes. Tensors are named as in Hugging Face models.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def fit_weights(state: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.T
 
     Args:
         state: ``model.state_dict(keep_vars=True)``: tied names hold the same object.
-        tensors: What was published; a tied tensor once, or under both names if they say the same.
+        tensors: The published tensors; a tied one once, or under both names with the same values.
 
     Raises:
         WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types

@@ -1,14 +1,13 @@
-"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it. Nothing is
-pickled.
+"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it.
 
-*Consumes* and *produces* a folder:
+Nothing is pickled. The folder holds:
 
     model/                    config, safetensors weights, tokenizer: what ``from_pretrained`` reads
     optimizer.safetensors     <state>/<parameter name> for every parameter that was ever stepped, and rng/<device>
     training.json             number of steps taken
 
-*Waits for* the disk. A snapshot is a copy in memory, which another thread may write while training
-goes on. A load reads and checks everything before anything is changed.
+A snapshot is a copy in memory, which another thread may write while training goes on. A load reads
+and checks everything before anything is changed.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _TOKENIZER_FILES = (
 
 
 class TrainingState(msgspec.Struct, frozen=True):
-    """What ``training.json`` holds."""
+    """The content of ``training.json``."""
 
     format: int
     num_steps: int
@@ -66,13 +65,14 @@ def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Calla
 def model_writer(
     model: PreTrainedModel, weights: Mapping[str, torch.Tensor], tokenizer_from: Path | None
 ) -> Callable[[Path], None]:
-    """Return what writes a model in Hugging Face format, with the tokenizer files of
-    ``tokenizer_from``. That raises OSError, and may run on any thread.
+    """Return a function that writes a model in Hugging Face format, with the tokenizer files of
+    ``tokenizer_from``. The function raises OSError, and may run on any thread.
 
     Args:
-        model: Says what the model is; its own weights, which may be nowhere (``meta``), are not
-            read.
-        weights: What to write, on the host, one tensor for each owner of :func:`weight_owners`.
+        model: The model's configuration and names. Its own weights, which may be on ``meta``, are
+            not read.
+        weights: The weights to write, on the host, one tensor for each owner of
+            :func:`weight_owners`.
         tokenizer_from: A folder with tokenizer files.
     """
     # tied weights stay tied: one tensor
@@ -99,8 +99,10 @@ def weight_owners(model: PreTrainedModel) -> dict[str, str]:
 
 
 def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model on no device, as it is before it is cut into shares or adapted: what
-    :func:`model_writer` and :func:`read_model` know a model by."""
+    """Return the same model on ``meta``, as it is before it is cut into shares or adapted.
+
+    :func:`model_writer` and :func:`read_model` take it for names, shapes and configuration.
+    """
     with torch.device("meta"):
         skeleton = type(model)(model.config)
     torch.nn.Module.to(skeleton, model.dtype)

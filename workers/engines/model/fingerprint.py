@@ -1,7 +1,5 @@
-"""What weights are, to the bit, and what their numbers depend on besides: for the update log.
-
-*Consumes* a backend's tensors, and the process. *Produces* digests and plain texts. *Waits for*
-nothing.
+"""Digests of weights, and texts of the environment that their numbers depend on, for the update
+log.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, byt
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """Say what the same computation may come out otherwise under: device, processor, threads,
-    libraries.
+    """Return the facts on which the result of the same computation depends: device, processor,
+    threads, libraries.
     """
     resolved = resolve_device(device)
     told = {

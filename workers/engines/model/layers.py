@@ -1,9 +1,7 @@
-"""Counts what goes through a model, layer by layer, for whoever must know that long work goes on
-(``pipeline.process.work``).
+"""Marks progress of long work on a model, layer by layer (``pipeline.process.work``).
 
-*Consumes* a model of transformers. *Produces* a mark at the end of every layer, forward and
-backward, and of every tensor that is loaded and every file that is saved. *Waits for* nothing. What
-is computed stays the same.
+A mark is made at the end of every layer, forward and backward. Every loaded tensor and every saved
+file makes one too. The computation stays the same.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ twice as much.
 
 
 def count_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """Let every layer of ``model`` tell when a pass has gone through it; return the model."""
+    """Make every layer of ``model`` mark the end of each pass through it; return the model."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     def passed(_module: torch.nn.Module, _inputs: object, output: Any) -> None:
@@ -38,8 +36,8 @@ def count_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def count_part(output: object, share: float) -> None:
-    """Say that ``share`` of a forward pass has made ``output``, and see to it that its backward
-    pass is told as well.
+    """Mark that ``share`` of a forward pass has made ``output``, and mark its backward pass
+    likewise.
     """
     # a backward pass may run on a thread of its own
     meter = work.current()
@@ -55,7 +53,7 @@ def count_part(output: object, share: float) -> None:
 
 
 def count_files() -> None:
-    """Let transformers tell of every tensor that it loads and every file that it saves, in place of
+    """Make transformers mark every tensor that it loads and every file that it saves, in place of
     its progress bars.
     """
     from transformers.utils import logging

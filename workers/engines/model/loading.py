@@ -1,8 +1,7 @@
 """Models and tokenizers from a folder, for every engine alike: one way to load, one way to refuse.
 
-*Consumes* the folder of a Hugging Face causal language model. *Produces* a model in evaluation
-mode, its tokenizer, and the tokens that end a response. *Waits for* the disk only: nothing is ever
-fetched from elsewhere.
+A model is returned in evaluation mode, with its tokenizer and the tokens that end a response.
+Nothing is ever fetched from elsewhere.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 """Names that a configuration may use."""
 
 _OURS_ONLY: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-"""What a model folder may not do: have something fetched, be unpickled, or bring code
-that is run.
-"""
+"""A model folder may not cause a download, be unpickled, or bring code that is run."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -109,10 +106,10 @@ def load_value_model(
 ) -> PreTrainedModel:
     """Load a value model: a backbone with a scalar head at every token, in evaluation mode.
 
-    From a causal language model its layers are taken, and the head starts at 0: every value is 0 at
-    first, which is the right answer to knowing nothing when rewards are centred, and adds no noise
-    of its own to the first advantages. (The layers begin to move with the second step, when the
-    head is no longer 0.)
+    From a causal language model its layers are taken, and the head starts at 0. So every value is 0
+    at first, which is the right estimate without knowledge when rewards are centred. It adds no
+    noise to the first advantages. (The layers begin to move with the second step, when the head is
+    no longer 0.)
 
     Args:
         path: A causal language model, or a value model with its head.

@@ -1,9 +1,7 @@
-"""AdamW with a warm-up, whose steps happen as a whole or not at all: what policy and value model
-are trained with.
+"""AdamW with a warm-up for policy and value models. Its steps happen as a whole or not at all.
 
-*Consumes* gradients that lie in the parameters. *Produces* optimiser steps, and the files of an
-exact resume. *Waits for* nothing. Loss and gradient norm are looked at before the optimiser touches
-anything.
+Gradients lie in the parameters. Loss and gradient norm are checked before the optimiser touches
+anything. The optimiser's files allow an exact resume.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppliedStep:
-    """What became of the gradients."""
+    """The result of one step's gradients."""
 
     applied: bool
     """False when loss or gradient was not finite: parameters and optimiser state are then exactly

@@ -1,12 +1,10 @@
-"""Log-probs of response tokens from one forward over packed sequences, without padding.
-
-*Consumes* a causal language model of transformers and :class:`PackedTokens`. *Produces* the
-log-prob, and on request the entropy, of every response token. *Waits for* nothing.
+"""Log-probs of response tokens from one forward over packed sequences, without padding. Entropies
+are computed on request.
 
 All sequences lie end to end in one row ``[1, N]`` whose position ids restart with each sequence
 (``workers.engines.model.attention`` keeps them apart). Logits are computed only where a response
-token is predicted, and a big vocabulary is taken some rows at a time with the logits of each part
-recomputed for its gradient, so that memory holds ``MAX_LOGITS`` logits whatever the batch.
+token is predicted. A big vocabulary is taken some rows at a time, and each part's logits are
+recomputed for its gradient. So memory holds ``MAX_LOGITS`` logits whatever the batch.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _LOGIT_SCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 class Entropy(Enum):
-    """What to do about the entropy of the next-token distribution."""
+    """Whether the entropy of the next-token distribution is computed, and how."""
 
     NONE = "none"
     MEASURE = "measure"
@@ -100,12 +98,12 @@ class PackedTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the policy thinks of the scored tokens, in row order, at the asked temperature."""
+    """The policy's log-probs of the scored tokens, in row order, at the requested temperature."""
 
     logprobs: torch.Tensor
     """[M], float32 (float64 for a float64 model)"""
     entropy: torch.Tensor | None
-    """[M], or None when not asked for"""
+    """[M], or None when not requested"""
 
 
 def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
@@ -144,7 +142,7 @@ def score_packed(
         batch: N tokens, of which M are scored.
         temperature: Logits are divided by it; the sampling temperature makes these the log-probs of
             the sampler.
-        entropy: What to do about the entropy of the same distributions.
+        entropy: Whether the entropy of the same distributions is computed, and how.
         max_logits: Logits alive at once; a bigger batch of them is computed in parts.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)

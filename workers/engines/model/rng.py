@@ -1,12 +1,10 @@
-"""Random streams keyed by (run seed, trajectory, position), never by process; numpy only.
+"""Random streams keyed by (run seed, trajectory, position), never by process. Pure functions, numpy
+only.
 
-*Consumes* seeds, trajectories and positions. *Produces* uniform numbers. *Waits for* nothing; pure
-functions.
-
-The uniform for response position p of a trajectory is a pure function of (run seed, trajectory id,
-p): a 64-bit key is hashed from seed and id once, and SplitMix64 (Steele, Lea and Flood, OOPSLA
-2014, section 3) finalises key + (p + 1) * gamma. No state is carried, so a trajectory goes on
-identically in any process, slot, batch or window.
+The uniform for response position p of a trajectory is a function of (run seed, trajectory id, p). A
+64-bit key is hashed from seed and id once. SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, section
+3) finalises key + (p + 1) * gamma. No state is carried, so a trajectory goes on identically in any
+process, slot, batch or window.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Published weights as tensors: the bytes that travel from the learner to the generators, and back
 into an engine.
 
-*Consumes* named tensors, or the bytes of a version. *Produces* a publication, or tensors over those
-bytes. The file's metadata may hold a *probe*: a sequence, and what the learner thinks of it, so
-that an engine can show that it computes the same.
+The file's metadata may hold a *probe*: a sequence and the learner's log-probs of it. An engine
+shows by it that it computes the same.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class ParityProbe:
-    """What the learner computes with the weights of a file."""
+    """The learner's log-probs of a fixed sequence, with the weights of a file."""
 
     tokens: np.ndarray
     """int32 [n]"""
@@ -64,14 +63,14 @@ class PublishedWeights(dict[str, torch.Tensor]):
         probe: ParityProbe | None = None,
         is_lasting: bool = False,
     ) -> None:
-        """Take tensors and what is known of them.
+        """Take tensors and their properties.
 
         Args:
             tensors: By name.
             path: The file that they lie in, if other processes of this host may map it.
             probe: The learner's, if there is one.
-            is_lasting: Whether nobody will change their bytes while they are served: an engine may
-                then use them where they lie, instead of a copy.
+            is_lasting: Whether their bytes stay unchanged while they are served: an engine may then
+                use them where they lie, instead of a copy.
         """
         super().__init__(tensors)
         self.path = path
@@ -103,8 +102,8 @@ def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpe
 def lay_out(
     specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Publication:
-    """Lay out tensors that ``make`` gives by name, cast to their spec's type; each is asked for
-    once, when it is written.
+    """Lay out tensors that ``make`` returns by name, cast to their spec's type. ``make`` is called
+    once for each, when it is written.
     """
     ordered = in_order(specs)
     return publication(ordered, _blocks(ordered, make), metadata)
@@ -155,7 +154,8 @@ def read_weights(path: Path) -> PublishedWeights:
     with path.open("rb") as file:
         try:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except ValueError as error:  # of an empty file
+        except ValueError as error:
+            # of an empty file
             raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
     try:
         return view_weights(np.frombuffer(pages, np.uint8), path=path)

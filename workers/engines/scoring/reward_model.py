@@ -1,12 +1,10 @@
-"""The reward model in plain torch: a frozen sequence classifier with one label reads responses in
+"""The reward model in plain torch: a frozen sequence classifier with one label scores responses in
 padded batches.
 
-*Consumes* prompts with their responses. *Produces* one score for each. *Waits for* nothing.
-
-Batches are padded, not packed: classifiers pool their tokens each in a way of its own (the last
-token, the first, a mean under the attention mask), and only their own ``forward`` knows it.
-Decoders without a padding token take the last token of a row; they are given a padding token that
-ends no row of the batch, which makes that the last token of each sequence.
+Batches are padded, not packed. Each classifier pools its tokens in its own way: the last token, the
+first, or a mean under the attention mask. Only its own ``forward`` knows the way. A decoder without
+a padding token takes the last token of a row. It is given a padding token that ends no row of the
+batch, so that it finds the last token of each sequence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The seam between the reference worker and whatever computes log-probs of given tokens.
+"""The seam between the reference worker and the engines that compute log-probs of given tokens.
 
-*Consumes* token sequences. *Produces* log-probs of their tails. Blocking; driven from the worker's
-one compute thread.
+An engine takes token sequences and returns the log-probs of their tails. It is blocking, and driven
+from the worker's one compute thread.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class ScoringEngine(Protocol):
 
 
 def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
-    """Refuse what cannot be scored: a first token, or a token without an embedding (on a GPU
-    looking one up ends the process).
+    """Refuse sequences that cannot be scored: a first token, or a token without an embedding (on a
+    GPU its lookup ends the process).
 
-    Raises EngineError that says which.
+    Raises EngineError that names which.
     """
     for request in requests:
         tokens = request.tokens

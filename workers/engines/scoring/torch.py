@@ -1,7 +1,6 @@
 """The scoring engine in plain torch: a frozen model, packed sequences, no gradients.
 
-*Consumes* token sequences. *Produces* the log-probs of their tails at the sampling temperature.
-*Waits for* nothing.
+It returns the log-probs of the sequences' tails at the sampling temperature.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""The scoring engine on vLLM: a frozen model scores prompts, and samples one token for nobody.
+"""The scoring engine on vLLM: a frozen model scores prompts. One more token is sampled and
+discarded.
 
-*Consumes* token sequences. *Produces* the log-probs of their tails at the sampling temperature.
-*Waits for* nothing: vLLM is stepped on the caller's thread until all are scored,
-``max_num_batched_tokens`` of them at a time.
+It returns the log-probs of the sequences' tails at the sampling temperature. The caller's thread
+steps vLLM until all are scored, ``max_num_batched_tokens`` at a time.
 
 The weights are the folder's own and never change. Nothing is cached between requests: a cached
 prefix would have no log-probs.
@@ -47,7 +47,7 @@ class VllmScoring:
 
         Raises:
             ConfigError: vLLM runs this model by a runner that scores at temperature 1 only, and
-                another one is asked for.
+                another temperature is requested.
         """
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")

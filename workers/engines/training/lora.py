@@ -1,23 +1,22 @@
 # pyright: reportMissingImports=false
-"""A LoRA adapter on a frozen policy, by peft: only the adapter is trained and published, and all
-who sample see merged weights.
+"""A LoRA adapter on a frozen policy, by peft: only the adapter is trained and published, and every
+sampler uses merged weights.
 
-*Consumes* a model and the adapter's shape. *Produces* the adapter's parameters; the adapter and the
-frozen weights below it, which generators merge (``workers.engines.model.adapter``); the merged
-weights under the model's own names; and in a checkpoint, beside ``model/`` with the merged weights:
+Generators merge the adapter and the frozen weights below it (``workers.engines.model.adapter``). A
+checkpoint holds, beside ``model/`` with the merged weights:
 
     adapter/adapter_config.json          as peft writes it
     adapter/adapter_model.safetensors    likewise; its metadata hold the digest of the weights below the adapter
 
-*Waits for* the disk. A restart takes the weights below from the run's start model and the adapter
-from the checkpoint, never from the merged weights, which are rounded: so it goes on bit for bit.
+A restart takes the weights below from the run's start model and the adapter from the checkpoint. It
+never takes the merged weights, which are rounded. So training goes on bit for bit.
 
 There is no dropout: a ratio of probabilities must be 1 while the weights are the same. Source: Hu
-et al. 2021, https://arxiv.org/abs/2106.09685; a layer computes ``W x + (alpha / rank) B A x`` with
+et al. 2021, https://arxiv.org/abs/2106.09685. A layer computes ``W x + (alpha / rank) B A x`` with
 B = 0 at first.
 
-This module is imported where an adapter is asked for, and nowhere else: peft brings accelerate, and
-takes a second to import.
+This module is imported only where an adapter is configured: peft brings accelerate, and takes a
+second to import.
 """
 
 from __future__ import annotations

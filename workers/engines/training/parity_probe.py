@@ -1,9 +1,9 @@
-"""One fixed sequence, whose log-probs the learner publishes with every version, so that an engine
-can be held against it.
+"""A fixed sequence, whose log-probs the learner publishes with every version. An engine's own
+log-probs are compared with them.
 
 The sequence is the same in every run of a model: token ids spread over the vocabulary by a fixed
-stream. What matters is not what it says but that every weight has a part in its log-probs, the
-output layer's row of every probed token among them.
+stream. Every weight must have a part in its log-probs, among them the output layer's row of every
+probed token.
 """
 
 from __future__ import annotations

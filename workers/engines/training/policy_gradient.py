@@ -1,13 +1,12 @@
-"""What every training backend does between weights and optimiser: log-probs of samples, and the
-gradient of an objective.
+"""The common computation of all training backends: log-probs of samples, and the gradient of an
+objective.
 
-*Consumes* a policy and training samples. *Produces* log-probs, or gradients accumulated in the
-policy's parameters with the sums of which loss and metrics of the whole batch are made. *Waits for*
-nothing.
+Gradients accumulate in the policy's parameters. Loss and metrics of the whole batch are made of
+returned sums.
 
-Loss weights are made from the whole batch before it is cut into micro-batches, so that the cut
-changes nothing but memory: not the cut into micro-batches, and not the sharing of them among ranks.
-Sums stay on the device until the last micro-batch is done: one wait for the device a batch.
+Loss weights are made from the whole batch before it is cut. So neither the cut into micro-batches
+nor their sharing among ranks changes anything but memory. Sums stay on the device until the last
+micro-batch is done: one wait for the device a batch.
 """
 
 from __future__ import annotations
@@ -61,7 +60,9 @@ class BatchTotals:
 
 @dataclass(frozen=True, slots=True)
 class BatchSums:
-    """What one rank's micro-batches add to loss and metrics: scalars on the device, float64."""
+    """The sums that one rank's micro-batches add to loss and metrics: scalars on the device,
+    float64.
+    """
 
     sums: dict[str, torch.Tensor]
     """``loss``, and of each metric the sum over tokens, or over samples; the same names on every
@@ -72,9 +73,11 @@ class BatchSums:
 
 
 class PackedPolicy(torch.nn.Module):
-    """A causal language model whose ``forward`` scores packed tokens: so that whatever wraps
-    modules (sharding, offloading) sees all that happens between weights and log-probs as one
-    forward pass."""
+    """A causal language model whose ``forward`` scores packed tokens.
+
+    So a wrapper of modules (sharding, offloading) sees the way from weights to log-probs as one
+    forward pass.
+    """
 
     def __init__(self, model: PreTrainedModel, settings: ForwardSettings) -> None:
         """Score with ``model``, which went through ``prepare_packed``."""
@@ -112,8 +115,8 @@ def sample_logprobs(
 
 
 def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
-    """See whether ``samples`` make an optimiser batch: before anything is computed, and before any
-    other rank is told.
+    """Check that ``samples`` make an optimiser batch, before anything is computed and before any
+    other rank receives a command.
 
     Raises:
         EngineError: There is no sample, or some have old log-probs and some have none.
@@ -143,14 +146,14 @@ def accumulate_gradient(
     """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
 
     Args:
-        policy: A :class:`PackedPolicy`, or what wraps one.
+        policy: A :class:`PackedPolicy`, or a wrapper of one.
         samples: One optimiser batch, which passed :func:`check_samples`. With ``old_logprobs`` on
-            none of them, the present policy is the proximal one, as it is in the only step of an
-            update: its own log-probs stand in, without gradient, and one forward pass is spared.
+            none of them, the present policy is the proximal one, as in the only step of an update.
+            Its own log-probs stand in, without gradient, and one forward pass is spared.
         objective: The loss.
         plan: The micro-batches to compute here: all of the batch's, or one rank's share.
         device: Of the policy's inputs.
-        backward: What takes the gradient; ``loss.backward()`` when absent.
+        backward: The function that computes the gradient; ``loss.backward()`` when absent.
         loss_scale: Factor of the gradient only: the number of ranks where a backend averages
             gradients over them.
     """

@@ -1,6 +1,6 @@
-"""What a torch backend gives to generators and to the update log, from its weights and its process.
+"""A torch backend's output for generators and for the update log, from its weights and its process.
 
-Both torch backends, in one process and on ranks, take it from here. It is no backend by itself.
+Both torch backends, in one process and on ranks, use it. It is no backend by itself.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class PublishSettings:
     device: str = "cpu"
     """As configured."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the numbers depend on besides the process: ranks, and libraries that are used now and
-    then.
-    """
+    """Facts besides the process that the numbers depend on: ranks, and libraries of some runs."""
 
 
 def publish_settings(config: RunConfig) -> PublishSettings:

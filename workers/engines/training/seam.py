@@ -1,8 +1,7 @@
-"""The seam between the learner and whatever computes gradients: plain torch in one process, FSDP2
-and DeepSpeed in one or several, behind the same words.
+"""The seam between the learner and the training backends: plain torch in one process, FSDP2 and
+DeepSpeed in one or several.
 
-*Consumes* training samples and a loss. *Produces* log-probs, optimiser steps, weights and
-checkpoints. Blocking; driven from the learner's one compute thread.
+A backend is blocking, and driven from the learner's one compute thread.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimiser step did."""
+    """The result of one optimiser step."""
 
     applied: bool
     """False when loss or gradient was not finite: weights and optimiser state are then exactly what
@@ -90,10 +89,13 @@ class TrainingBackend(Protocol):
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder
-        from the copy: Hugging Face format under ``folder/model``, optimiser, schedule and RNG state
-        beside it (safetensors and JSON, nothing pickled). It may run on another thread while
-        training goes on, and raises OSError. The caller fsyncs and renames."""
+        """Copy into the host's memory all that an exact resume needs; return a function that writes
+        the copy into a folder.
+
+        The function writes Hugging Face format under ``folder/model``, and optimiser, schedule and
+        RNG state beside it (safetensors and JSON, nothing pickled). It may run on another thread
+        while training goes on, and raises OSError. The caller fsyncs and renames.
+        """
         ...
 
     def load(self, folder: Path) -> None:

@@ -1,7 +1,5 @@
-"""The training backend in plain torch: one process, one device, AdamW.
-
-*Consumes* training samples and an objective. *Produces* log-probs, optimiser steps, weights and
-checkpoints. *Waits for* nothing. The reference that every other backend is tested against.
+"""The training backend in plain torch: one process, one device, AdamW. Every other backend is
+tested against it.
 
 Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a
 whole or not at all (``workers.engines.model.optimizer``).
@@ -146,9 +144,7 @@ class TorchTraining(TorchPublishing):
         return self._weights.adapter()
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face
-        format and the optimiser beside it; it raises OSError, and may run on another thread while
-        this engine goes on."""
+        """Copy the state of an exact resume; return its writer, by the seam's contract."""
         write_weights = self._weights.snapshot()
         write_optimizer = self._optimizer.snapshot()
 

@@ -1,9 +1,7 @@
-"""What of a policy is trained, and how its weights leave and come back: all of them, or an adapter
+"""The trained part of a policy, and the ways of its weights out and in: all weights, or an adapter
 on frozen ones.
 
-*Consumes* a model. *Produces* the parameters to optimise, the weights under the model's own names,
-and the files of a checkpoint. *Waits for* the disk. An optimiser changes the parameters between two
-calls, nobody else does.
+Between two calls, only the optimiser changes the parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class TrainedWeights(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
-        """What is trained, by its name in the model that computes."""
+        """The trained parameters, by their names in the model that computes."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

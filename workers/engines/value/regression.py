@@ -1,17 +1,15 @@
-"""What every value engine does between weights and optimiser: values of given tokens, and the
-gradient of their regression.
+"""The common computation of all value engines: values of given tokens, and the gradient of their
+regression.
 
-*Consumes* a value model; token sequences, or finished responses with their rewards. *Produces*
-values, or gradients accumulated in the model's parameters with what the batch's figures are made
-of. *Waits for* nothing.
+Gradients accumulate in the model's parameters. The batch's figures are made of returned sums.
 
     G_t = gamma^(T - t) R                                              Monte-Carlo targets (lambda_critic = 1, the default)
     loss = 1/n sum_i 1/T_i sum_t max((V - G)^2, (clip(V, V_old - c_low, V_old + c_high) - G)^2) / 2
 
-over the n finished responses of the whole batch (VAPO and T-PPO; T-PPO's port divides by unfinished
-rows too, which makes the step smaller when few responses finish: here there are only finished
-ones). As with the policy, weights are made of the whole batch before it is cut into micro-batches
-and shared among ranks.
+The sums go over the n finished responses of the whole batch (VAPO and T-PPO). T-PPO's port divides
+by unfinished rows too, which makes the step smaller when few responses finish. Here there are only
+finished ones. As with the policy, weights are made of the whole batch before it is cut into
+micro-batches and shared among ranks.
 """
 
 from __future__ import annotations
@@ -81,16 +79,15 @@ class PackedValue(torch.nn.Module):
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
         with context:
             hidden = hidden_packed(self.model, batch)
-            values = (
-                self._head[0](hidden.index_select(0, batch.positions)).squeeze(-1).clone()
-            )  # FSDP2 returns no views
+            # cloned, since FSDP2 returns no views
+            values = self._head[0](hidden.index_select(0, batch.positions)).squeeze(-1).clone()
         return values if values.dtype == torch.float64 else values.float()
 
 
 @dataclass(frozen=True, slots=True)
 class RegressionSums:
-    """What one rank's micro-batches add to a batch's figures; all zero where a sample is another
-    rank's.
+    """The sums that one rank's micro-batches add to a batch's figures; all zero where a sample is
+    another rank's.
     """
 
     loss: torch.Tensor
@@ -154,12 +151,12 @@ def accumulate_regression(
     """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
 
     Args:
-        model: A :class:`PackedValue`, or what wraps one.
+        model: A :class:`PackedValue`, or a wrapper of one.
         samples: One batch, which passed :func:`check_value_samples`.
         settings: Targets and clipping.
         plan: The micro-batches to compute here: all of the batch's, or one rank's share.
         device: Of the model's inputs.
-        backward: What takes the gradient; ``loss.backward()`` when absent.
+        backward: The function that computes the gradient; ``loss.backward()`` when absent.
         loss_scale: Factor of the gradient only: the number of ranks where a backend averages
             gradients over them.
     """
@@ -203,7 +200,7 @@ def accumulate_regression(
 def value_step_result(
     samples: Sequence[ValueSample], settings: ValueSettings, sums: RegressionSums, step: AppliedStep
 ) -> ValueStepResult:
-    """Tell what a step did, from sums over the whole batch."""
+    """Return the figures of a step, from sums over the whole batch."""
     lengths = [sample.response_length for sample in samples]
     weights = np.concatenate([response_weights(length, len(samples)) for length in lengths])
     returns = np.concatenate([_targets(s, settings, lam=1.0) for s in samples])

@@ -1,8 +1,7 @@
-"""The seam between the value worker and whatever holds its model: values of given tokens, and
+"""The seam between the value worker and the engines of its model: values of given tokens, and
 regression on finished responses.
 
-*Consumes* token sequences, and finished responses with their rewards. *Produces* values, optimiser
-steps and checkpoints. Blocking; driven from the worker's one compute thread.
+An engine is blocking, and driven from the worker's one compute thread.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ValueSample:
 
 @dataclass(frozen=True, slots=True)
 class ValueStepResult:
-    """What one optimiser step of the value model did."""
+    """The result of one optimiser step of the value model."""
 
     applied: bool
     """False when loss or gradient was not finite: weights and optimiser state are then exactly what
@@ -80,10 +79,13 @@ class ValueEngine(Protocol):
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy, in the host's memory, what an exact resume needs. What is returned fills a folder
-        from the copy: Hugging Face format under ``folder/model``, optimiser, schedule and RNG state
-        beside it (safetensors and JSON, nothing pickled). It may run on another thread while
-        training goes on, and raises OSError. The caller fsyncs and renames."""
+        """Copy into the host's memory all that an exact resume needs; return a function that writes
+        the copy into a folder.
+
+        The function writes Hugging Face format under ``folder/model``, and optimiser, schedule and
+        RNG state beside it (safetensors and JSON, nothing pickled). It may run on another thread
+        while training goes on, and raises OSError. The caller fsyncs and renames.
+        """
         ...
 
     def load(self, folder: Path) -> None:

@@ -1,11 +1,8 @@
-"""The value engine in plain torch: one process, one device, AdamW, packed sequences.
+"""The value engine in plain torch: one process, one device, AdamW, packed sequences. The sharded
+one is tested against it.
 
-*Consumes* token sequences, and finished responses with their rewards. *Produces* values of the
-states before each response token, optimiser steps and checkpoints. *Waits for* nothing. The
-reference that the sharded one is tested against.
-
-What is computed stands in ``workers.engines.value.regression``. Master weights are fp32 whatever
-the compute type.
+It returns the values of the states before each response token. The computation is in
+``workers.engines.value.regression``. Master weights are fp32 whatever the compute type.
 """
 
 from __future__ import annotations
@@ -111,9 +108,7 @@ class TorchValue:
         return value_step_result(samples, self._settings, sums, step)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy what an exact resume needs. What is returned writes ``folder/model`` in Hugging Face
-        format and the optimiser beside it; it raises OSError, and may run on another thread while
-        this engine goes on."""
+        """Copy the state of an exact resume; return its writer, by the seam's contract."""
         write_model = snapshot_model(self._model, self._tokenizer_from)
         write_optimizer = self._optimizer.snapshot()
 

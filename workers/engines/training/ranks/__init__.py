@@ -1,20 +1,20 @@
-"""Training on several processes: one *rank* each, which hold a share of the weights and compute in
-step.
+"""Training on several processes, called *ranks*. Each holds a share of the weights, and all compute
+in step.
 
     supervisor ──starts──> launcher (launch) ──torch's elastic agent──> rank 0, rank 1, ...
 
 Rank 0 is the worker: the actor that speaks to the ledger, and the only one that knows of messages,
-claims and files. It *leads* (``lead``): each call of its backend is told to the others as one
+claims and files. It *leads* (``lead``): each call of its backend is sent to the others as one
 command (``messages``) and carried out by all ranks at once. The others *follow* (``follow``): they
-wait for the next command, for a bounded time, and do what it says with the same code.
+wait for the next command, for a bounded time, and carry it out with the same code.
 
-What a rank holds, and how gradients get together, is one of two *shards*: ``fsdp2`` (torch's
-``fully_shard``) or ``zero`` (DeepSpeed). ``sharded`` makes of either what workers know: gathered
-weights, snapshots, loads; ``training`` the policy's backend behind it, ``value`` the critic's,
-``backend`` what is the same in both. With one rank the same classes work in the worker's own
-process, and nobody is told anything.
+Two kinds of *shards* cut the weights and combine the gradients: ``fsdp2`` (torch's ``fully_shard``)
+and ``zero`` (DeepSpeed). ``sharded`` adds the workers' operations to both: gathered weights,
+snapshots, loads. On it stand ``training``, the policy's backend, and ``value``, the critic's;
+``backend`` is their common part. With one rank the same classes work in the worker's own process,
+and no command is sent.
 
-A rank that dies takes all of them down: the agent ends the others, the launcher ends with one exit
-code and says which rank it was; the supervisor starts a new launcher, and rank 0 goes on from its
-checkpoint.
+A rank that dies takes all of them down. The agent ends the others, and the launcher ends with one
+exit code and reports which rank it was. The supervisor starts a new launcher, and rank 0 goes on
+from its checkpoint.
 """

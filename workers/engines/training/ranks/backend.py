@@ -1,11 +1,7 @@
-"""What the policy's and the critic's backends on shares have in common.
+"""The common part of the policy's and the critic's backends on shares.
 
-*Consumes* shares, and on rank 0 calls and folders. *Produces* this rank's part of a batch, what all
-parts make together, and what an exact resume needs. *Waits for* the other ranks.
-
-Every rank is told the whole batch, makes the same loss weights of it, and computes its share of the
-micro-batches: so the sum over ranks is the sum that one process would have made, in another order
-of adding.
+Every rank receives the whole batch, makes the same loss weights of it, and computes its share of
+the micro-batches. So the sum over ranks is that of one process, in another order of adding.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ from workers.engines.value.seam import ValueSample
 
 
 class RankedBackend:
-    """A model in shares. A kind of it tells its commands by ``self._lead.run``, and adds to
-    ``obey`` what they do.
+    """A model in shares. A subclass sends its commands by ``self._lead.run``, and carries them out
+    in ``obey``.
     """
 
     def __init__(
@@ -68,8 +64,8 @@ class RankedBackend:
 
     @property
     def _loss_scale(self) -> float:
-        """What makes gradients those of the whole batch, where the shares average them over the
-        ranks.
+        """Factor that makes gradients those of the whole batch, where the shares average them over
+        the ranks.
         """
         return float(self._group.size) if self._shards.averages_gradients else 1.0
 

@@ -1,8 +1,8 @@
-"""From a configuration to one rank of a learner or value worker.
+"""Builds one rank of a learner or value worker, from a configuration and the environment that the
+launcher set.
 
-*Consumes* a run's configuration, and the environment that the launcher set. *Produces* a backend on
-this rank's share: on rank 0 what the worker drives, on the others what follows it. *Waits for* the
-other ranks to come, and the disk, while the model loads.
+The backend stands on this rank's share. The worker drives it on rank 0, and a follower on the
+others. The build waits for the other ranks to come, and for the disk while the model loads.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def make_training(
     tokenizer_from: Path | None = None,
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
-    """Share ``model``, the same on every rank, out among them: by DeepSpeed where ``zero`` says
-    how, else by FSDP2.
+    """Share ``model``, the same on every rank, out among them: by DeepSpeed when ``zero`` is given,
+    else by FSDP2.
 
     Raises:
         EngineError: The model's sequences cannot be packed, or it cannot be cut.

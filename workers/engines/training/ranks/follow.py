@@ -1,9 +1,8 @@
-"""The other ranks than 0: they wait for the next command, do it, and know nothing of messages,
-claims and files.
+"""The other ranks than 0: they wait for the next command and carry it out. They know nothing of
+messages, claims and files.
 
-*Consumes* commands of rank 0. *Produces* their share of what it asks for. *Waits for* the next
-command, at most the group's time limit: rank 0 says a few times within it that it is still there.
-*Unblocked by* rank 0; when that is gone, this process ends.
+The wait for a command lasts at most the group's time limit. Rank 0 reports several times within it
+that it is still there. When rank 0 is gone, this process ends.
 """
 
 from __future__ import annotations

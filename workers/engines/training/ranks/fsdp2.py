@@ -1,14 +1,12 @@
 """Shares by torch's FSDP2: every parameter is cut along its first dimension, and whole only while
 its layer computes.
 
-*Consumes* a module around a model, and the ranks. *Produces*
-:class:`workers.engines.training.ranks.sharded.Shards`. *Waits for* the other ranks, in every method
-that computes.
+Every method that computes waits for the other ranks.
 
-Each transformer layer is a unit of its own, the rest (embedding, last norm, head) one more: so
+Each transformer layer is a unit of its own. The rest (embedding, last norm, head) is one more. So
 memory holds the whole weights of one layer and of that rest. The same guarded AdamW as in one
-process steps the shares: its arithmetic is by element, and the norm of the gradient is taken over
-all ranks.
+process steps the shares. Its arithmetic is by element. The norm of the gradient is taken over all
+ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Fsdp2Shards:
         """Cut ``model``, which lies whole on every rank, into shares.
 
         Args:
-            module: What is called for a forward pass, around ``model``.
+            module: The module that is called for a forward pass, around ``model``.
             model: The model; its layers become units.
             settings: How it is stepped.
             group: The ranks.

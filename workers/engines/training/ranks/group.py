@@ -1,12 +1,10 @@
-"""The ranks of one worker as torch's process group: who is who, and how numbers get from one to the
-others.
+"""The ranks of one worker as torch's process group: their numbers, broadcasts and sums.
 
-*Consumes* the environment that the launcher set, or nothing for a rank that is alone. *Produces*
-broadcasts and sums. *Waits for* the other ranks, at most the group's time limit; a rank that has
-died ends every wait at once.
+The launcher's environment describes the group; a rank that is alone needs none. A wait for the
+other ranks lasts at most the group's time limit. A rank that has died ends every wait at once.
 
 Numbers on the host go by gloo, on GPUs by NCCL; both stay on this host's loopback and shared
-memory. Ranks find one another through a file in a folder that only this user can read: nothing
+memory. Ranks find one another through a file in a folder that only this user can read. No socket
 listens for strangers.
 """
 
@@ -36,8 +34,8 @@ _TRANSPORTS = ("gloo", "NCCL", "ProcessGroup", "pair closure")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of this worker, as one of them sees them. What fails between them is raised as it
-    comes: see :func:`peers`.
+    """All ranks of this worker, as seen by one of them. Failures between ranks are raised
+    unchanged: see :func:`peers`.
     """
 
     rank: int
@@ -80,10 +78,10 @@ class Group:
         return tensor
 
     def agree(self, digest: bytes, what: str) -> None:
-        """See whether all ranks have the same ``what``, by its digest of 32 bytes.
+        """Check by a digest of 32 bytes that all ranks have the same ``what``.
 
         Raises:
-            ConfigError: They have not; every rank is told which ones differ from rank 0.
+            ConfigError: They have not; on every rank it names those that differ from rank 0.
         """
         if len(digest) != _DIGEST_BYTES:
             raise ValueError(f"a digest of {len(digest)} bytes was given; expected {_DIGEST_BYTES}")

@@ -1,14 +1,12 @@
 """The launcher of a worker with several ranks: torch's elastic agent, on this host alone.
 
-*Consumes* the command line of one rank. *Produces* that many processes of it, which know one
-another by torch's usual environment (RANK, WORLD_SIZE), and at the end one exit code with the
-reason in words. *Waits for* the ranks. *Unblocked by* their ends: when one dies, the agent ends the
-others.
+It starts that many processes of one command line. They know one another by torch's usual
+environment (RANK, WORLD_SIZE). It waits for the ranks and ends with one exit code and a reported
+reason. When a rank dies, the agent ends the others.
 
-The launcher's process stands for the worker: it is the one that the supervisor started, watches,
-signals and reaps, and rank 0 beats with its process id. SIGTERM and SIGINT go on to rank 0, which
-drains and then lets the others end. When the launcher dies, however it dies, the kernel ends its
-ranks.
+The launcher's process stands for the worker. The supervisor starts, watches, signals and reaps it,
+and rank 0 beats with its process id. SIGTERM and SIGINT go on to rank 0, which drains and then lets
+the others end. When the launcher dies, however it dies, the kernel ends its ranks.
 
 Rendezvous goes through files in a folder that only this user can read. torch's own would listen on
 every interface.
@@ -47,14 +45,16 @@ LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 _LEAD_FILE = "lead.pid"
 _SHUTDOWN_S = 10
-"""What is left of the ranks after one has died is killed after so long."""
+"""Seconds after the death of one rank until the others are killed."""
 _PR_SET_PDEATHSIG = 1
 _WATCH_S = 0.5
 
 
 def num_ranks(role: Role, run_dir: Path) -> int:
-    """Return how many ranks a run's learner or value worker has; 1 when its configuration cannot be
-    read, which rank 0 then tells."""
+    """Return how many ranks a run's learner or value worker has.
+
+    It is 1 when the configuration cannot be read, which rank 0 then reports.
+    """
     from pipeline.config.load import read_resolved
 
     try:
@@ -149,8 +149,8 @@ def enter_rank() -> int:
 
 
 def _die_with(launcher: int) -> None:
-    """End when the launcher does; a rank without it would compute for nobody and hold locks that
-    its successor needs.
+    """End when the launcher does. A rank without it would compute in vain and hold locks that its
+    successor needs.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -167,7 +167,7 @@ def _die_with(launcher: int) -> None:
 
 
 def _pass_on(folder: Path, number: int) -> None:
-    """Signal rank 0. One that has not begun yet holds nothing, and ends with the launcher."""
+    """Signal rank 0. A rank 0 that has not begun yet holds nothing, and ends with the launcher."""
     try:
         lead = int((folder / _LEAD_FILE).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -185,8 +185,8 @@ def _die_of(number: int, folder: Path) -> None:
 
 
 def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> int:
-    """Say which rank ended the others, as the last line of the worker's output; return the exit
-    code that follows from it.
+    """Report which rank ended the others, as the last line of the worker's output; return the exit
+    code that follows.
     """
     rank, failure = min(failures.items(), key=lambda item: _precedence(item[1].exitcode))
     code = failure.exitcode
@@ -201,7 +201,7 @@ def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> 
 
 
 def _precedence(exit_code: int) -> tuple[bool, bool]:
-    """Sort the cause before its effects: a rank that lost the others says ENGINE, and the agent
-    ends those left by SIGTERM.
+    """Sort the cause before its effects: a rank that lost the others ends with ENGINE, and the
+    agent ends the rest by SIGTERM.
     """
     return exit_code == -signal.SIGTERM, exit_code == ExitCode.ENGINE

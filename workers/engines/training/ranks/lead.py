@@ -1,11 +1,8 @@
-"""Rank 0's side of the commands: each is told to all ranks and carried out by all at once.
+"""Rank 0's side of the commands: each is sent to all ranks and carried out by all at once.
 
-*Consumes* calls of a backend. *Produces* commands, and now and then the word that rank 0 is still
-there. *Waits for* the ranks that carry a command out.
-
-A follower's wait for the next command has the group's time limit, and a learner may have nothing to
-do for hours: so a thread tells the others that there is nothing to do, a few times within that
-limit. One lock keeps it apart from commands.
+A follower's wait for the next command has the group's time limit, and a learner may have no work
+for hours. So a thread sends an empty command several times within that limit. One lock keeps it
+apart from commands.
 """
 
 from __future__ import annotations
@@ -21,14 +18,15 @@ from workers.engines.training.ranks.messages import Command, Idle, Stop, encode
 T = TypeVar("T")
 
 _BEATS = 6
-"""Words within the group's time limit."""
+"""Empty commands within the group's time limit."""
 _STOP_S = 2.0
-"""A backend that is closed in the middle of a command waits so long for it; then its process ends,
-which tells the others too."""
+"""Seconds that the closing of a backend waits for a running command. Then its process ends, and so
+the others end too.
+"""
 
 
 class Lead:
-    """Tells the other ranks what to do."""
+    """Sends commands to the other ranks."""
 
     def __init__(self, group: Group, *, timeout_s: float) -> None:
         """Lead ``group``, whose time limit is ``timeout_s``."""

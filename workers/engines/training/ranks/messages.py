@@ -1,13 +1,10 @@
-"""What rank 0 tells the others: typed commands as MessagePack, their arrays as raw bytes behind it;
-nothing is pickled.
-
-*Consumes* a command. *Produces* one run of bytes, and the command again from it. *Waits for*
-nothing.
+"""Rank 0's messages to the others: typed commands as MessagePack, with their arrays as raw bytes
+behind it. Nothing is pickled.
 
     8 bytes: length h of the head | head: MessagePack, each array as [dtype, elements, offset] | arrays, each at a multiple of 8
 
-Both ends are processes of one release on one host, started together: no version is told, and a byte
-order is not asked for.
+Both ends are processes of one release on one host, started together. So the bytes hold neither a
+version nor a byte order.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""A model and its optimiser in shares: what all kinds of shares must do, and what can be done with
+"""A model and its optimiser in shares: the Protocol of all kinds of shares, and the operations on
 any of them.
 
-*Consumes* a kind of shares, and commands that concern weights. *Produces* gathered weights,
-snapshots and loads in the files of the single-process backend
-(``workers.engines.model.checkpoint_files``): a checkpoint goes on under another number of ranks,
-and under another backend. *Waits for* the other ranks; rank 0 for the disk, in a load.
+Gathered weights, snapshots and loads use the files of the single-process backend
+(``workers.engines.model.checkpoint_files``). So a checkpoint goes on under another number of ranks,
+and under another backend.
 
-Only rank 0 touches files. It reads and checks a whole checkpoint before the others are told of it,
-so that a damaged one changes nothing anywhere. One full tensor at a time goes over the group.
+Only rank 0 touches files. It reads and checks a whole checkpoint before it sends a command, so that
+a damaged one changes nothing anywhere. One full tensor at a time goes over the group.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Shards(Protocol):
 
     @property
     def module(self) -> torch.nn.Module:
-        """What is called for a forward pass."""
+        """The module that is called for a forward pass."""
         ...
 
     @property
@@ -135,7 +134,7 @@ class ShardedModel:
             skeleton: The same model on no device: names, shapes, ties and configuration.
             shards: This rank's share.
             group: The ranks.
-            lead: Tells the others, on rank 0.
+            lead: Sends commands to the others, on rank 0.
             tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
         """
         self._skeleton = skeleton

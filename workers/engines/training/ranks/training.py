@@ -1,8 +1,6 @@
 """The policy's training backend on shares: one rank or several behind
-:class:`workers.engines.training.seam.TrainingBackend`.
-
-*Consumes* training samples and an objective, on rank 0. *Produces* log-probs, optimiser steps,
-weights and checkpoints, there. *Waits for* the other ranks.
+:class:`workers.engines.training.seam.TrainingBackend`. Rank 0 takes the calls and returns the
+results.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The value engine on shares: one rank or several behind
-:class:`workers.engines.value.seam.ValueEngine`.
-
-*Consumes* token sequences, and finished responses with their rewards, on rank 0. *Produces* values,
-optimiser steps and checkpoints, there. *Waits for* the other ranks.
+:class:`workers.engines.value.seam.ValueEngine`. Rank 0 takes the calls and returns the results.
 """
 
 from __future__ import annotations

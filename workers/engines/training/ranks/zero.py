@@ -1,14 +1,12 @@
 """Shares by DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well),
-offloaded as the settings say.
+offloaded as configured.
 
-*Consumes* a module around a model, and the ranks. *Produces*
-:class:`workers.engines.training.ranks.sharded.Shards`. *Waits for* the other ranks, in every method
-that computes.
+Every method that computes waits for the other ranks.
 
 DeepSpeed steps plain torch's AdamW on flat fp32 shares; its own optimisers would be compiled at the
-first start. It clips by the same norm, and refuses a step whose gradient is not finite with all
-state left as it was; a loss that is not finite is made one of those. Of its API only what its
-documentation names is used.
+first start. It clips by the same norm. It refuses a step whose gradient is not finite, and leaves
+all state as it was. A loss that is not finite is turned into such a gradient. Only DeepSpeed's
+documented API is used.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ class ZeroShards:
         """Cut ``model``, which lies whole on every rank, into shares.
 
         Args:
-            module: What is called for a forward pass, around ``model``.
+            module: The module that is called for a forward pass, around ``model``.
             model: The model, in fp32.
             settings: How it is stepped.
             group: The ranks.
-            options: ZeRO's stage, and what else DeepSpeed is to be told.
+            options: ZeRO's stage, and the other settings of DeepSpeed.
 
         Raises:
             EngineError: DeepSpeed refuses the settings.
@@ -200,7 +198,7 @@ def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> di
     return {
         **options.config,
         "train_micro_batch_size_per_gpu": 1,
-        # the boundary is told for each micro-batch
+        # the boundary is set for each micro-batch
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
         "zero_allow_untested_optimizer": True,
@@ -214,7 +212,7 @@ def _import_deepspeed(group: Group) -> Any:
     compiling anything.
     """
     os.environ.setdefault("DS_ACCELERATOR", group.device.type)
-    # which DeepSpeed asks of its surroundings, not of its caller
+    # DeepSpeed reads it from the environment, not from its caller
     os.environ.setdefault("LOCAL_RANK", str(group.rank))
     with _quietly():
         import deepspeed
