@@ -79,7 +79,7 @@ def whiten_rows(
         rows: Values, one array a response.
         masks: Tokens that count.
         min_std: Below this std only the mean is taken away. A batch of nearly equal values is
-        noise, and would become noise of unit size.
+            noise, and would become noise of unit size.
     """
     kept = [np.asarray(row, dtype=np.float64)[mask] for row, mask in zip(rows, masks, strict=True)]
     count = sum(row.size for row in kept)

@@ -58,7 +58,7 @@ def token_loss(
         versions: Policy version that sampled each token; required when the proximal policy is
             interpolated.
         mean_weight: Divisor of importance weights: ``importance.mean_weight`` of the whole
-        mini-batch, or 1.
+            mini-batch, or 1.
 
     Raises:
         ValueError: Reference log-probs, entropies or versions are needed and absent.

@@ -1,6 +1,6 @@
 """Verifiers and reward shaping: from finished responses to scores.
 
-README.md beside this file says how to write a verifier and check it before training.
+README.md has how to write a verifier and check it before training.
 
     verifier.py       the nouns: Response in, Verdict or VerifierFailure out
     registry.py       names -> import paths

@@ -1,6 +1,6 @@
 """Exact arithmetic: the last number of the response must equal the answer.
 
-*Consumes* responses. *Produces* verdicts of accuracy 0 or 1. The rules:
+Verdicts have accuracy 0 or 1. The rules:
 
 1. A number is ASCII digits, with an optional decimal part, or a decimal part alone: ``42``,
    ``3.50``, ``.5``.
@@ -8,7 +8,7 @@
 3. A minus (``-`` or ``−``) or plus directly before it is its sign, unless a digit or a closing
    bracket comes before
    that: ``5-3`` is 5 and 3, ``x=-3`` is -3.
-4. The last number counts. What stands after it (a full stop, a unit, a bracket) does not matter;
+4. The last number counts. Characters after it (a full stop, a unit, a bracket) do not matter;
    digits may touch letters.
 5. Equality is of values, exact at any length: ``042``, ``42.0`` and ``+42`` equal ``42``; ``-0``
    equals ``0``; ``0.33`` does not equal ``0.333``. No rounding, no fractions, no exponents: ``1e3``

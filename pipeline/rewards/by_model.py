@@ -1,13 +1,10 @@
-"""Verifiers for data without answers: what the reward model thinks is what counts as right.
+"""Verifiers for data without answers, by the reward model's centred score.
 
-*Consumes* the centred score that the reward worker puts into each response. *Produces* accuracies.
-*Waits for* nothing.
-
-A reward model trained on comparisons (Bradley-Terry) says how much better one response is than
-another; the zero of its scale is where ``reward.model.center`` puts it. ``above_zero`` calls what
-is better right and the rest wrong, so that dynamic sampling drops groups that are all on one side.
-``sigmoid`` gives the chance that the response would win against one that scores ``center``; such
-accuracies are never quite alike, so no group is dropped.
+A reward model trained on comparisons (Bradley-Terry) measures how much better one response is than
+another; ``reward.model.center`` is the zero of its scale. ``above_zero`` takes responses above the
+zero for right and the rest for wrong, so that dynamic sampling drops groups that are all on one
+side. ``sigmoid`` returns the chance that the response would win against one that scores ``center``.
+Such accuracies are never quite alike, so no group is dropped.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 r"""DAPO's rule-based mathematics verifier, with its exact behaviour, quirks included.
 
-*Consumes* a response and a ground truth. *Produces* +1 or -1 and the answer that was read. Only the
-last 300 characters count. The last ``Answer: ...`` line is normalised and compared as text with the
-normalised truth; without such a line, the content of the last ``\boxed{...}`` in the last 100
-characters must equal the truth as it stands.
+Only the last 300 characters count. The last ``Answer: ...`` line is normalised and compared as text
+with the normalised truth. Without such a line, the content of the last ``\boxed{...}`` in the last
+100 characters must equal the truth as it stands.
 
 Answers that a person would accept and this does not: ``42.``, ``042``, ``42.0``, ``**42**``, and
 anything after the number such as an end-of-turn marker. That is what published DAPO runs were
 trained with; for laxer rules use ``math``.
 
-It runs in the worker, so its time is linear in answer and response, whatever they say: where verl's
-patterns take quadratic time, plain searches do the same.
+It runs in the worker, so its time must be linear in answer and response. Where verl's patterns take
+quadratic time, plain searches do the same.
 
 Behaviour of verl's ``verl/utils/reward_score/math_dapo.py``; golden family ``math_verifier``. The
 word lists are those of Minerva (arXiv 2206.14858, appendix D.1).
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pipeline.rewards.verifier import Response, Verdict, VerifierOutcome
 
 INVALID = "[INVALID]"
-"""What is read of a response that states no answer."""
+"""The answer that is read from a response that states none."""
 
 _TAIL_CHARS = 300
 _BOX_TAIL_CHARS = 100
@@ -72,7 +71,7 @@ _REWRITTEN = (
 
 @dataclass(frozen=True, slots=True)
 class DapoScore:
-    """What the verifier says of one response."""
+    """The verifier's result for one response."""
 
     score: float
     """+1 or -1"""

@@ -1,14 +1,14 @@
 r"""Mathematics: the response's committed final answer must equal the answer.
 
-*Consumes* responses. *Produces* verdicts of accuracy 0 or 1, each with its reason. Runs in a
-sandbox process: simplifying an expression that a model wrote can take for ever or all memory
-(``9**9**9**9``), and only killing the process ends that.
+Verdicts have accuracy 0 or 1, each with its reason. It runs in a sandbox process. Simplifying an
+expression that a model wrote can take for ever or all memory (``9**9**9**9``), and only killing the
+process ends that.
 
-``verify`` (the verifier ``math``) takes what ``final_answer`` finds that the response commits
-itself to. Numbers, with their currency and unit, are compared exactly; other expressions by
-math-verify; words letter by letter. ``verify_loosely`` (``math_loose``) takes the last expression
-that math-verify finds anywhere, commitment or not: for measuring models whose answers have no form,
-not for training, which finds out what it lets through.
+``verify`` (the verifier ``math``) takes the final answer to which ``final_answer`` finds the
+response committed. Numbers, with their currency and unit, are compared exactly; other expressions
+by math-verify; words letter by letter. ``verify_loosely`` (``math_loose``) takes the last
+expression that math-verify finds anywhere, commitment or not. It is for measuring models whose
+answers have no form. It is not for training, which would exploit its errors.
 
 The answer is read as LaTeX, ``$`` or ``\boxed`` around it or not; of a GSM8K solution, what follows
 its ``####``. An answer without any expression is a failure of the data.

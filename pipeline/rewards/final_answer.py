@@ -1,14 +1,16 @@
-r"""What a response commits itself to: its final answer, or why it has none.
+r"""A response's committed final answer, or why it has none.
 
-*Consumes* a response's text. *Produces* a Commitment. Pure, without sympy. The rules:
+Pure, without sympy. The rules:
 
 1. Three forms state a final answer, in this order of precedence: a box, ``\boxed{18}``; four
-   hashes, ``#### 18``; the word "answer", as a label (``**Answer:** 18``) or a sentence
-   (``The answer is 18 dollars.``). A form that stands inside another one says what that one states.
-2. Of the form with the highest precedence that is there, the last statement counts, and every
-   statement after it, of any form: all of them must be right.
-3. A statement that is empty, negated ("is not 18"), hedged ("I think", "probably", "about"), one of
-   several ("18 or 21"), a question, or taken back by what comes after it ("Wait, ...") is wrong.
+   hashes, ``#### 18``; the word "answer". The word is a label (``**Answer:** 18``) or begins a
+   sentence (``The answer is 18 dollars.``). A form around another one states what the inner one
+   states.
+2. The form with the highest precedence that is there decides by its last statement. Every statement
+   after it, of any form, must be right too.
+3. An empty, negated ("is not 18") or hedged ("I think", "probably", "about") statement is wrong.
+   So is one of several ("18 or 21"), a question, or a statement that later text takes back
+   ("Wait, ...").
 4. In a sentence, what stands after a number is its unit: it has no other number until an aside
    begins ("because", "in", a bracket).
 
@@ -76,7 +78,7 @@ def commitment(text: str) -> Commitment:
     return Commitment(values=tuple(dict.fromkeys([*(statement.value for statement in counted), *bare])))
 
 
-# -- what one value says
+# -- reading one value
 # ----------------------------------------------------------------------------------------------------
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
@@ -339,7 +341,7 @@ def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
     r"""Leave out a statement whose value is another statement, as the sentence of
     ``The answer is \boxed{18}``.
 
-    A frame that has a number of its own, or that says "not", stays, with its problem.
+    A frame that has a number of its own, or that has a "not", stays, with its problem.
     """
     ordered = sorted(statements, key=lambda statement: (statement.start, statement.form))
     kept: list[Statement] = []
@@ -372,7 +374,8 @@ def _context_flaw(text: str, start: int, form: Form) -> str:
         near = "" if text[start].isupper() else before[starters[-1] :]
         is_negated = _stands_alone(_NEGATED, _CLAUSE.split(near)[-1])
         is_hedged = _stands_alone(_HEDGED, near) or _stands_alone(_BELIEVED, re.split("[,;:]", near)[-1])
-    else:  # and working that says "not" and "could" of other things may stand before it: the last word counts
+    else:
+        # working before it may have "not" and "could" about other things: the last word counts
         near = _LINKS.sub("", before[-_CONTEXT_CHARS // 2 :])
         is_negated = _ends_with(_NEGATED, near)
         is_hedged = _ends_with(_HEDGED, near) or _ends_with(_BELIEVED, near)

@@ -1,7 +1,6 @@
 """Soft over-long punishment: a penalty that grows as a response nears the length limit.
 
-*Consumes* response lengths. *Produces* a summand of the reward. *Waits for* nothing; numpy only, so
-that reward workers stay light.
+Numpy only, so that reward workers stay light.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ def soft_overlong_penalty(lengths: ArrayLike, *, max_tokens: int, cache_tokens: 
           = factor ((L_max - L_cache) - |y|) / L_cache   up to L_max
           = -factor                                   beyond
 
-    It is applied once, when a response has finished, on its whole length over all chunks. verl lets
-    it fall on beyond L_max, where a generator that stops there never gets. DAPO (2503.14476, eq.
+    It is applied once, when a response has finished, on its whole length over all chunks. In verl
+    it falls on beyond L_max; a generator that stops there never gets so far. DAPO (2503.14476, eq.
     13).
 
     Args:

@@ -1,17 +1,17 @@
 """The verification engine: batches of responses in, one outcome for each out.
 
 *Consumes* responses, each naming its verifier. *Produces* outcomes in the same order. *Waits for*
-sandbox processes, each call within its time limit. Cheap built-in verifiers run here, by the batch;
-everything else runs in killable processes, one response a call or as many as the verifier takes, as
-many calls at once as there are processes, which start when first needed.
+sandbox processes, each call within its time limit. Cheap built-in verifiers run here, by the batch.
+All others run in killable processes, one response a call or as many as the verifier takes. There
+are as many calls at once as processes, which start when first needed.
 
-An answer that is not judged within the limit is wrong, and its verdict says so (``judged``). When a
-call with several responses fails or is late, each is judged by itself, so that one response spoils
-no other.
+An answer that is not judged within the limit is wrong, and its verdict records this (``judged``).
+When a call with several responses fails or is late, each is judged by itself, so that one response
+spoils no other.
 
 A verifier may start processes of its own, which die with it. While calls run, they are counted a
-few times a second, by session, and too many are killed: the kernel's own limit counts the account's
-other processes, too, and exempts root.
+few times a second, by session, and too many are killed. The kernel's own limit would not do: it
+counts the account's other processes, too, and exempts root.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Jobs = dict[VerifierSpec, deque[int]]
 
 
 class PoolConfig(Protocol):
-    """What the pool reads of the configuration's reward section."""
+    """The settings of the reward section that the pool reads."""
 
     @property
     def timeout_s(self) -> float:
@@ -112,7 +112,7 @@ class VerifierPool:
 
     async def start(self, verifiers: Iterable[str] = ()) -> None:
         """Load the named verifiers now, so that a wrong name or a module that fails to import is
-        told at once.
+        reported at once.
 
         Raises:
             ConfigError: a verifier does not exist or cannot be imported.
@@ -238,7 +238,7 @@ class VerifierPool:
         outcomes: list[VerifierOutcome | None],
         told: Callable[[int], None],
     ) -> None:
-        """Judge by one call; by one each, where that of several fails or is late. Each call is told
+        """Judge by one call; by one each, where that of several fails or is late. Each call counts
         as a piece of work.
         """
         judged = await process.call(spec, [responses[index] for index in indices], self._timeout_s)
@@ -268,7 +268,7 @@ class VerifierPool:
 
 
 def _nothing(_: int) -> None:
-    """Tell a number to nothing."""
+    """Do nothing with a number."""
 
 
 def _has_died(outcome: VerifierOutcome) -> bool:

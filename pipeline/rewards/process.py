@@ -1,11 +1,11 @@
 """The parent's end of one sandbox process: start, call within a deadline, kill with all that it
 started.
 
-*Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the
-child, never longer than the call's time limit; then the child is killed, the answer counts as
+*Consumes* calls. *Produces* outcomes, or a failure with how the process ended. *Waits for* the
+child, never longer than the call's time limit. Then the child is killed, the answer counts as
 wrong, and the next call starts another child. Starting and importing have a limit of their own, and
-are no part of the call's. What a verifier started dies with it: its process group at one blow, then
-what left the group, by the mark in its environment (``pipeline.process.descendants``).
+are no part of the call's. A verifier's processes die with it: its process group at one blow, then
+those that left the group, by the mark in their environment (``pipeline.process.descendants``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Names of verifiers, and where each is.
 
-*Consumes* a name from the configuration; or from a data line or a message, which may name
-registered ones only. *Produces* a VerifierSpec: an import path, and whether it runs in a sandbox
-process. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox.
+Data lines and messages may name registered verifiers, and import paths that the configuration names
+too. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = Fals
     """Give ``package.module:function`` a short name.
 
     Args:
-        name: what configurations and data lines say.
+        name: the name in configurations and data lines.
         path: the function's import path.
-        sandboxed: False only for cheap functions that cannot hang whatever the response says, and
-            are not async.
+        sandboxed: False only for cheap functions that cannot hang, whatever the response, and are
+            not async.
         sound: True only for functions that no response should end: where one does twice, the answer
             counts as not judged.
 
@@ -91,7 +90,7 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
     """Find the verifier that a data line or a message names: a registered one, or one that the
     configuration names too.
 
-    An import path is code to run. That is the configuration's to say, never the data's.
+    An import path is code to run. The configuration alone may name it, never the data.
 
     Raises:
         ConfigError: the name is unknown, or an import path that is not among ``configured``.

@@ -1,14 +1,14 @@
 """The child process that runs verifiers which may raise, hang, print or grow.
 
-*Consumes* calls on standard input, one at a time. *Produces* one reply for each on what was
-standard output when it started. *Waits for* its parent's next call; ends when the parent closes the
-pipe. Frames are a 4-byte big-endian length and MessagePack.
+Calls come on standard input, one at a time. Replies go, one for each, to what was standard output
+when it started. Frames are a 4-byte big-endian length and MessagePack. The process ends when the
+parent closes the pipe.
 
-The limits of a life: memory, open files, the size of a file (the kernel refuses more; each process
-that a verifier starts has the same), no core files, and for each call an alarm of the kernel that
-ends the process even when the parent is gone. On Linux it ends with its parent, which counts the
-processes that it may have (``pipeline.rewards.pool``). Whatever a verifier prints goes nowhere.
-This guards against accidents and hostile *responses*; it does not make hostile *code* safe to run.
+A life has limits of memory, open files and the size of a file, and leaves no core files. The kernel
+refuses more; each process that a verifier starts has the same limits. For each call an alarm of the
+kernel ends the process even when the parent is gone. On Linux it ends with its parent, which counts
+the processes that it may have (``pipeline.rewards.pool``). A verifier's output is discarded. This
+guards against accidents and hostile *responses*; it does not make hostile *code* safe to run.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     outcomes: tuple[VerifierOutcome, ...] = ()
     max_batch: int = 1
-    """How many responses the verifier takes a call; told when it is loaded."""
+    """Responses that the verifier takes a call; set when it is loaded."""
     is_last: bool = False
-    """The process ends after this reply: the verifier asked it to, or exhausted its memory or
+    """The process ends after this reply: the verifier requested it, or exhausted its memory or
     stack.
     """
 

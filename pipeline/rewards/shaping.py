@@ -1,8 +1,7 @@
 """From a verdict to the reward that the learner maximises.
 
-*Consumes* a verdict and a response's length. *Produces* a RewardScore whose parts sum to its
-reward. Pure. The raw accuracy passes through untouched: dynamic sampling filters by it, never by
-the shaped reward.
+A RewardScore's parts sum to its reward. The raw accuracy passes through untouched: dynamic sampling
+filters by it, never by the shaped reward.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from protocol.trajectory import FinishReason, RewardScore
 
 
 class ShapingConfig(Protocol):
-    """What shaping reads of the configuration's reward section."""
+    """The settings of the reward section that shaping reads."""
 
     @property
     def correct(self) -> float:
@@ -58,9 +57,9 @@ def shape(
 
     The reward is ``wrong + accuracy * (correct - wrong)``, plus the verdict's own parts, plus
     ``model_part`` (the reward model's weighted score, where there is one), plus the soft over-long
-    punishment. With over-long filtering, a response that was cut at the limit is masked: it counts
-    in its group's mean and std, and its tokens carry no loss. One that ends by its stop token
-    exactly at the limit is not cut.
+    punishment. With over-long filtering, a response that was cut at the limit is masked. It counts
+    in its group's mean and std, and its tokens carry no loss. A response that ends by its stop
+    token exactly at the limit is not cut.
     """
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
     if model_part is not None:

@@ -10,9 +10,9 @@ of them. *Waits for* the function, within the sandbox's time limit.
                                                                                     or a dict with ``score`` and ``acc``
     compute_scores(data_sources, solution_strs, ground_truths, extra_infos)         verl's, for its batch reward manager
 
-They are told apart by the names of their parameters (``completions``, ``solution_str``,
-``solution_strs``), since TRL and verl call by name. Any of them may be ``async``. A function that
-takes several responses a call says so: ``judge.max_batch = 16``.
+The names of the parameters (``completions``, ``solution_str``, ``solution_strs``) distinguish them,
+since TRL and verl call by name. Any of them may be ``async``. A function that takes several
+responses a call declares it: ``judge.max_batch = 16``.
 
 Sources: TRL's GRPOTrainer calls ``func(prompts=, completions=, completion_ids=, **columns)``, each
 a list; verl's NaiveRewardManager calls ``func(data_source=, solution_str=, ground_truth=,
@@ -34,14 +34,15 @@ from protocol.errors import ConfigError
 MAX_BATCH = 1024
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra", "log_metric"})
-"""What TRL's trainer gives besides texts and columns, and a verifier of Headrace does not get."""
+"""Arguments that TRL's trainer gives besides texts and columns; a verifier of Headrace does not get
+them."""
 
 
 _OWN = inspect.signature(lambda responses: responses)
 
 
 class Style(StrEnum):
-    """Whose signature a verifier has."""
+    """The origin of a verifier's signature."""
 
     OWN = "Headrace's"
     TRL = "TRL's"
@@ -63,7 +64,8 @@ class Judge:
         )
         try:
             signature = inspect.signature(function)
-        except ValueError:  # some functions in C tell nothing
+        except ValueError:
+            # some functions in C have no signature
             signature = _OWN
         parameters = signature.parameters
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

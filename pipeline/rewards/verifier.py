@@ -1,7 +1,6 @@
 """The nouns of verification, and the seam that every verifier fills.
 
-*Consumes* finished responses. *Produces* one outcome for each, in order. *Waits for* nothing: a
-verifier is a plain function.
+A verifier is a plain function from finished responses to one outcome for each, in order.
 
     def verify(responses):
         return [float(r.response_text.strip() == r.answer) for r in responses]
@@ -57,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     parts: dict[str, float] = {}
     """Further summands of the reward by name, such as ``{"format": 0.1}``."""
     reason: str = ""
-    """What decided, in a few words, for those who read verdicts."""
+    """The deciding fact, in a few words, for readers of verdicts."""
     judged: bool = True
     """False for an answer that could not be judged within its limits, which counts as wrong."""
 
@@ -86,7 +85,7 @@ class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
 
     kind: VerifierFailureKind
     error: str
-    """What happened, with the verifier's traceback where there is one."""
+    """The error, with the verifier's traceback where there is one."""
 
 
 VerifierOutcome = Verdict | VerifierFailure
@@ -110,8 +109,8 @@ class Verifier(Protocol):
 
 
 def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
-    """Turn what a verifier returned into outcomes; whatever is not one becomes a failure that says
-    so.
+    """Return the outcomes of a verifier's result; an entry that is no outcome becomes a failure
+    with a reason.
 
     Args:
         returned: the verifier's result, of any type: it is not trusted.
