@@ -7,7 +7,7 @@
     report.py       what was skipped, where and why
     source.py       PromptSource: position in the stream -> Prompt
 
-**The rule.** What is wrong with one line is reported with file and line, and the line is skipped;
-what is wrong with a whole file or with the configuration (missing file, not Parquet, a verifier
-that does not exist, no usable line at all) is refused.
+**The rule.** A fault of one line is reported with file and line, and the line is skipped. A fault
+of a whole file or of the configuration is refused. Such faults are a missing file, a file that is
+not Parquet, a verifier that does not exist, and no usable line at all.
 """

@@ -1,10 +1,7 @@
-"""What a reward model reads of a response: the conversation that it ends, in the reward model's own
-words.
+"""The conversation that a response ends, as a reward model's token ids.
 
-*Consumes* a prompt, a response, and the reward model's tokenizer. *Produces* token ids. Pure.
-
-With a chat template of its own, the reward model reads the line's messages (a ``prompt`` column,
-put into ``data.prompt_template``, is one message of the user) and the response as the assistant's.
+With a chat template of its own, the reward model reads the line's messages and the response as the
+assistant's. A ``prompt`` column, put into ``data.prompt_template``, is one message of the user.
 Without one it reads the texts of prompt and response, end to end, with the special tokens that its
 tokenizer adds to any text. Either way the text is tokenised anew, since its tokens need not be the
 policy's. Nothing is cut: half a response is another response.

@@ -1,8 +1,8 @@
 """Rows of prompt and response files, streamed.
 
-*Consumes* a path ending in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``.
-*Produces* a Row for every line, or a BadRow that says why the line cannot be read. *Waits for* the
-disk. Memory holds one line, or one batch of Parquet rows, at a time.
+A path ends in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``. Every line is
+a Row, or a BadRow with the reason why it cannot be read. Memory holds one line, or one batch of
+Parquet rows, at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
     """Yield the rows of a file in order; blank lines are passed over.
 
     Raises:
-        DataError: the file is missing, is not what its name says, or its name ends otherwise.
+        DataError: The file is missing, its name has another ending, or its content does not match
+            the ending.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file; give a JSONL or Parquet file")
@@ -71,7 +72,7 @@ def count_rows(path: Path) -> int:
     """Return about how many rows ``read_rows`` yields: lines, or rows of a Parquet file. Raises
     DataError as it does.
     """
-    # says what is wrong with the name
+    # raises for a wrong name
     read_rows(path)
     if path.suffix.lower() == ".parquet":
         import pyarrow as pa
@@ -141,7 +142,8 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
                     if isinstance(columns, UnicodeDecodeError):
                         detail = f"byte {columns.start} of a text: {columns.reason}"
                         yield BadRow(number, RowProblem.INVALID_UTF8, detail)
-                    else:  # dates become ISO text, bytes base64, decimals text
+                    else:
+                        # dates become ISO text, bytes base64, decimals text
                         yield Row(number, msgspec.to_builtins(columns, str_keys=True))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read as Parquet after row {number}: {error}") from error

@@ -1,6 +1,6 @@
 """One row of a prompt file -> one prompt before tokenisation, or the reason why not.
 
-*Consumes* plain columns. *Produces* a PromptLine or a SkipReason with a detail. Pure. The columns:
+The columns:
 
     prompt      text, put into the configuration's template; or
     messages    [{"role": ..., "content": ...}, ...], put through the tokenizer's chat template

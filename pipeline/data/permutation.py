@@ -1,10 +1,9 @@
 """The order of an epoch as a function: a seeded permutation with random access and no table.
 
-*Consumes* a seed, an epoch and an index. *Produces* the index of a prompt. Pure integer arithmetic,
-so it is the same on every machine and under every library version, and a run resumes at any
-position at no cost.
+Pure integer arithmetic is the same on every machine and under every library version. A run resumes
+at any position at no cost.
 
-A balanced Feistel network permutes the smallest square power of two that holds the range; indices
+A balanced Feistel network permutes the smallest square power of two that holds the range. Indices
 that leave the range are sent round again until they return to it (cycle walking; under 4 rounds on
 average). Luby and Rackoff, 1988; Black and Rogaway, 2002.
 """

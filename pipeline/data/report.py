@@ -1,7 +1,6 @@
-"""What was read and what was skipped, with the first examples of each reason.
+"""The numbers of lines that were read and skipped, with the first examples of each reason.
 
-*Consumes* one word per line read. *Produces* counts and sentences for people. In memory it is of
-fixed size.
+Its size in memory is fixed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The stream of prompts: a position in, a prompt out.
 
-*Consumes* prompt files and a tokenizer, once, when loaded. *Produces* prompts by position, a report
-of what was skipped, and a digest that all workers of a run must share. *Waits for* nothing
-afterwards.
+Files are read once, when the source is loaded. All workers of a run must share its digest.
 
 ``at(position)`` is a pure function: the epoch is ``position // num_prompts``, and each epoch has
-its own seeded order. Whoever asks, whenever, after whatever restart, gets the same prompt, so a
-group's number is all that the ledger needs to keep.
+its own seeded order. A position gives the same prompt in every process and after every restart. The
+ledger therefore keeps only a group's number.
 
 Prompts are held as MessagePack, about the size of the files.
 """

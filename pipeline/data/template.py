@@ -1,8 +1,8 @@
 """The environment in which Hugging Face chat templates render.
 
-*Consumes* nothing. *Produces* a sandboxed Jinja environment with what templates expect: white space
-trimmed around blocks, ``break`` and ``continue``, ``raise_exception``, JSON that is not escaped for
-HTML, and ``{% generation %}`` blocks, which render as their content.
+The environment is a sandboxed Jinja environment. White space is trimmed around blocks, and JSON is
+not escaped for HTML. It has ``break``, ``continue`` and ``raise_exception``. ``{% generation %}``
+blocks render as their content.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """A model folder's tokenizer without torch: text to tokens, chat messages to a prompt, tokens to
 text.
 
-*Consumes* ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one,
-``chat_template.jinja``. *Produces* token ids and text, the same as ``transformers.AutoTokenizer``
-does. *Waits for* nothing. Only the ``tokenizers`` package is loaded (20 ms); importing
-AutoTokenizer imports torch (2.4 s and a few hundred MB), which a process that only decodes need not
-carry.
+Token ids and text are the same as those of ``transformers.AutoTokenizer``. Only the ``tokenizers``
+package is loaded (20 ms). Importing AutoTokenizer imports torch (2.4 s and a few hundred MB), which
+a process that only decodes need not carry.
 
-One deliberate difference: chat templates do not see today's date (``strftime_now``), because two
-workers must read the same prompt from the same line, whatever the day; templates then fall back to
-the date written in them.
+One deliberate difference: chat templates do not see today's date (``strftime_now``). Two workers
+must read the same prompt from the same line, whatever the day. Templates then fall back to the date
+written in them.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class PromptTokenizer(Protocol):
-    """What reading prompts needs of a tokenizer; any object with these two methods will do."""
+    """The methods of a tokenizer that reading prompts needs; any object with these two will do."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Return token ids, with the tokenizer's own special tokens (such as a first
@@ -79,8 +77,8 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids, with the tokenizer's special tokens (such as a first token) added
-        unless told otherwise.
+        """Return token ids, by default with the tokenizer's special tokens (such as a first token)
+        added.
         """
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -158,7 +156,8 @@ def load_text_tokenizer(path: Path) -> TextTokenizer:
         raise DataError(f"{config_file}: expected an object, got a {type(config).__name__}")
     try:
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # its only exception type
+    except Exception as error:
+        # the package's only exception type
         raise DataError(f"{file}: not a tokenizer of the tokenizers package: {error}") from error
     template = _template_of(path, config)
     special_tokens = {name: token for name in _SPECIAL if (token := _token_text(config.get(name))) is not None}

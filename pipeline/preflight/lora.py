@@ -1,11 +1,10 @@
-"""What can be known to keep a run from training a LoRA adapter, before anything is started and
-without importing peft.
+"""Checks that a run can train a LoRA adapter, before anything is started and without importing
+peft.
 
-*Consumes* the configuration, the names of installed packages, and the names of the start model's
-tensors. *Produces* lines for a person, or one error that says what to do. *Waits for* the disk.
-What one setting demands of another is checked in ``pipeline.config.schema``.
+Conditions between settings are checked in ``pipeline.config.schema``.
 
 **Versions.** The extra ``lora`` declares them: merged weights are read through peft's layers, which
+another version may have changed.
 another version may have changed.
 """
 
@@ -18,7 +17,7 @@ from protocol.errors import ConfigError
 
 
 def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
-    """Check what the learner asks of peft; return what a person should know.
+    """Check the learner's requirements of peft; return lines for the operator.
 
     Args:
         config: The run.

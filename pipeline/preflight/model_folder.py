@@ -1,11 +1,7 @@
-"""Whether a folder holds a model that workers can load, found out without loading it and without
-torch.
+"""Checks that a folder holds a model that workers can load, without loading it and without torch.
 
-*Consumes* a folder in Hugging Face format. *Produces* its ``config.json``, or one sentence on what
-is missing or damaged. *Waits for* the disk only: of each weight file just the header is read.
-
-A safetensors file begins with a header that gives each tensor's range. So a download that broke off
-shows here, not minutes later in every worker.
+Of each weight file just the header is read. The header of a safetensors file has each tensor's
+range. So a download that broke off shows here, not minutes later in every worker.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ def loading(folder: Path) -> str:
     try:
         return f"loading {folder.name}, {weight_bytes(folder) / 1e6:,.0f} MB"
     except (DataError, OSError):
-        # what is wrong with it is told by the loading
+        # loading it reports the fault
         return f"loading {folder.name}"
 
 

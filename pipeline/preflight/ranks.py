@@ -1,13 +1,11 @@
-"""What can be known to keep ranks from training a run, before anything is started and without
-importing DeepSpeed here.
+"""Checks that ranks can train a run, before anything is started and without importing DeepSpeed
+here.
 
-*Consumes* the configuration and the names of installed packages. *Produces* lines for a person, or
-one error that says what to do. *Waits for* nothing. What one setting demands of another is checked
-in ``pipeline.config.schema``.
+Conditions between settings are checked in ``pipeline.config.schema``.
 
-**Versions.** DeepSpeed from MIN_VERSION up to, but not including, BELOW_VERSION: besides its
-documented API the learner knows where ZeRO keeps its flat shares, which another version may have
-moved.
+**Versions.** DeepSpeed from MIN_VERSION up to, but not including, BELOW_VERSION. Besides its
+documented API the learner depends on the place of ZeRO's flat shares, which another version may
+have moved.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from protocol.errors import ConfigError
 
 
 def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
-    """Check what learner and value worker ask of their backends; return what a person should know.
+    """Check the requirements of learner and value worker; return lines for the operator.
 
     Args:
         config: The run.
         version: DeepSpeed's; looked up when absent.
 
     Raises:
-        ConfigError: DeepSpeed is asked for and not here, or in another version.
+        ConfigError: A backend needs DeepSpeed, and it is absent or has another version.
     """
     lines: list[str] = []
     sections = [("learner", config.learner), *([("value", config.value)] if config.has_critic else [])]

@@ -1,12 +1,9 @@
-"""What can be known to keep vLLM from serving a run, before anything is started and without
-importing it here.
+"""Checks that vLLM can serve a run, before anything is started and without importing it here.
 
-*Consumes* the configuration, the model's ``config.json`` and the names of installed packages.
-*Produces* a line for a person, or one error that says what to do. *Waits for* the disk; then, in
-``ask_vllm``, for vLLM's own word, with a deadline.
+``ask_vllm`` waits for vLLM's own checks in another process, with a deadline.
 
 **Versions.** The extra ``vllm`` declares them. The engine reads log-probs, request states and the
-sampler of vLLM's V1 engine; a version outside the range may have moved any of them, and would fail
+sampler of vLLM's V1 engine. A version outside the range may have moved any of them, and would fail
 later and less clearly.
 """
 
