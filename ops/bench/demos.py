@@ -2,10 +2,10 @@
 
     headrace bench demos --seeds 3
 
-*Consumes* the demos' run files as they are. *Produces* ``demos.json``, which holds each run's
-held-out accuracies and what was clipped, update by update, and a page of it. *Waits for* the runs.
-A run whose folder is below ``--work`` and finished is not made again. The exit code is 1 when a run
-that was made misses its bar, or never clipped.
+*Consumes* the demos' run files as they are. *Produces* a page and ``demos.json``, which holds each
+run's held-out accuracies and clipped shares, update by update. *Waits for* the runs. A finished run
+with a folder below ``--work`` is not made again. The exit code is 1 when a run that was made misses
+its bar, or never clipped.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def as_markdown(told: Sequence[Told], command: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, then write what there is."""
+    """Run the missing demos, then write the page of all."""
     parser = argparse.ArgumentParser(prog="headrace bench demos", description="Whether the demos reach their bar.")
     parser.add_argument("--seeds", type=int, default=3, help="0, 1 ... (default: %(default)s)")
     parser.add_argument("--only", choices=sorted(BARS), help="one demo")

@@ -59,9 +59,7 @@ GENERATE: Final = "generate"
 BATCHING: Final = "continuous batching"
 VLLM: Final = "vLLM"
 BARS: Final = {GENERATE: 2.0, VLLM: 0.7}
-"""The engine's tokens a second over theirs: what the engine promises, for models under 10 million
-weights.
-"""
+"""Promised tokens a second of the engine over theirs, for models under 10 million weights."""
 
 SLOTS: Final = (1, 16, 64)
 _SEQUENCES_PER_SLOT = 4
@@ -133,8 +131,8 @@ def run_engine(engine: LocalEngine, work: Work, turn: int) -> int:
 
 @contextmanager
 def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
-    """Start the batching of transformers; yield what samples everything once and returns the
-    response tokens.
+    """Start the batching of transformers; yield a function that samples everything once and returns
+    the response tokens.
     """
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -172,7 +170,9 @@ def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Call
 
 @contextmanager
 def vllm(model: PreTrainedModel, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
-    """Start vLLM in this process on the model's weights; yield what samples everything once."""
+    """Start vLLM in this process on the model's weights; yield a function that samples everything
+    once.
+    """
     from ops.bench.vllm_overhead import prepare, run_offline
 
     with tempfile.TemporaryDirectory(prefix="headrace-vllm-") as folder:
@@ -228,7 +228,7 @@ def with_slots(shape: Shape, num_slots: int) -> Shape:
 
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the engine's speed over that of what each bar names, round by round; of ``generate``,
+    """Return the engine's speed over that of each bar's contender, round by round; of ``generate``,
     over the faster one's.
     """
     seconds: dict[str, list[float]] = result["seconds"]

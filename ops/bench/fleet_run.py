@@ -1,5 +1,5 @@
-"""A whole run as a benchmark's contender: ``headrace up`` in a process of its own, and what its
-workers counted.
+"""A whole run as a benchmark's contender: ``headrace up`` in a process of its own, and its workers'
+counters.
 
 *Consumes* run files and overrides. *Produces* a finished run's folder. *Waits for* the run, within
 a limit. A run past its limit is drained, and killed if it still does not end.
@@ -58,7 +58,7 @@ def train(
 
 
 def last_counters(run_dir: Path, role: str) -> Iterator[dict[str, float]]:
-    """Yield what every worker of a role had counted at its end."""
+    """Yield the last counters of every worker of a role."""
     for path in sorted((run_dir / "logs").glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             event: dict[str, Any] = json.loads(line)

@@ -210,7 +210,7 @@ def fastest(
 
 
 def rivals() -> dict[str, Callable[[PreTrainedModel, int], Step]]:
-    """Return who there is to compare with here."""
+    """Return the contenders that are installed here."""
     if importlib.util.find_spec("trl") is None:
         return {"padded": PaddedStep}
     from ops.bench.trl_step import TrlStep

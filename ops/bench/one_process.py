@@ -9,7 +9,7 @@ learning shows in a minute or two. ``headrace bench demos`` measures whether a d
 in an asynchronous run.
 
 *Consumes* run files of small tasks with the ``arithmetic`` verifier. *Produces* accuracies on
-held-out prompts, and what was clipped, update by update, printed and as JSON. *Waits for* nothing.
+held-out prompts and clipped shares, update by update, printed and as JSON. *Waits for* nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class OneProcess:
         """Load model, prompts and engines.
 
         Raises:
-            ConfigError: The configuration needs what only a fleet has.
+            ConfigError: The configuration has a setting that only a fleet can fulfil.
         """
         asked = (config.algorithm.kl_coefficient, config.generation.engine, config.data.verifier)
         if asked != _OFFERED:
@@ -223,7 +223,7 @@ class OneProcess:
         window_tokens: int,
         temperature: float,
     ) -> dict[TrajectoryId, SampledWindow]:
-        """Sample a window of each response, given what it has."""
+        """Sample a window of each response, after its earlier windows."""
         for trajectory, prompt, tokens in wanted:
             self._engine.submit(
                 WindowRequest(
@@ -344,8 +344,9 @@ class OneProcess:
         return [[next(values) for _ in group] for group in groups]
 
     def _learn_values(self, samples: Sequence[ValueSample]) -> list[float]:
-        """Train the critic once on every response; what does not fill a batch waits for more.
-        Return the steps' explained variances."""
+        """Train the critic once on every response; responses that do not fill a batch wait for
+        more. Return the steps' explained variances.
+        """
         assert self._critic is not None
         self._ended += samples
         size, explained = self.config.value.batch_trajectories, list[float]()
@@ -358,7 +359,7 @@ class OneProcess:
 def units_of(
     config: RunConfig, groups: Sequence[Sequence[Sampled]], values: Sequence[Sequence[np.ndarray]], *, version: int
 ) -> list[ClaimedUnit]:
-    """Return whole responses as what a run's learner would claim; ``values`` are empty without a
+    """Return whole responses in the form of a learner's claim; ``values`` are empty without a
     critic.
     """
     units: list[ClaimedUnit] = []

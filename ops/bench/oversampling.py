@@ -81,8 +81,8 @@ COLUMNS = (
 
 
 def settings() -> list[Setting]:
-    """Return what is compared: a learner that waits for few slots, one that few slots wait for, and
-    many slots.
+    """Return the compared fleets: a learner that waits for few slots, one that few slots wait for,
+    and many slots.
     """
     batch = GROUP_SIZE * GROUPS_PER_UPDATE
     paces = ((batch // 4, 1.0), (batch // 4, 30.0), (2 * batch, 10.0))
@@ -95,7 +95,7 @@ def settings() -> list[Setting]:
 
 
 class _Simulation:
-    """One run: a heap of what will happen, and the ledger."""
+    """One run: a heap of future events, and the ledger."""
 
     def __init__(self, setting: Setting, seed: int, num_updates: int) -> None:
         self.setting = setting

@@ -52,8 +52,8 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 
 
 def provenance(name: str, arguments: Sequence[str] | None, **settings: object) -> dict[str, Any]:
-    """Return what must be known to measure again: command, machine, versions, and whatever else was
-    set, seeds among it.
+    """Return the conditions of a measurement: command, machine, versions, and all other settings,
+    seeds among them.
     """
     words = sys.argv[1:] if arguments is None else arguments
     return {

@@ -61,8 +61,8 @@ class TrlStep:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0, fused=True)
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
-        """Do one optimiser step; return the loss. ``objective`` is the default one, which is what
-        this trainer is set to.
+        """Do one optimiser step; return the loss. ``objective`` is the default one, which this
+        trainer uses.
         """
         trainer, num_micro = self._trainer, -(-len(samples) // self.size)
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = num_micro

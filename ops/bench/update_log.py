@@ -47,7 +47,7 @@ from workers.learner.update_recorder import UpdateRecorder
 
 ROOT = Path(__file__).resolve().parents[2]
 BAR = 1.1
-"""Seconds of an update with the log over those without: what the recorder promises."""
+"""Promised seconds of an update with the log, over those without."""
 
 CASES = (
     ("demo: DAPO, short", "dapo", 16, 13.0),
@@ -158,7 +158,7 @@ def measure(name: str, algorithm: str, window: int, median_length: float, rounds
         seconds = interleaved_medians(
             {"off": lambda: update(is_recorded=False), "on": lambda: update(is_recorded=True)}, rounds=rounds
         )
-        # of updates, without what a segment begins with
+        # of updates, without the records at a segment's begin
         stored = _num_bytes(config) - first_bytes
         recorder.close()
         chunks = [scored for unit in units for response in unit.trajectories for scored in response]

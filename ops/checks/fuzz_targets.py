@@ -64,7 +64,7 @@ _WAIT_S = 20.0
 
 
 def forged(tag: str, body: bytes, *, sequence: int = 0) -> list[bytes]:
-    """Return frames with a right checksum over whatever body, so that fuzzing gets past it."""
+    """Return frames with a right checksum over any body, so that fuzzing gets past it."""
     head = {"version": 1, "type": tag, "sender": "mallory#1", "checksum": xxh3_64_intdigest(body), "sent_s": 0.0}
     return [msgspec.msgpack.encode(head | {"sequence": sequence}), body]
 
@@ -121,7 +121,7 @@ _LINES = (
 
 
 def good_inputs(target: str) -> dict[str, bytes]:
-    """Return what a fuzzer of a target starts from, by name."""
+    """Return the first inputs of a target's corpus, by name."""
     if target == "score":
         judged = {
             f"{name}-{kind}": bytes([kind]) + text.encode() for name, text in _TEXTS.items() for kind in (4, 5, 6)
@@ -138,7 +138,7 @@ def good_inputs(target: str) -> dict[str, bytes]:
 
 
 def read_anything(data: bytes) -> None:
-    """Read bytes in every way that there is. Raises what breaks a promise."""
+    """Read bytes in every way that there is. Raises when a promise is broken."""
     kind, rest = (data[0], data[1:]) if data else (0, b"")
     tags = (*_MESSAGES, *_SCORES)
     tag = tags[kind % len(tags)]
@@ -181,8 +181,8 @@ _MAX_SHOWN_CHARS = 2_000_000
 
 
 def show_anything(data: bytes) -> None:
-    """Peek at bytes as a blob, as a body and as frames. Raises when what is shown is long, no JSON,
-    or acts on a terminal.
+    """Peek at bytes as a blob, as a body and as frames. Raises when the output is long, no JSON, or
+    acts on a terminal.
     """
     kind, rest = (data[0], data[1:]) if data else (0, b"")
     tag = (*_MESSAGES, *_SCORES)[kind % 6]
@@ -301,8 +301,8 @@ class Mailboxes:
         self._sequence = 1 << 20
 
     def feed(self, data: bytes) -> None:
-        """Send hostile messages to each, then a good one, which must be the one that is delivered.
-        Raises what breaks that.
+        """Send hostile messages to each, then a good one, which alone must be delivered. Raises
+        when that fails.
         """
         self._runner.run(self._feed(messages_in(data)))
 

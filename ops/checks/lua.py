@@ -9,7 +9,7 @@ is 1. Findings are:
 * a part that is named and not used, used and not named, or exports what no file reads;
 * a KEYS or ARGV that differs from the header: its place, its name or its type.
 
-tree-sitter parses, and what a name means is found here: luacheck does not install from PyPI.
+tree-sitter parses, and this module resolves names: luacheck does not install from PyPI.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Scope:
     names: dict[str, _Local] = field(default_factory=dict[str, _Local])
 
     def find(self, name: str) -> _Local | None:
-        """Return what a name means here."""
+        """Return the meaning of a name here."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.names:

@@ -81,8 +81,8 @@ class Meant:
         self._patterns: set[tuple[str, str]] = set()
 
     def hear(self, message: str) -> None:
-        """Take a message's trailers. A pattern whose first part is not literal, as ``*``, would
-        mean everything: no pattern.
+        """Take a message's trailers. A pattern with a first part that is not literal, as ``*``,
+        would mean everything: it is no pattern.
         """
         for kind, pattern in _TRAILER.findall(message):
             if not _WILD.search(pattern.partition("/")[0]):
@@ -94,8 +94,8 @@ class Meant:
 
 
 def undone(history: Iterable[Commit], held: frozenset[str]) -> list[Undone]:
-    """Return what the commits of ``held`` undo, in order. ``history`` begins with the oldest
-    commit.
+    """Return the deletions and reverts in the commits of ``held``, in order. ``history`` begins
+    with the oldest commit.
     """
     seen: dict[str, list[str]] = {}
     found: list[Undone] = []
@@ -110,8 +110,8 @@ def undone(history: Iterable[Commit], held: frozenset[str]) -> list[Undone]:
 
 
 def _kind(step: Step, contents: Sequence[str]) -> str:
-    """Return what a step undoes, given all that its path held before, oldest first; empty when
-    nothing.
+    """Return the kind of an undone step, ``Removes`` or ``Reverts``, or nothing. ``contents`` are
+    the earlier contents of its path, oldest first.
     """
     if _NONE.fullmatch(step.new):
         return "Removes"
@@ -122,10 +122,10 @@ def _kind(step: Step, contents: Sequence[str]) -> str:
 
 
 def examine(root: Path, *, message: str | None = None) -> tuple[list[Undone], list[Undone], int]:
-    """Return what is undone and not meant, what the uncommitted change undoes, and how many commits
-    were held.
+    """Return the undone paths that are not meant, those of the uncommitted change, and the number
+    of commits checked.
 
-    With ``message``, the index is what that message will commit, and held too.
+    With ``message``, the index is the content of that message's commit, and it is checked, too.
     """
     head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", may_fail=True).strip()
     if not head:

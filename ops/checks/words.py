@@ -55,7 +55,7 @@ _FENCES = ("```", "====")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of prose, as it stands in the file and without what marks it as prose."""
+    """A line of prose: as it is in the file, and without the marks of a comment or docstring."""
 
     number: int
     whole: str

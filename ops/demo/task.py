@@ -15,9 +15,9 @@ counter that rolls over:
     answer    3
 
 **A correct response** ends in ``=`` and the answer's digits, with nothing after them. Verifier
-``arithmetic``: the last integer of the response must equal ``answer``; what stands before it, the
-working, is not judged. One token is one character, so a correct response to n terms is 2n + 2
-tokens and the end-of-sequence token.
+``arithmetic``: the last integer of the response must equal ``answer``. The working before it is not
+judged. One token is one character, so a correct response to n terms is 2n + 2 tokens and the
+end-of-sequence token.
 
 **Why the lengths are heavy-tailed.** The number of terms follows a Pareto law, P(n >= k) =
 (MIN_TERMS / k)^TAIL_EXPONENT, cut at the 26 letters, and every term costs one step of working. So
@@ -112,9 +112,7 @@ class Problem:
 
 
 def write_response(counter: Sequence[int]) -> str:
-    """Write the working and the answer, ``a7b2c3=3``, from what the counter shows
-    after each term.
-    """
+    """Write the working and the answer, ``a7b2c3=3``, from the counter's digit after each term."""
     steps = "".join(letter + str(digit) for letter, digit in zip(string.ascii_lowercase, counter, strict=False))
     return f"{steps}={counter[-1]}"
 
@@ -126,7 +124,7 @@ def draw_num_terms(rng: random.Random, min_terms: int, tail_exponent: float = TA
 
 def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
     """Draw one problem of a side and a length; a function of ``rng``'s state."""
-    # # ends soon: of every length, seven problems in eight, or one in eight, are on the wanted side
+    # ends soon: of every length, seven problems in eight, or one in eight, are on the wanted side
     while True:
         changes = tuple(rng.choice("+-") + rng.choice(string.digits) for _ in range(num_terms - 1))
         problem = Problem(start=rng.randrange(10), changes=changes)

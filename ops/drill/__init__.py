@@ -1,5 +1,5 @@
-"""Fault drills: a real fleet, faults by a seeded schedule, and a check of what must hold whatever
-happens.
+"""Fault drills: a real fleet, faults by a seeded schedule, and a check of the invariants that hold
+under every fault.
 
 A drill is ``ops.drill.one.drill``; the parts, in the order of its life:
 

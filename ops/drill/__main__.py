@@ -1,4 +1,4 @@
-"""Fault drills: does everything hold whatever fails?
+"""Fault drills: does everything hold under every fault?
 
 *Consumes* seeds. *Produces* a line for each drill and a table by kind of fault. The folder of a
 drill with a violation is kept. *Waits for* the drills. ``ops.drill`` explains a drill.
@@ -84,7 +84,7 @@ def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.
 
 
 def folder_of(seed: int) -> Path:
-    """Make the folder of a seed's drill: under the system's, since sockets lie in it, whose paths
+    """Make the folder of a seed's drill in the system's temporary folder. The paths of its sockets
     must be short.
     """
     return Path(tempfile.mkdtemp(prefix=f"drill-{seed}-"))

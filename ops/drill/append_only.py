@@ -18,7 +18,7 @@ Command = list[bytes]
 def read_transactions(folder: Path) -> Iterator[list[Command]]:
     """Yield the commands of each transaction; a command outside of one is a transaction by itself.
 
-    Raises DataError when the server has rewritten its file, so that what came before is lost to us.
+    Raises DataError when the server has rewritten its file, so that the earlier effects are lost.
     """
     files = _files(folder)
     pending: list[Command] | None = None

@@ -50,7 +50,7 @@ _EXIT_CODES = {Ending.KILL: -9, Ending.HANGUP: 0}
 _WORDS = {Ending.HANGUP: "signal", Ending.DOWN: "down"}
 """A word that the run's last state must contain after such an end."""
 _AFTERWARDS_S = 3.0
-"""A worker that was let go on is found silent by what was read before: so much later at most."""
+"""A worker that was let go on may be found silent by earlier readings, so much later at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +194,8 @@ def versions_grow(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def never_stale(events: Sequence[Event], limits: Limits) -> Found:
-    """No token of a batch is older than eta versions, and none is younger than what
-    was published.
+    """No token of a batch is older than eta versions, and none is younger than the published
+    version.
     """
     newest = -1
     for event in events:
@@ -341,7 +341,7 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
         if reason not in stop.detail:
             yield f"the run stopped with {stop.detail!r}, expected something about {reason!r}"
     if not any(isinstance(event, Finished) for event in events):
-        # # another invariant reports it
+        # another invariant reports it
         return
     if not states or states[-1].state != _FINISHED:
         yield f"the run's last state is {f'{states[-1].state}: {states[-1].detail}' if states else 'not known'}"
@@ -397,9 +397,7 @@ INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
 
 
 def kill_costs(events: Sequence[Event]) -> list[KillCost]:
-    """Return what each generator that was killed took with it; nothing for engines that keep no
-    journal.
-    """
+    """Return the cost of each generator's death; nothing for engines that keep no journal."""
     costs: dict[tuple[str, int], list[int]] = {
         (event.worker, event.pid): [0, 0, 0]
         for event in events

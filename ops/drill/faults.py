@@ -79,8 +79,8 @@ class Site:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small disk at ``folder`` for a while, where that is allowed; what was written there
-    is there afterwards too.
+    """Mount a small disk at ``folder`` for a while, where that is allowed; files that were written
+    there stay there.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = f"size={_DISK_BYTES[folder.name]},mode=0700"
@@ -480,7 +480,7 @@ def _endpoint(fleet: DrillFleet, worker: str) -> str | None:
 
 
 def _register(fleet: DrillFleet, worker: str, endpoint: str) -> str | None:
-    """Put an address in the place of a worker's; return what was there."""
+    """Put an address in the place of a worker's; return the old one, or None."""
     blob = fleet.ledger("HGET", keys.endpoints(RUN), worker)
     if not blob:
         return None

@@ -2,7 +2,7 @@
 again.
 
 *Consumes* a folder and settings. *Produces* processes, and answers about them. *Waits for* no
-answer longer than a second: what does not answer is down, which in a drill is no error.
+answer longer than a second: a process without an answer is down, which in a drill is no error.
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ class DrillFleet:
         return process
 
     def command(self, *arguments: str, timeout_s: float = _COMMAND_S) -> Any:
-        """Run a ``headrace`` command with ``--json``; return what it printed, or None when it
-        failed.
-        """
+        """Run a ``headrace`` command with ``--json``; return its output, or None when it failed."""
         try:
             done = subprocess.run(
                 [*self._host, sys.executable, "-m", "pipeline.cli", *arguments, "--json"],

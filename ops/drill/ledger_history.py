@@ -1,4 +1,4 @@
-"""From the effects in the ledger's file to what happened.
+"""From the effects in the ledger's file to events.
 
 The reader follows the keys of ``pipeline.ledger.redis.keys`` and keeps only as much as it needs for
 names. It does not repeat the ledger's reasoning, so it cannot repeat its mistakes.

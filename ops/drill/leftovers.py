@@ -18,7 +18,7 @@ from pipeline.weights.store import fetched_folder, weights_folder
 
 
 def leftovers(run_dir: Path) -> list[str]:
-    """Return what is left of a run, a line each."""
+    """Return the leftovers of a run, a line each."""
     return [*_processes(run_dir), *_shared_memory(run_dir), *_sockets(run_dir), *_locks(run_dir)]
 
 

@@ -66,7 +66,7 @@ class TwoHosts:
         self.is_cut = False
 
     def close(self) -> None:
-        """Remove both hosts; whatever still runs there has no network any more."""
+        """Remove both hosts; processes that still run there have no network any more."""
         for space in self._spaces.values():
             # never made
             with suppress(OSError):

@@ -16,7 +16,7 @@ class Way(StrEnum):
     REFUSED = "refused"
     """nothing listens there"""
     SWALLOWED = "swallowed"
-    """a firewall drops what comes: here a listener whose queue is full"""
+    """a firewall drops all packets: here a listener whose queue is full"""
     DUMB = "dumb"
     """a listener takes the connection and sends nothing"""
 

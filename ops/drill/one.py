@@ -68,12 +68,14 @@ class _Watch:
         self.patience_s = patience_s
         self._next_interpose_s = 0.0
         self.version = -1
-        """Newest policy version in the history; it never goes back, whatever is taken out of it."""
+        """Newest policy version in the history; it never goes back, even when rows are
+        taken out.
+        """
         self.num_seen = 0
         """Versions seen."""
 
     def look(self) -> None:
-        """Take in what is new."""
+        """Take in the new rows."""
         for row in self._site.fleet.updates():
             if row.policy_version > self.version:
                 self.version = row.policy_version

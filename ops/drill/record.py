@@ -72,7 +72,7 @@ def _checkpoints(folder: Path) -> Iterator[Event]:
         try:
             checkpoint = read_checkpoint(path)
         except DataError:
-            # # a resumed learner refuses it, too
+            # a resumed learner refuses it, too
             continue
         state = checkpoint.state
         yield Checkpointed(path.name, checkpoint.version, int(state["num_updates"]), tuple(state["claims"]))

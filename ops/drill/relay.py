@@ -30,7 +30,7 @@ _LONGEST_HELD_S = 0.3
 
 
 def damage(kind: FaultKind | None, message: Frames, memory: Sequence[Frames], rng: random.Random) -> list[Frames]:
-    """Return what is handed on in a message's place.
+    """Return the messages that are handed on in a message's place.
 
     Args:
         kind: The damage; None for nothing.
@@ -134,8 +134,8 @@ class _Relay:
             self._shuffle()
 
     def _shuffle(self) -> None:
-        """Hand on what has gathered in another order, once there is enough of it or it has been
-        held for long.
+        """Hand on the held messages in another order, once there are enough of them or they have
+        been held for long.
         """
         is_late = time.monotonic() >= self._held_since_s + _LONGEST_HELD_S
         if len(self._pending) < _HIGH_WATER_MARK // 2 and not is_late:

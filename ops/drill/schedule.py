@@ -40,9 +40,7 @@ class FaultKind(StrEnum):
     FREEZE_SCORER = "freeze scorer"
     FREEZE_LEARNER = "freeze learner"
     LONG_FREEZE = "long freeze"
-    """of a generator, until after it has been replaced: what it then still does must
-    have no effect
-    """
+    """of a generator, until after it has been replaced: its later acts must have no effect"""
     SLOW_WORKER = "slow worker"
     """stopped four fifths of the time"""
     KILL_SERVER = "kill ledger server"

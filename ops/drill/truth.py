@@ -25,7 +25,7 @@ _NOT_REACHED = " does not reach "
 
 Answer = dict[str, Any]
 Ask = Callable[[float], Answer | None]
-"""Seconds to wait -> what the command printed; None when it printed nothing by then."""
+"""Seconds to wait -> the command's output; None when it printed nothing by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The true cause of what a fault does."""
+    """The true cause of a fault's effects."""
 
     cause: str
     """In words, for people."""
@@ -114,8 +114,8 @@ assert set(TRUTHS) == ASKED
 
 
 def ask_until_named(kind: FaultKind, struck: Struck, ask: Ask, *, within_s: float = NAMING_S) -> Naming:
-    """Ask again and again until the true cause is named, at most ``within_s``; what is named after
-    that does not count.
+    """Query again and again until the true cause is named, at most ``within_s``; a later answer
+    does not count.
     """
     began, headline = time.monotonic(), ""
     while (left_s := began + within_s - time.monotonic()) > 0.0:

@@ -4,8 +4,8 @@ supervisor replaces.
 *Consumes* the process table and the end of the supervisor's log, ten times a second, on a thread of
 its own. *Produces* events. *Waits for* the next turn.
 
-A ledger server is known by where it works, whatever its command line: its folder is the run's
-ledger. A child that writes the file anew for its parent is no second one.
+A ledger server is known by its working folder, the run's ledger, and not by its command line. A
+child that writes the file anew for its parent is no second one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Witness:
         self._thread.start()
 
     def close(self) -> list[Event]:
-        """Stop watching; return what was seen."""
+        """Stop watching; return the observed events."""
         self._stopped.set()
         self._thread.join()
         self._look()

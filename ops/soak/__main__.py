@@ -40,7 +40,7 @@ _ANSWER_S = 300.0
 
 
 def specs(units_per_update: int) -> list[LedgerSpec]:
-    """Return what the rounds are made with: one for each way in which the ledger is used."""
+    """Return the specifications of the rounds: one for each way in which the ledger is used."""
 
     def spec(unit: Unit, **changes: Any) -> LedgerSpec:
         settings: dict[str, Any] = {

@@ -39,7 +39,7 @@ class PipedLedger(RedisLedger):
         """Make keyed calls, which do not wait for one another, in this order; return answers, or
         the kind of error instead.
         """
-        # # a server that needed the script first would answer that call after the others
+        # a server that needed the script first would answer that call after the others
         for name in _KEYED:
             await self._client.script_load(SCRIPTS.script(name).text)
         self._are_together = True
@@ -49,9 +49,7 @@ class PipedLedger(RedisLedger):
         return [task.result() for task in asked]
 
     async def copy_one(self) -> None:
-        """Deliver a request again that was answered before; what it changes shows in the next
-        comparison.
-        """
+        """Deliver an answered request again; the next comparison shows its changes."""
         if self._old:
             name, who, arguments = self._dice.choice(self._old)
             # fenced by now, or overtaken

@@ -134,7 +134,7 @@ class Story:
         await self.compare_everything()
 
     async def compare_everything(self) -> None:
-        """Compare what is stored: trajectories and their holders, chunks with their scores,
+        """Compare the stored records: trajectories and their holders, chunks with their scores,
         deadlines, queues, dead letters.
         """
         await self._audit()
@@ -317,7 +317,7 @@ class Story:
 
     async def _learner_dies(self) -> None:
         await self._register("learner")
-        # what its last checkpoint holds
+        # the content of its last checkpoint
         applied = self._claims[: self._dice.randint(0, len(self._claims))]
         self._settled |= {unit for ours, _ in applied for unit in ours.units}
         who = self._who("learner")

@@ -46,7 +46,7 @@ def test_frozen_generators_and_a_dead_value_worker_are_the_roots_and_open_leases
     with fleet(tmp_path, *SMALL) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update", 200.0)
         frozen = [worker["pid"] for name, worker in run.workers().items() if name.startswith("generator")]
-        # # both: one alone may hold nothing just then, and the run then waits for no generator
+        # both: one alone may hold nothing just then, and the run then waits for no generator
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         try:

@@ -1,4 +1,4 @@
-"""The GPU check: what the real engines promise on an accelerator, in one table.
+"""The GPU check: the promises of the real engines on an accelerator, in one table.
 ``ops/gpu_check.sh`` starts it.
 
 - ``form``: the form of this machine: the GPU form, or without a GPU the CPU form, on tiny models

@@ -62,7 +62,7 @@ def offline(form: Form, folder: Path) -> dict[str, float]:
 
 
 def engine(form: Form, folder: Path) -> dict[str, float]:
-    """Measure Headrace's engine; on a CPU, what it is held against too."""
+    """Measure Headrace's engine; on a CPU, measure its rival, too."""
     if not form.on_gpu:
         return _on_cpu(form, folder)
     from ops.bench.vllm_overhead import run_engine

@@ -53,8 +53,8 @@ def weights(form: Form, folder: Path) -> dict[str, float]:
 
 
 def swap(form: Form, engine: GenerationEngine, published: Path) -> dict[str, float]:
-    """Swap weights in flight, some steps apart; return the median pause, decode step, and what the
-    bar is made of.
+    """Swap weights in flight, some steps apart; return the median pause, decode step, and the parts
+    of the bar.
     """
     for number in range(form.num_slots):
         engine.submit(_request(form, 1, number))

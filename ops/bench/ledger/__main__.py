@@ -90,7 +90,7 @@ class Bench:
 
 def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
     """Run all contenders at one size, turn by turn, on a server of their own; return seconds by
-    round, and what they mean.
+    round, and the figures from them.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         folder = Path(name)
@@ -116,7 +116,7 @@ def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
 
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the path's speed over that of what each bar names; (a) and (b) are compared round by
+    """Return the path's speed over that of each bar's contender; (a) and (b) are compared round by
     round.
     """
     seconds: dict[str, list[float]] = result["seconds"]

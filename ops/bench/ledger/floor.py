@@ -1,4 +1,4 @@
-"""The path's hops with no ledger on them: what moving the bytes this way costs by itself.
+"""The path's hops with no ledger on them: the cost of moving the bytes this way by itself.
 
 *Consumes* the same server, client, codec and links as the path. *Produces* moved chunks. *Waits
 for* its peers.

@@ -1,8 +1,8 @@
 """The product's path, with nothing computed on the way: lease, write, send, score, claim, fetch,
 settle.
 
-*Consumes* a ledger server with the product's settings. *Produces* settled updates. *Waits for* what
-a run waits for: credit, room in a mailbox, ready units.
+*Consumes* a ledger server with the product's settings. *Produces* settled updates. *Waits for*
+credit, room in a mailbox and ready units, as a run does.
 
 Each process makes a worker's calls in a worker's order (``workers.generator.generator``,
 ``workers.scorers.scorer``, ``workers.learner.learner``), with no engine between them. Every chunk
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def spec(self) -> LedgerSpec:
-        """Return what the ledger is made with."""
+        """Return the specification of the ledger."""
         return LedgerSpec(
             run=RUN,
             unit=Unit.TRAJECTORY,
@@ -148,7 +148,7 @@ class _Generator:
 
 
 async def receive_some(mailbox: Mailbox) -> list[TrajectoryChunk]:
-    """Wait for a chunk; return it with what else is there, as many as a scorer takes. Raises
+    """Wait for a chunk; return it with the others that are there, as many as a scorer takes. Raises
     DataError when none comes.
     """
     batch: list[TrajectoryChunk] = []

@@ -133,7 +133,7 @@ def streams(load: Load) -> list[Part]:
 
 
 def rollout(load: Load) -> dict[str, Any]:
-    """Return what a chunk holds, as a dictionary of strings, numbers and arrays."""
+    """Return a chunk's content, as a dictionary of strings, numbers and arrays."""
     chunk = Payload(load.num_tokens).chunk(load.name, 0)
     return {name: getattr(chunk, name) for name in ("tokens", "behavior_logprobs", "response_text", "worker")} | {
         "prompt": {name: getattr(chunk.prompt, name) for name in ("tokens", "text", "answer")},
@@ -211,7 +211,7 @@ def ray_seconds(python: Path, load: Load) -> float:
     num_chunks = max(1, load.num_chunks // _RAY_SHARE)
     command = [python, script, str(num_chunks), str(load.num_tokens)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # # else its workers run at a priority lower by 15 than all other processes
+    # else its workers run at a priority lower by 15 than all other processes
     environment["RAY_worker_niceness"] = "0"
     try:
         done = subprocess.run(command, capture_output=True, timeout=_RAY_LIMIT_S, check=False, env=environment)

@@ -31,7 +31,7 @@ _PLACES: Final = (
     ("pipeline/runtime/heartbeat", HEARTBEAT),
     ("pipeline/runtime/worker_state", HEARTBEAT),
     ("pipeline/observability/metrics", METRICS),
-    # what is beneath it alone is asyncio's own
+    # a sample with only this beneath it is asyncio's own
     ("pipeline/runtime/worker_process", LOOP),
     ("pipeline/runtime/clock", LOOP),
 )
@@ -67,7 +67,7 @@ def part_of(role: str, place: str) -> str | None:
 
 
 def by_part(role: str, microseconds: Mapping[str, float]) -> dict[str, float]:
-    """Return microseconds by part; what belongs to none is left out."""
+    """Return microseconds by part, without samples that belong to none."""
     sums: dict[str, float] = {}
     for place, spent in microseconds.items():
         part = part_of(role, place)

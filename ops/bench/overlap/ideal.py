@@ -67,8 +67,7 @@ def ideal_update_s(
 
     Args:
         costs: Of the generators.
-        lengths: Tokens of what is trained on as a whole, responses or windows, in order of
-            admission.
+        lengths: Tokens of each unit, responses or windows, in order of admission.
         batch: How many of them an update trains on.
         learn_s: The learner's seconds for an update.
         eta: The largest staleness; 0 is a barrier.

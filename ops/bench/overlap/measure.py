@@ -45,7 +45,7 @@ class Measured:
     ideal_update_s: float
     """Bound of this scenario for batches of the size that was trained on."""
     generator_utilisation: float
-    """Tokens sampled over what slots that are always full would have sampled."""
+    """Tokens sampled, over those of slots that are always full."""
     learner_utilisation: float
     """Share of the time in steps."""
     staleness_max: int

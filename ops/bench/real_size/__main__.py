@@ -1,8 +1,8 @@
 """Run the smallest real model with default settings, and report its times and memory.
 
-*Consumes* how many updates, and what is to go on beside them. *Produces* a run under ``runs/``, and
-its figures as JSON: seconds an update, memory by role, workers that were replaced. *Waits for* the
-run's end. The exit code is 1 when a worker was replaced, or an update was lost.
+*Consumes* the number of updates, and the load beside them. *Produces* a run under ``runs/``, and
+its figures as JSON: seconds an update, memory by role, replaced workers. *Waits for* the run's end.
+The exit code is 1 when a worker was replaced, or an update was lost.
 
     python -m ops.bench.real_size                     # three updates on an otherwise idle machine
     python -m ops.bench.real_size --neighbours        # ... beside as many busy processes as there are cores
@@ -152,7 +152,7 @@ def _conclude(figures: Figures, run_dir: Path, output: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make what is missing, run, and print the figures."""
+    """Make the missing files, run, and print the figures."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.real_size",
         description="Run the smallest real model with default settings, and tell what it took.",

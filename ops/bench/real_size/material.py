@@ -130,7 +130,7 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
 
 
 def make_material(folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """Make what is missing; return the model's folder and the prompt file."""
+    """Make the missing files; return the model's folder and the prompt file."""
     model, prompts = folder / "model", folder / "prompts.jsonl"
     if not prompts.is_file():
         build_model(seed).save_pretrained(model)

@@ -1,4 +1,4 @@
-"""Print what ``math`` and ``math_loose`` accept: ``python -m ops.bench.verdicts [--gsm8k
+"""Print the verdicts of ``math`` and ``math_loose``: ``python -m ops.bench.verdicts [--gsm8k
 test.jsonl] [--page FILE]``.
 
 *Consumes* solutions. *Produces* a table, and exit status 1 when ``math`` accepts a corrupted

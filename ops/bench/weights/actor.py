@@ -1,8 +1,8 @@
 """The surroundings of an actor whose weights are measured: a real registry and transport, and an
 unused ledger.
 
-*Consumes* the folder of a run whose ledger server is there. *Produces* what the runtime gives to a
-worker. *Waits for* the server; at the end, for what was spawned.
+*Consumes* the folder of a run whose ledger server is there. *Produces* an actor's context. *Waits
+for* the server, and at the end for the spawned tasks.
 """
 
 from __future__ import annotations

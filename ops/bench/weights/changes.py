@@ -51,7 +51,7 @@ class Change:
 def changes(
     *, dtype: str, learning_rate: float, num_steps: int, shape: Shape = SHAPE, seed: int = 0
 ) -> Iterator[Change]:
-    """Yield what each of ``num_steps`` steps changed."""
+    """Yield the changes of each of ``num_steps`` steps."""
     model = make_model(shape)
     training = TorchTraining(
         model,

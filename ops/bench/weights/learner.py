@@ -1,5 +1,5 @@
 """The learner's side of the benchmark: publishes versions by the learner's own publisher, and times
-what becomes of them.
+their way to the generator.
 
 *Consumes* a size and a way. *Produces* one ``Turn`` a round. *Waits for* the generator's word that
 it serves a version.

@@ -38,8 +38,8 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
     def apply(self, root: Path) -> str:
-        """Change the file below ``root`` and return what stood in it. Raises ValueError unless the
-        text is there once.
+        """Change the file below ``root`` and return its old text. Raises ValueError unless the text
+        is there once.
         """
         path = root / self.file
         before = path.read_text()
@@ -65,7 +65,7 @@ def read(path: Path = CATALOGUE) -> tuple[Mutant, ...]:
 
 
 def problems(mutants: Sequence[Mutant], root: Path) -> Iterable[str]:
-    """Yield in words what is wrong with mutants in the tree ``root``."""
+    """Yield the faults of mutants in the tree ``root``, in words."""
     for name, number in Counter(mutant.name for mutant in mutants).items():
         if number > 1:
             yield f"{number} mutants are called {name}"

@@ -19,7 +19,7 @@ the original, and says why.
 
 
 def survivors(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome]) -> list[Mutant]:
-    """Return the mutants that no test noticed, though they change what is learned."""
+    """Return the mutants that no test noticed, though they change the learning."""
     return [m for m in mutants if outcomes[m.name].result is not Result.KILLED and not m.equivalent]
 
 

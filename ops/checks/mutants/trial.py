@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_tree(root: Path, to: Path) -> None:
-    """Copy what git tracks or would track in ``root``, as it is on the disk. Raises
+    """Copy the files that git tracks or would track in ``root``, as they are on the disk. Raises
     CalledProcessError outside a repository.
     """
     git = shutil.which("git") or "git"
@@ -77,8 +77,8 @@ def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
 
 
 def _forget_bytecode(source: Path) -> None:
-    """Remove what was compiled of a file, which is known by size and second of change: a mutant may
-    share both with it.
+    """Remove the compiled files of a module. They are known by size and second of change, and a
+    mutant may share both with the original.
     """
     for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
         compiled.unlink()

@@ -173,7 +173,7 @@ def test_a_message_in_the_making_must_say_what_it_undoes(
     message = tmp_path / "message"
     repository.commit("bounded", codec="decode, bounded\n")
     repository.write(peek=None, codec="decode\n")
-    # # an uncommitted change is reported, and no failure
+    # an uncommitted change is reported, and no failure
     assert main(["--repository", str(repository.root)]) == 0
     told = capsys.readouterr().out
     assert "its message will need `Removes: peek`" in told
@@ -187,7 +187,7 @@ def test_a_message_in_the_making_must_say_what_it_undoes(
 
 def test_nothing_is_undone_unsaid_in_this_history() -> None:
     if not (ROOT / ".git").exists():
-        # # a source archive, which the command reports
+        # a source archive, which the command reports
         return
     found, _, _ = examine(ROOT)
     assert [str(one) for one in found] == []

@@ -101,6 +101,6 @@ def test_engines_tell_the_meter_of_their_thread_and_no_other(meter: Meter) -> No
         thread.join()
         work.step(0.5)
         assert meter.report().share == 0.5
-    # # no meter listens
+    # no meter listens
     work.step()
     assert (meter.report().steps, other.report().steps) == (1, 1)

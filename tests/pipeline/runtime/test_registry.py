@@ -201,7 +201,7 @@ async def test_whoever_waits_for_news_is_told_what_changed_and_can_read_it_then(
     seen = await caught_up(registry)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(registry.notifications(seen, timeout_s=4.0))
-        # # the subscriber does not wait for that
+        # the subscriber does not wait for that
         await registry.set_fleet(Fleet({Role.GENERATOR: 2}))
         await asyncio.sleep(0.02)
         assert not waiting.done()

@@ -118,7 +118,7 @@ def test_an_adopted_process_tells_its_exit_code_by_what_it_wrote(process: subpro
     assert adopted.poll() is None
     process.kill()
     assert adopted.wait() == 6
-    # # no process is left to receive it
+    # no process is left to receive it
     adopted.send_signal(signal.SIGTERM)
 
 

@@ -292,7 +292,7 @@ async def test_a_crash_gives_back_what_no_checkpoint_holds_and_no_version_names_
     fleet.engine = ScriptedEngine()
     async with fleet.value_worker() as worker:
         assert worker.ctx.counters["value_version"] == 2 and worker.ctx.counters[VALUE_STEPS] == 0
-        # # the row of the lost step is gone
+        # the row of the lost step is gone
         assert fleet.rows() == []
         assert await worker._train()
         assert [sample.name for sample in fleet.engine.batches[0]] == lost

@@ -24,7 +24,7 @@ def test_each_request_reads_what_was_written_for_it_in_any_order_of_rows(seed: i
             truth[name], starts[name] = [], int(rng.integers(1, 16))
             live.append(name)
         rng.shuffle(live)
-        # # a row that belongs to no trajectory
+        # a row that belongs to no trajectory
         rows: list[str | None] = [*live, None]
         logprobs = rng.normal(size=len(rows)).astype(np.float32)
         places = np.array([starts[name] + len(truth[name]) if name else 0 for name in rows])
