@@ -24,8 +24,7 @@ DOCUMENTS = sorted(
 )
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.toml"))
 
-# -- SECURITY.md
-# ------------------------------------------------------------------------------------------------------------
+# -- SECURITY.md -----------------------------------------------------------------------------------
 
 WITHOUT_PROMISES = {"Security", "What is protected", "What you do"}
 """Sections of definitions and of advice. Every sentence of any other names its tests."""
@@ -113,8 +112,7 @@ def test_a_promise_without_its_test_is_found(page: str, says: str) -> None:
     assert any(says in problem for problem in unshown(page)), unshown(page)
 
 
-# -- commands, targets, modules and files that documents name
-# --------------------------------------------------------------
+# -- commands, targets, modules and files that documents name --------------------------------------
 
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 ELSEWHERE = {"pip", "venv", "pytest", "http", "asyncio"}

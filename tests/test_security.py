@@ -220,8 +220,7 @@ def test_a_chat_template_cannot_reach_the_interpreter(tmp_path: Path) -> None:
             load_text_tokenizer(folder).render_chat([{"role": "user", "content": "x"}])
 
 
-# -- TLS: the bundled server has none, so a proxy of Python's ssl ends it before the real server
-# --------------------------
+# -- TLS: the bundled server has none, so a proxy of Python's ssl ends it before the real server ---
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:

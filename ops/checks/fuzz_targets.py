@@ -133,8 +133,7 @@ def good_inputs(target: str) -> dict[str, bytes]:
     return {tag: bytes([n | 0x40 * (n % 2)]) + body for n, (tag, body) in bodies}
 
 
-# -- the decoder
-# ------------------------------------------------------------------------------------------------------------
+# -- the decoder -----------------------------------------------------------------------------------
 
 
 def read_anything(data: bytes) -> None:
@@ -170,8 +169,7 @@ def _is_rewritten(frames: Sequence[bytes], again: Sequence[bytes]) -> bool:
     return write(one) == write(other)
 
 
-# -- peek and score
-# ---------------------------------------------------------------------------------------------------------
+# -- peek and score --------------------------------------------------------------------------------
 
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal would obey, or could not show; ``protocol.printable`` has the reason
@@ -251,8 +249,7 @@ class Scoring:
             assert 0.0 <= outcome.accuracy <= 1.0
 
 
-# -- the mailboxes
-# ----------------------------------------------------------------------------------------------------------
+# -- the mailboxes ---------------------------------------------------------------------------------
 
 
 def messages_in(data: bytes) -> list[list[bytes]]:

@@ -16,8 +16,7 @@ class Ending(StrEnum):
     DOWN = "headrace down"
 
 
-# -- from the ledger's own file
-# -------------------------------------------------------------------------------------------
+# -- from the ledger's own file --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,7 @@ class Status:
     detail: str
 
 
-# -- from elsewhere
-# -------------------------------------------------------------------------------------------------------
+# -- from elsewhere --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,8 +227,7 @@ class Striking:
             case _:
                 raise ValueError(f"no such fault: {kind}")
 
-    # -- processes
-    # -----------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def _pick(self, role: Role) -> Heartbeat | None:
         """Choose a worker of a role that is there; of another role when there is none (no critic,
@@ -303,8 +302,7 @@ class Striking:
         thread.start()
         self._undo += [thread.join, ended.set]
 
-    # -- supervisors
-    # ---------------------------------------------------------------------------------------------------
+    # -- supervisors -------------------------------------------------------------------------------
 
     def _has_ended(self, how: Ending) -> None:
         """Record that the supervisor was made to end, and how it did."""
@@ -335,8 +333,7 @@ class Striking:
     def _ask(self) -> None:
         self._site.namings.append(ask_until_named(self.fault.kind, Struck(), self._why))
 
-    # -- the ledger's server
-    # -------------------------------------------------------------------------------------------
+    # -- the ledger's server -----------------------------------------------------------------------
 
     def _flicker(self) -> None:
         """Freeze the server, let it go on for an instant while a client waits for its answer,
@@ -369,8 +366,7 @@ class Striking:
             return
         self._undo.append(lambda: None)
 
-    # -- the rest
-    # ------------------------------------------------------------------------------------------------------
+    # -- the rest ----------------------------------------------------------------------------------
 
     def _fill_disk(self, name: str) -> None:
         folder = self._site.fleet.run_dir / name

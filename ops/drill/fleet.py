@@ -80,8 +80,7 @@ class DrillFleet:
                 row = {"prompt": problem.prompt, "answer": problem.answer, "verifier": VERIFIER}
                 file.write(json.dumps(row | {"switch": str(self.switch)}) + "\n")
 
-    # -- processes
-    # -----------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     @property
     def supervisor(self) -> subprocess.Popen[bytes]:
@@ -191,8 +190,7 @@ class DrillFleet:
                 found[int(path.parent.name)] = words[words.index(b"--name") + 1].decode()
         return found
 
-    # -- looking
-    # -------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def ledger(self, *command: str | bytes) -> Any:
         """Ask the ledger's server; None when it does not answer."""

@@ -159,8 +159,7 @@ class Story:
             self._same([str(name) for name in getattr(state, queue)], theirs, queue)
         self._happened["full comparisons"] += 1
 
-    # -- generators
-    # ----------------------------------------------------------------------------------------------------
+    # -- generators --------------------------------------------------------------------------------
 
     async def _generate(self) -> None:
         worker = self._dice.choice(_GENERATORS)
@@ -251,8 +250,7 @@ class Story:
         self._num_evaluations += 1
         await self._both("evaluation", self._dice.randrange(self._num_evaluations))
 
-    # -- scorers
-    # -------------------------------------------------------------------------------------------------------
+    # -- scorers -----------------------------------------------------------------------------------
 
     async def _score(self) -> None:
         self._dice.shuffle(self._unscored)
@@ -274,8 +272,7 @@ class Story:
                 else:
                     self._unscored += self._scores(chunk)
 
-    # -- learner
-    # -------------------------------------------------------------------------------------------------------
+    # -- learner -----------------------------------------------------------------------------------
 
     async def _train(self) -> None:
         who = self._who("learner")
@@ -327,8 +324,7 @@ class Story:
         self._claims.clear()
         self._happened["learner crashes"] += 1
 
-    # -- value worker
-    # --------------------------------------------------------------------------------------------------
+    # -- value worker ------------------------------------------------------------------------------
 
     async def _learn_values(self) -> None:
         if not self._spec.value_training:
@@ -361,8 +357,7 @@ class Story:
         self._batches.clear()
         self._happened["value worker crashes"] += 1
 
-    # -- both at once
-    # --------------------------------------------------------------------------------------------------
+    # -- both at once ------------------------------------------------------------------------------
 
     async def _copy(self) -> None:
         await self._redis.copy_one()

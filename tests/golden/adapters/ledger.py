@@ -90,8 +90,7 @@ async def _write_response(ledger: Ledger, trajectory: TrajectoryId, versions: Se
     await ledger.write_score(SCORER, chunk.id, RewardScore(reward=2.0 * accuracy - 1.0, accuracy=accuracy))
 
 
-# -- dynamic sampling
-# --------------------------------------------------------------------------------------------------
+# -- dynamic sampling ------------------------------------------------------------------------------
 
 
 async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
@@ -134,8 +133,7 @@ async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     }
 
 
-# -- group rules
-# -------------------------------------------------------------------------------------------------------
+# -- group rules -----------------------------------------------------------------------------------
 
 
 async def group_rules(open_ledger: Open, inputs: Case) -> dict[str, Any]:
@@ -226,8 +224,7 @@ def _ages(current: int, versions: Sequence[int] | np.ndarray) -> np.ndarray:
     return current - VersionHistory().updates_of(np.array(versions))
 
 
-# -- T-PPO's schedule
-# --------------------------------------------------------------------------------------------------
+# -- T-PPO's schedule ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +342,7 @@ async def _learn(ledger: Ledger, version: int, begun: Mapping[TrajectoryId, int]
     }
 
 
-# -- admission
-# ---------------------------------------------------------------------------------------------------------
+# -- admission -------------------------------------------------------------------------------------
 
 
 async def capacity(open_ledger: Open, inputs: Case) -> dict[str, Any]:

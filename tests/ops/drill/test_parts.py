@@ -61,8 +61,7 @@ from workers.engines.emulated.journal import SamplingJournal, read_journal
 ROOT = Path(__file__).parents[3]
 
 
-# -- plans
-# ---------------------------------------------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
 def test_a_seed_always_makes_the_same_plan_and_others_make_others() -> None:
@@ -98,8 +97,7 @@ def test_a_fleet_that_speaks_tcp_has_no_fault_that_needs_a_relay() -> None:
     assert not any(FaultKind.LINK_CUT in each.kinds and each.kinds & WIRE for each in plans)
 
 
-# -- damage
-# --------------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 MESSAGE = [b"envelope" * 4, b"body" * 50]
 MEMORY = [[b"old", bytes([n])] for n in range(9)]
@@ -196,8 +194,7 @@ def test_every_wire_fault_is_one_that_a_relay_knows() -> None:
     }  # fmt: skip
 
 
-# -- the server's file
-# ---------------------------------------------------------------------------------------------------
+# -- the server's file -----------------------------------------------------------------------------
 
 
 def command(*words: bytes) -> bytes:
@@ -262,8 +259,7 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
     assert TrajectoryId.parse(stored.trajectory) == chunk.trajectory
 
 
-# -- journals, clock, verifier
-# -------------------------------------------------------------------------------------------
+# -- journals, clock, verifier ---------------------------------------------------------------------
 
 
 def test_a_journal_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
@@ -298,8 +294,7 @@ def test_the_verifier_judges_about_half_as_right_until_it_is_told_to_fail(tmp_pa
         judge(responses)
 
 
-# -- crashes
-# -------------------------------------------------------------------------------------------------------------
+# -- crashes ---------------------------------------------------------------------------------------
 
 
 def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_error_is_none(tmp_path: Path) -> None:
@@ -316,8 +311,7 @@ def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_erro
     ]
 
 
-# -- what is seen of a run while it runs
-# ---------------------------------------------------------------------------------
+# -- what is seen of a run while it runs -----------------------------------------------------------
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU env and /proc/self/status")
@@ -409,8 +403,7 @@ def test_everything_that_a_run_may_leave_is_found_and_its_files_are_not_called_t
     assert [line.split()[0] for line in leftovers(run)] == ["socket"]
 
 
-# -- hosts and addresses
-# -------------------------------------------------------------------------------------------------
+# -- hosts and addresses ---------------------------------------------------------------------------
 
 
 def test_a_cable_between_two_hosts_is_pulled_and_put_in_again() -> None:
@@ -451,8 +444,7 @@ def test_an_address_that_leads_nowhere_takes_no_message(way: Way) -> None:
         context.destroy(linger=0)
 
 
-# -- what must be named
-# --------------------------------------------------------------------------------------------------
+# -- what must be named ----------------------------------------------------------------------------
 
 STRUCK = Struck(target="reward-1", folder="/run/checkpoints")
 

@@ -253,8 +253,7 @@ def test_an_over_long_response_under_filtering_trains_nothing_and_counts_nothing
     assert sum(s.counted_tokens or 0.0 for s in samples) == pytest.approx(rest)
 
 
-# -- what is refused
-# ---------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def _chunk(unit: ClaimedUnit, **changes: object) -> ClaimedUnit:

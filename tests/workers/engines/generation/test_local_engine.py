@@ -166,8 +166,7 @@ def test_rows_hold_their_own_trajectory_through_any_order_of_admissions_endings_
         check()
 
 
-# -- loading
-# -------------------------------------------------------------------------------------------------------------
+# -- loading ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -74,8 +74,7 @@ def files(backend: TorchTraining, folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-# -- training
-# ----------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -174,8 +173,7 @@ def test_the_seed_alone_makes_the_adapter_and_no_stream_moves(tmp_path: Path) ->
     assert made[0] == made[1] != made[2]
 
 
-# -- what others see
-# ---------------------------------------------------------------------------------------------------
+# -- what others see -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
@@ -258,8 +256,7 @@ def test_a_checkpoint_is_a_merged_model_that_transformers_loads(tmp_path: Path) 
         assert torch.equal(model.get_parameter(name), tensor), name
 
 
-# -- restarts
-# ----------------------------------------------------------------------------------------------------------
+# -- restarts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -338,8 +335,7 @@ def test_a_checkpoint_without_an_adapter_is_refused(tmp_path: Path) -> None:
         make().load(tmp_path)
 
 
-# -- what is
-# refused--------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "input_layernorm", "no_such_layer"])

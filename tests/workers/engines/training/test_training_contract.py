@@ -74,8 +74,7 @@ class Told(Meter):
         self.shares.append(self.report().share)
 
 
-# -- log-probs
-# ---------------------------------------------------------------------------------------------------------
+# -- log-probs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -97,8 +96,7 @@ def test_logprobs_leave_the_policy_as_it_was(make: Make) -> None:
     assert same(before, snapshot(backend))
 
 
-# -- what leaves the backend
-# -------------------------------------------------------------------------------------------
+# -- what leaves the backend -----------------------------------------------------------------------
 
 
 def test_a_publication_holds_the_weights_of_its_moment(make: Make) -> None:
@@ -127,8 +125,7 @@ def test_random_streams_come_back_as_they_were(make: Make) -> None:
     assert {"device", "torch", "threads"} <= backend.environment().keys()
 
 
-# -- the step
-# ----------------------------------------------------------------------------------------------------------
+# -- the step --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -332,8 +329,7 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(subject: Subject) -> 
         torch.testing.assert_close(long[name], move / 100, rtol=1e-4, atol=atol, msg=name)
 
 
-# -- what is refused
-# ---------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf], ids=["nan", "infinity"])
@@ -390,8 +386,7 @@ def test_a_step_on_nothing_is_refused(make: Make) -> None:
         make(tiny_model(), Settings()).step([], Objective())
 
 
-# -- weights and checkpoints
-# -------------------------------------------------------------------------------------------
+# -- weights and checkpoints -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -515,8 +510,7 @@ def test_a_snapshot_holds_the_moment_it_was_taken_at_however_long_its_writing_ta
     assert digests(tmp_path / "at once") == digests(tmp_path / "late")
 
 
-# -- one against the other
-# ---------------------------------------------------------------------------------------------
+# -- one against the other -------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not is_rank(), reason="needs several ranks: see test_two_ranks")

@@ -73,8 +73,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-# -- where it starts
-# ---------------------------------------------------------------------------------------------------
+# -- where it starts -------------------------------------------------------------------------------
 
 
 def test_a_value_model_takes_the_policys_layers_and_values_everything_at_0(start: Path) -> None:
@@ -115,8 +114,7 @@ def test_a_folder_that_is_no_value_model_is_refused_with_the_reason(start: Path,
         load_value_model(tmp_path, torch.float32, CPU)
 
 
-# -- values
-# ------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 64, 10_000])
@@ -147,8 +145,7 @@ def test_the_token_itself_has_no_part_in_its_value(start: Path) -> None:
     assert (np.abs(before[3:] - after[3:]) > 1e-6).all()
 
 
-# -- steps
-# -------------------------------------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_the_clipped_error_of_each_token_averaged_by_response(start: Path) -> None:
