@@ -101,10 +101,10 @@ class CheckpointWriter:
             await wait({self._task}, timeout=_LOOK_S)
 
     async def complete(self, again: Callable[[], Awaitable[None]]) -> None:
-        """See to it that what was handed over last is on the disk, calling ``again`` now and then
-        while the disk refuses it.
+        """Wait until the newest snapshot is on the disk, calling ``again`` now and then while the
+        disk refuses it.
 
-        Raises StorageFailed when it still does after ten minutes.
+        Raises StorageFailed when the disk still refuses after ten minutes.
         """
         await self.wait()
         for _ in range(_MAX_TRIES):

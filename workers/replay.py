@@ -52,7 +52,7 @@ class Remade:
     """None when the learner ended before the update was made."""
     recorded_grad_norms: tuple[float, ...] | None
     differing: tuple[str, ...]
-    """Tensors that are not what they were."""
+    """Names of tensors that differ."""
     num_tensors: int
 
 

@@ -154,7 +154,7 @@ def _try_slots(model: Any) -> None:
 
 
 class _MixerCount:
-    """Counts what mixes tokens while a pass is made."""
+    """Counts calls that mix tokens, while a pass is made."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.attention = 0

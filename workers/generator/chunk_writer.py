@@ -37,7 +37,7 @@ _DRAIN_SEND_S = 0.2
 
 
 class ChunkWriter:
-    """Writes what a generator's engine samples."""
+    """Writes the windows of a generator's engine."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ChunkWriter:
         self._store_trouble = ""
 
     def start(self) -> None:
-        """Begin to write what is passed on."""
+        """Start writing queued windows."""
         for number in range(_NUM_WRITERS):
             self._ctx.spawn(f"writer-{number}", self._write_windows())
 
@@ -78,7 +78,7 @@ class ChunkWriter:
         await self._windows.join()
 
     def report_wait(self) -> None:
-        """Report that the engine waits for chunks to be written, and what they wait for."""
+        """Report that the engine waits for chunks to be written, and the cause of the wait."""
         if self._store_trouble:
             self._ctx.waiting_for(WaitingFor.LEDGER, self._store_trouble)
         else:

@@ -110,7 +110,7 @@ class Generator(Actor):
         self._taker = WeightReceiver(self.ctx, engine)
 
     async def run(self) -> None:
-        """Decode until the drain, while writers carry what is finished."""
+        """Decode until the drain, while writers carry finished windows on."""
         self._writer.start()
         self.ctx.spawn("weights", self._taker.watch())
         self.ctx.spawn("leases", self._keep_leases())
@@ -121,7 +121,9 @@ class Generator(Actor):
             raise
 
     async def drain(self) -> None:
-        """Cut every live window, write it, and open what is unfinished for others."""
+        """Cut every live window, write it, and open unfinished trajectories for other
+        generators.
+        """
         for window in await self.ctx.compute(self._engine.cut):
             await self._writer.pass_on(window)
         await self._writer.join()
@@ -130,13 +132,13 @@ class Generator(Actor):
         self.ctx.log.info("generator_drained", **self.ctx.counters)
 
     async def _give_up(self, error: Exception) -> None:
-        """Write what the lost engine had sampled, and open the rest for others before its leases
+        """Write the samples of the lost engine, and open the other trajectories before their leases
         run out.
         """
         self.ctx.log.error("generator_failed", reason=str(error), held=len(self._held))
         with contextlib.suppress(TimeoutError):
             async with timeout(_GIVE_UP_S):
-                # After refused weights the engine is well, and what it sampled so far is good.
+                # After refused weights the engine is well, and its samples so far are good.
                 if isinstance(error, WeightsRejected):
                     for window in await self.ctx.compute(self._engine.cut):
                         await self._writer.pass_on(window)
@@ -144,7 +146,7 @@ class Generator(Actor):
         await self.ctx.ledger.give_back(self.ctx.who)
 
     async def teardown(self) -> None:
-        """End what the engine runs on; what was sampled stays known."""
+        """End the engine's processes and threads; its samples stay known."""
         self._tally.close()
         await self.ctx.compute(self._engine.close)
         self._taker.close()
@@ -207,7 +209,9 @@ class Generator(Actor):
     # -- leases --
 
     async def _lease_and_resume(self) -> None:
-        """Submit what may go on, then lease as much as there are free slots and credit."""
+        """Submit held trajectories that may go on, then lease as much as there are free slots and
+        credit.
+        """
         if self._is_swapping():
             if not self._engine.stats().num_live:
                 self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
@@ -295,5 +299,5 @@ class Generator(Actor):
             before = self._engine.policy_version
             await self._taker.swap()
             if self._engine.policy_version != before:
-                # A published version is credit for what comes after it.
+                # A published version is credit for later work.
                 self._credit.reset()

@@ -123,8 +123,8 @@ class HeldTrajectories:
         return [held for held in self._held.values() if held.stage is Stage.LEASED]
 
     def renewal(self, lease: Lease) -> Renewal:
-        """Return what a granted lease means here: a trajectory that was opened again by hand may
-        come back at once.
+        """Return the meaning of a granted lease here: a trajectory that was opened again by hand
+        may come back at once.
         """
         held = self._held.get(lease.trajectory)
         if held is None:
@@ -145,7 +145,7 @@ class HeldTrajectories:
         return held
 
     def submit(self, trajectory: TrajectoryId) -> Held:
-        """Return what the engine needs for the next window; LEASED becomes SAMPLING."""
+        """Return the trajectory for the engine's next window; LEASED becomes SAMPLING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.LEASED:
             raise RuntimeError(_impossible(trajectory, held, "LEASED", "submit what is resumable"))
@@ -161,7 +161,7 @@ class HeldTrajectories:
         self._move(held, Stage.SAMPLED, is_ended=window.finish_reason.is_final)
 
     def take(self, trajectory: TrajectoryId) -> Held:
-        """Return what a writer needs for the sampled window; SAMPLED becomes WRITING."""
+        """Return the trajectory of the sampled window for a writer; SAMPLED becomes WRITING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.SAMPLED:
             raise RuntimeError(_impossible(trajectory, held, "SAMPLED", "take each window once"))

@@ -68,7 +68,7 @@ class _Version:
     merged: UnnamedFile | None = None
     """Where they lie if the file is an adapter, until the engine has them."""
     pages: weakref.ref[np.ndarray] | None = None
-    """Of what was ``merged``, once the engine has them: alive if it uses them where they lie."""
+    """Of ``merged`` weights, once the engine has them: alive if it uses them where they lie."""
 
 
 class WeightReceiver:
@@ -174,9 +174,10 @@ class WeightReceiver:
     async def swap(self) -> None:
         """Put the staged version into the engine, if there is one.
 
-        Raises WeightsRejected when a version was refused since the last call, or does not fit the
-        model; ParityFailed when the engine does not serve it afterwards; and what the engine
-        raises.
+        Raises:
+            WeightsRejected: A version was refused since the last call, or does not fit the model.
+            ParityFailed: The engine does not serve it afterwards.
+            Exception: The engine failed.
         """
         if self._refused is not None:
             raise self._refused
@@ -241,7 +242,7 @@ class WeightReceiver:
             raise
 
     def _make(self, announcement: WeightsAnnouncement, file: MappedFile, base: MappedFile | None) -> _Version:
-        """Make a version of what is here."""
+        """Make a version from the files that are here."""
         if base is None or announcement.base is None:
             return _Version(announcement, file, self._engine.view_weights(file.data, file.lasting_path))
         started = time.perf_counter()
@@ -260,7 +261,7 @@ class WeightReceiver:
         return _Version(announcement, file, tensors, merged)
 
     async def _obtain_base(self, announcement: WeightsAnnouncement) -> MappedFile:
-        """Return the announced base: the one that is here, if it still is what was announced."""
+        """Return the announced base; fetch it unless the one here still matches its digest."""
         if self._base is not None:
             digest, file = self._base
             if digest == announcement.digest == await asyncio.to_thread(digest_buffer, file.data):
@@ -298,7 +299,7 @@ class WeightReceiver:
         raise FileNotFoundError(f"{announcement.path} is gone, and the learner serves no endpoint")
 
     def _map(self, announcement: WeightsAnnouncement) -> MappedFile | None:
-        """Map the announced file, if it is on this host and what was announced."""
+        """Map the announced file, if it is on this host and matches."""
         path = Path(announcement.path)
         # a mapping that was kept is made afresh before the file is blamed
         for _ in range(2):

@@ -13,8 +13,9 @@ from pipeline.training.critic_gate import CriticView, opens, view_critic
 
 
 class CriticWatch:
-    """Looks at the value worker for the learner. A gate that was seen open stays so, whatever
-    becomes of that worker. A gate that needs no steps was never closed."""
+    """Watches the value worker for the learner. A gate that was seen open stays open, even when
+    that worker is lost. A gate that needs no steps was never closed.
+    """
 
     def __init__(self, ctx: ActorContext, *, was_open: bool) -> None:
         self._ctx = ctx

@@ -57,9 +57,7 @@ _POLL_S = 0.02
 _FIRST_CHECKPOINT_S = 30.0
 """The first update that ends later than this is kept at once."""
 _CHECKPOINT_COST = 10.0
-"""Between two checkpoints that are due by time lies at least so many times what the
-last one took.
-"""
+"""Least time between two checkpoints that are due by time, in durations of the last one."""
 _LONGEST_POLL_S = 0.1
 _CRITIC_EVERY_S = 0.5
 _EVALUATIONS_EVERY_S = 0.1
@@ -67,13 +65,13 @@ _REPAIR_EVERY_S = 1.0
 _IDLE_EVERY_S = 0.25
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
-"""A learner that has waited this long, and this many times what its last checkpoint took, writes
-one: see ``_settle_idle``.
+"""A learner that has waited this long, and this many durations of its last checkpoint, writes one:
+see ``_settle_idle``.
 """
 
 
 class Learner(Actor):
-    """Trains the policy on what the ledger has ready."""
+    """Trains the policy on the ledger's ready units."""
 
     role: ClassVar[Role] = Role.LEARNER
 
@@ -93,7 +91,7 @@ class Learner(Actor):
         self._critic: CriticWatch | None
         self._hopeless: HopelessData
         self._wait: WorkWait
-        # From update to update: what a checkpoint holds.
+        # From update to update: the state that a checkpoint holds.
         self._num_updates = 0
         self._version = 0
         # From checkpoint to checkpoint.
@@ -189,7 +187,7 @@ class Learner(Actor):
         await self._finish(ending and ending.reason)
 
     async def drain(self) -> None:
-        """Keep what was learned since the last checkpoint."""
+        """Keep the effect of all updates since the last checkpoint."""
         await self._keep()
 
     async def teardown(self) -> None:
@@ -328,7 +326,7 @@ class Learner(Actor):
         return await self._wait.until(ask)
 
     async def _wait_for_critic(self) -> Ending | None:
-        """Drop what is ready until the critic is good enough; return why that can never be, or
+        """Drop ready units until the critic is good enough; return why that can never be, or
         None.
         """
         critic = self._critic

@@ -56,20 +56,20 @@ class UpdateRecorder:
             self._try(self._open)
 
     def batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
-        """Record what an update is made of, before it is made: the weights are those of
+        """Record an update's units before it is made: the weights are those of
         ``policy_version``.
         """
         self._try(self._write_batch, claim, units, update, policy_version)
 
     def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
-        """Record what an update made, before it is published as ``policy_version``."""
+        """Record an update's result, before it is published as ``policy_version``."""
         self._try(self._write_outcome, prepared, stepped, update, policy_version)
 
     def cut(self) -> int:
         """End the segment for good, since a checkpoint is taken of this state; return the number of
         the next one.
 
-        A log above its bound is trimmed of what no checkpoint that is there now is followed by.
+        A log above its bound is trimmed. The part that follows a present checkpoint stays.
         """
         self._has_failed = False
         self._try(self._seal)

@@ -1,4 +1,4 @@
-"""One row of the history, from what an update trained on."""
+"""One row of the history, from the units that an update trained on."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""The learner's wait for work: one question, repeated until it has an answer, with chores beside
-it.
+"""The learner's wait for work: one request, repeated until it has an answer, with chores beside it.
 
-*Consumes* a question and chores. *Produces* the answer. *Waits for* what the question is about, and
-at the end for the chores that are at work. *Unblocked by* the answer, or by the drain.
-
-Each chore is a task that the wait owns. It begins when the first answer is "not yet", and has ended
-when the wait returns: an update never runs beside a chore. A chore keeps its pace from one wait to
-the next.
+The wait ends with the answer or with the drain. Each chore is a task that the wait owns. It begins
+when the first answer is "not yet", and has ended when the wait returns: an update never runs beside
+a chore. A chore keeps its pace from one wait to the next.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class Reward(Scorer):
     async def _read(self, chunks: list[TrajectoryChunk]) -> list[tuple[TrajectoryChunk, float | None]]:
         """Pair each chunk with the reward model's centred score of it, None without a reward model.
 
-        When the model fails on the batch, each chunk is read by itself; what cannot be read is
-        reported and left out.
+        When the model fails on the batch, each chunk is read by itself. Chunks that cannot be read
+        are reported and left out.
         """
         if self._model is None:
             return [(chunk, None) for chunk in chunks]

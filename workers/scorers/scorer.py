@@ -46,7 +46,7 @@ class Scorer(Actor):
         """Compute the field for a batch; end each chunk with ``write_all`` or ``fail``."""
 
     def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
-        """Return how much work a batch is, and of what."""
+        """Return the amount of a batch's work, and its unit."""
         tokens = sum(int(c.prompt.tokens.size + c.context_tokens.size + c.tokens.size) for c in chunks)
         return float(tokens), "tokens"
 
@@ -69,8 +69,8 @@ class Scorer(Actor):
             await self.serve()
 
     async def serve(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> int:
-        """Score one batch of what arrives within ``timeout_s`` and, now and then, of what is
-        overdue; return its size.
+        """Score one batch of chunks that arrive within ``timeout_s`` and, now and then, of overdue
+        ones; return its size.
         """
         batch = await self._receive(timeout_s)
         now = self.ctx.clock.monotonic()
@@ -86,8 +86,11 @@ class Scorer(Actor):
         return len(batch)
 
     async def drain(self) -> None:
-        """Score what is in the mailbox already, but for no longer than half a drain: where senders
-        go on it never empties. The rest is overdue later and goes to others."""
+        """Score the chunks that are in the mailbox already, for at most half a drain.
+
+        While senders go on, the mailbox never empties. The remaining chunks become overdue and go
+        to other workers.
+        """
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
         while self.ctx.clock.monotonic() < until_s and (batch := await self._receive(timeout_s=0.0)):
             await self._score(batch)
@@ -132,7 +135,7 @@ class Scorer(Actor):
         )
 
     async def _receive(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> list[TrajectoryChunk]:
-        """Wait for one message, then take what else is there, up to a batch."""
+        """Wait for one message, then take the others that are there, up to a batch."""
         self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
         batch: list[TrajectoryChunk] = []
         while len(batch) < self.max_batch:
@@ -152,7 +155,7 @@ class Scorer(Actor):
 
 
 def _gist(error: str) -> str:
-    """Return the last line of a traceback without its numbers: what errors of one cause have in
-    common.
+    """Return the last line of a traceback without its numbers, so that errors of one cause are
+    equal.
     """
     return re.sub(r"\d+", "#", error.rstrip().rpartition("\n")[2][:_GIST_CHARS])

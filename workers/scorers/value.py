@@ -53,8 +53,8 @@ class Value(Scorer):
     field: ClassVar[Field] = Field.VALUE
 
     async def setup(self) -> None:
-        """Load the value model or its newest good checkpoint, settle what that holds, and open the
-        mailbox.
+        """Load the value model or its newest good checkpoint, settle the claims whose effect it
+        holds, and open the mailbox.
         """
         config = self.ctx.config
         self._folder = CheckpointFolder(
@@ -104,9 +104,7 @@ class Value(Scorer):
             num_turns, has_trained = 0, await self._train()
 
     async def drain(self) -> None:
-        """Value what is in the mailbox already, then keep what was learned:
-        checkpoint and settle.
-        """
+        """Value the chunks that are in the mailbox already, then checkpoint and settle."""
         await super().drain()
         await self._writer.wait()
         if self._applied or self._checkpointed_step != self._num_steps:
@@ -183,8 +181,9 @@ class Value(Scorer):
         return True
 
     async def _settle_idle(self) -> None:
-        """Checkpoint early when no batch fills: what is trained but not settled holds memory of the
-        ledger, and admission may be waiting for just that."""
+        """Checkpoint early when no batch fills. Trained but unsettled units hold memory of the
+        ledger, and admission may be waiting for it.
+        """
         idle_s = self.ctx.clock.monotonic() - max(self._stepped_at_s, self._writer.ended_s)
         if self._applied and idle_s >= _IDLE_CHECKPOINT_S and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", claims=len(self._applied))

@@ -65,7 +65,7 @@ class _Slot:
 
 
 class EmulatedEngine:
-    """A :class:`workers.engines.generation.seam.GenerationEngine` that samples what was drawn
+    """A :class:`workers.engines.generation.seam.GenerationEngine` whose samples are drawn
     beforehand. Not thread-safe.
     """
 
@@ -206,9 +206,7 @@ class EmulatedEngine:
         return windows
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are
-        ignored.
-        """
+        """Free all state of a trajectory, live, waiting or retained; unknown ones are ignored."""
         if self._waiting.pop(trajectory, None) is not None:
             self._order.remove(trajectory)
         self._live.pop(trajectory, None)

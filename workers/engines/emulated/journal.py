@@ -15,7 +15,7 @@ from protocol.ids import TrajectoryId
 
 
 class SamplingJournal:
-    """Appends what was sampled."""
+    """Appends sampled stretches."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ class SamplingJournal:
         self._lines.append(f"{trajectory} {begin} {end}\n")
 
     def flush(self) -> None:
-        """Write what was noted, in one piece."""
+        """Write the noted stretches, in one piece."""
         if self._lines:
             os.write(self._file, "".join(self._lines).encode())
             self._lines.clear()

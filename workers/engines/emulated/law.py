@@ -61,7 +61,7 @@ class TokenLaw:
     """
 
     words: np.ndarray
-    """int32 [words]: what stands before the end"""
+    """int32 [words]: the tokens before the end"""
     stop: int | None
     """None: nothing ends a response but its limit."""
 

@@ -40,7 +40,7 @@ class LearnedState(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, folder: Path) -> LearnedState:
-        """Read what ``save`` wrote. Raises DataError naming the file."""
+        """Read a state that ``save`` wrote. Raises DataError naming the file."""
         path = folder / STATE_FILE
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)

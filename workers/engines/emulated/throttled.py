@@ -55,7 +55,7 @@ class ThrottledEngine:
         return self._engine.view_weights(data, path)
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """Lay out what an adapter makes of its base."""
+        """Lay out the merged weights of an adapter and its base."""
         return self._engine.merge_weights(adapter, base, base_digest, dtype=dtype)
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
@@ -86,7 +86,7 @@ class ThrottledEngine:
         return windows
 
     def close(self) -> None:
-        """End what the engine runs on."""
+        """End the engine's processes and threads."""
         self._engine.close()
 
     def cut(self) -> list[SampledWindow]:
@@ -94,7 +94,7 @@ class ThrottledEngine:
         return self._engine.cut()
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory."""
+        """Free all state of a trajectory."""
         self._engine.forget(trajectory)
 
     def stats(self) -> EngineStats:

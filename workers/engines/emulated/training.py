@@ -51,9 +51,7 @@ class EmulatedTraining:
         return self._state
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return each sample's behaviour log-probs: an emulated policy never moves away from what
-        was sampled.
-        """
+        """Return each sample's behaviour log-probs: an emulated policy never moves."""
         self._pace.spend(self._scoring_token_s * _num_tokens(samples))
         return [sample.behavior_logprobs for sample in samples]
 
@@ -100,13 +98,11 @@ class EmulatedTraining:
         """There are no random streams."""
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Return what writes ``emulated.json`` as of now; it raises OSError."""
+        """Return a function that writes ``emulated.json`` as of now; it raises OSError."""
         return self._state.save
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file, with
-        nothing changed.
-        """
+        """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
         self._state = LearnedState.load(folder)
 
     def close(self) -> None:

@@ -26,9 +26,9 @@ class EmulatedValue:
         """Make an engine that has learned nothing.
 
         Args:
-            token_s: Seconds for each token, context included, of what is valued.
-            step_s: Of a step, besides its tokens.
-            training_token_s: Of each prompt or response token of a step.
+            token_s: Seconds for each valued token, context included.
+            step_s: Seconds of a step, besides its tokens.
+            training_token_s: Seconds of each prompt or response token of a step.
         """
         self._token_s = token_s
         self._step_s = step_s
@@ -70,13 +70,11 @@ class EmulatedValue:
         )
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Return what writes ``emulated.json`` as of now; it raises OSError."""
+        """Return a function that writes ``emulated.json`` as of now; it raises OSError."""
         return self._state.save
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file, with
-        nothing changed.
-        """
+        """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
         self._state = LearnedState.load(folder)
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def view_weights(data: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def check_tensors(tensors: Mapping[str, Any], num_weights: int) -> None:
-    """Raise WeightsRejected unless ``tensors`` are what :func:`make_tensor` makes."""
+    """Raise WeightsRejected unless ``tensors`` are those of :func:`make_tensor`."""
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != {TENSOR: (num_weights,)}:
         raise WeightsRejected(

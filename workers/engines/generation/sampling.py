@@ -96,8 +96,8 @@ def _support(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
     """Return bool [rows, vocabulary]: the ``top_k`` likeliest tokens, and of these the fewest that
     reach mass ``top_p``.
 
-    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary, whatever
-    the others ask.
+    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary,
+    independently of other rows.
     """
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)

@@ -149,18 +149,19 @@ class GenerationEngine(Protocol):
         ...
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return what finished, early when anything does and
-        slots are free.
+        """Run up to ``max_steps`` decode steps; return the windows that finished. It returns early
+        when a window finishes and slots are free.
         """
         ...
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token: windows with what was sampled so far,
-        FinishReason.WINDOW (requests that have sampled nothing are forgotten). For draining."""
+        """End every live request at the present token, for draining. Return windows of the tokens
+        so far with FinishReason.WINDOW; requests without a sampled token are forgotten.
+        """
         ...
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory; unknown ones are ignored."""
+        """Free all state of a trajectory; unknown ones are ignored."""
         ...
 
     def stats(self) -> EngineStats:
@@ -168,5 +169,5 @@ class GenerationEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """End what the engine runs on besides this process; nothing else may be called after it."""
+        """End the engine's other processes and threads; nothing else may be called after it."""
         ...

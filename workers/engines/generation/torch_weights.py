@@ -21,5 +21,5 @@ class TorchWeights:
         return weights_file.view_weights(data, path=path, is_lasting=True)
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """Lay out what an adapter makes of its base."""
+        """Lay out the merged weights of an adapter and its base."""
         return adapters.publish_merged(adapter, base, base_digest, dtype=dtype)

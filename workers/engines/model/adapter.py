@@ -32,7 +32,7 @@ _ADAPTER = "headrace.adapter"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank parts, and what is below them; all on the CPU."""
+    """Low-rank parts, and the weights below them; all on the CPU."""
 
     layers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
     """Name of a layer -> A [rank, columns] and B [rows, rank], its weight being [rows, columns]."""

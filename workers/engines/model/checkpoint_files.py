@@ -53,8 +53,8 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 
 def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
-    """Copy the weights to the host's memory; return what writes the copy, as :func:`model_writer`
-    does.
+    """Copy the weights to the host's memory; return a function that writes the copy, as
+    :func:`model_writer` does.
     """
     state = model.state_dict(keep_vars=True)
     return model_writer(
@@ -117,8 +117,10 @@ def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
 def snapshot_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int
 ) -> Callable[[Path], None]:
-    """Copy the optimiser's state by parameter name, the random streams, and the number of steps;
-    return what writes the copy, as :func:`optimizer_writer` does."""
+    """Copy the optimiser's state by parameter name, the random streams, and the number of steps.
+
+    Return a function that writes the copy, as :func:`optimizer_writer` does.
+    """
     return optimizer_writer(
         {
             f"{key}/{name}": _copy(value)
@@ -130,8 +132,8 @@ def snapshot_optimizer(
 
 
 def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Callable[[Path], None]:
-    """Return what writes an optimiser's state, the random streams of now, and the number of steps.
-    That raises OSError, and may run on any thread.
+    """Return a function that writes an optimiser's state, the present random streams, and the
+    number of steps. The function raises OSError, and may run on any thread.
 
     Args:
         states: ``<state>/<parameter name>`` -> tensor on the host.
@@ -204,7 +206,7 @@ def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
-    """Put what :func:`read_model` read into ``model``, in place."""
+    """Put weights of :func:`read_model` into ``model``, in place."""
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
             tensor.copy_(weights[name])
@@ -240,7 +242,7 @@ def restore_optimizer(
     parameters: Mapping[str, torch.nn.Parameter],
     states: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
-    """Put what :func:`read_optimizer` read back; the optimiser's settings stay those of the
+    """Put back the state of :func:`read_optimizer`; the optimiser's settings stay those of the
     configuration.
     """
     optimizer.state.clear()

@@ -1,4 +1,4 @@
-"""How samples are cut into micro-batches, and what share of the work each one is."""
+"""Cuts samples into micro-batches, and computes each one's share of the work."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from workers.engines.model.checkpoint_files import (
 )
 
 GRADIENT = 0.95
-"""About the share that making the gradient has in an optimiser step, for those who look on."""
+"""About the gradient's share of an optimiser step's time, for progress marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class AppliedStep:
     """The result of one step's gradients."""
 
     applied: bool
-    """False when loss or gradient was not finite: parameters and optimiser state are then exactly
-    what they were.
+    """False when loss or gradient was not finite: parameters and optimiser state are then
+    unchanged.
     """
     grad_norm: float
     """Before it was scaled down."""
@@ -123,14 +123,14 @@ class GuardedAdamW:
         self.num_steps = num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy optimiser state, random streams and the number of steps; return what writes the copy
-        into a folder.
+        """Copy optimiser state, random streams and the number of steps; return a function that
+        writes the copy into a folder.
         """
         return snapshot_optimizer(self._optimizer, self._parameters, self.num_steps)
 
     def read(self, folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-        """Read what a :meth:`snapshot` wrote, for :meth:`restore`; nothing changes. Raises
-        DataError naming the file.
+        """Read a :meth:`snapshot`, for :meth:`restore`; nothing changes. Raises DataError naming
+        the file.
         """
         return read_optimizer(self._parameters, folder)
 
@@ -139,7 +139,9 @@ class GuardedAdamW:
         read: tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]],
         state: TrainingState,
     ) -> None:
-        """Put back what :meth:`read` returned: the next step is the one that would have been."""
+        """Put back the state that :meth:`read` returned. The next step is then that of the
+        uninterrupted run.
+        """
         states, rng = read
         restore_optimizer(self._optimizer, self._parameters, states)
         restore_rng(rng)

@@ -53,7 +53,7 @@ class _StoredProbe(msgspec.Struct):
 
 
 class PublishedWeights(dict[str, torch.Tensor]):
-    """Tensors by their Hugging Face names, and what came with them."""
+    """Tensors by their Hugging Face names, with their file's properties."""
 
     def __init__(
         self,

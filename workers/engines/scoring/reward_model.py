@@ -105,8 +105,8 @@ class TorchRewardModel:
         return logits[:, 0].float().tolist()
 
     def _check(self, tokens: np.ndarray) -> None:
-        """Refuse what the model cannot read: on a GPU looking up an unknown token or place ends the
-        process.
+        """Refuse tokens that the model cannot read: on a GPU, the lookup of an unknown token or
+        place ends the process.
         """
         if not tokens.size:
             raise EngineError("a conversation has no tokens for the reward model; give prompts that are not empty")

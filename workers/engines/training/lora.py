@@ -95,7 +95,7 @@ class AdaptedModel:
         )
         head = model.get_output_embeddings()
         self._peft = _inject(model, self._config, settings)
-        # as peft writes it: who loads the folder does not train on
+        # as peft writes it: a reader of the folder does not train
         self._config.inference_mode = True
         self._model = model.eval()
         self._layers: dict[str, Any] = {
@@ -130,7 +130,9 @@ class AdaptedModel:
         return Adapter(layers, scaling, below=lambda: self._weights_of(self._model, merged=False))
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy adapter and merged weights; what is returned writes ``model/`` and ``adapter/``."""
+        """Copy adapter and merged weights; return a function that writes ``model/`` and
+        ``adapter/``.
+        """
         # merged weights are new tensors, and the others never change
         write_model = model_writer(self._skeleton, dict(self.tensors()), self._tokenizer_from)
         adapter = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._adapter().items()}
@@ -180,8 +182,8 @@ class AdaptedModel:
         return get_peft_model_state_dict(self._peft, adapter_name=_ADAPTER, save_embedding_layers=False)
 
     def _weights_of(self, model: PreTrainedModel, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a model's weights by the names that they had before there was an adapter, what it
-        adds added or not.
+        """Yield a model's weights by the names that they had before there was an adapter, with or
+        without the adapter's part.
         """
         state = model.state_dict(keep_vars=True)
         for name in self._owners:

@@ -259,7 +259,7 @@ def _row_metrics(batch: PackedBatch, metrics: dict[str, torch.Tensor]) -> dict[s
 
 
 def _mean_weight(objective: Objective, samples: Sequence[TrainingSample]) -> float:
-    """Return what importance weights are divided by, from the whole batch, which every rank has."""
+    """Return the divisor of importance weights, from the whole batch, which every rank has."""
     if not objective.needs_old_first:
         return 1.0
     batch = pack(samples)

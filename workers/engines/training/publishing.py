@@ -68,8 +68,9 @@ class TorchPublishing(ABC):
         """Return log-probs under the present weights."""
 
     def adapter(self) -> Adapter | None:
-        """Return what is trained on top of frozen weights; None when every weight is trained. The
-        tensors may be the live ones."""
+        """Return the trained parts on top of frozen weights; None when every weight is trained. The
+        tensors may be the live ones.
+        """
         return None
 
     def base_publication(self) -> Publication | None:
@@ -90,7 +91,7 @@ class TorchPublishing(ABC):
         return fingerprint.digest_tensors(self.tensors())
 
     def environment(self) -> dict[str, str]:
-        """Return what the backend's numbers depend on besides data."""
+        """Return the facts besides data that the backend's numbers depend on."""
         return fingerprint.describe_environment(self.publishing.device) | dict(self.publishing.environment)
 
     def random_state(self) -> dict[str, bytes]:

@@ -25,8 +25,8 @@ class StepResult:
     """The result of one optimiser step."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then exactly what
-    they were.
+    """False when loss or gradient was not finite: weights and optimiser state are then
+    unchanged.
     """
     loss: float
     grad_norm: float
@@ -64,10 +64,12 @@ class TrainingBackend(Protocol):
         ...
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        """Lay out the present weights for generators, before they change: the whole of them, or the
-        adapter when ``base_digest`` names the base that was published. A probe of what the learner
-        computes is among them when the run's engines need one
-        (``workers.engines.training.parity_probe``)."""
+        """Lay out the present weights for generators, before they change.
+
+        It holds all weights, or the adapter when ``base_digest`` names the published base. When the
+        run's engines need it, the learner's probe is among them
+        (``workers.engines.training.parity_probe``).
+        """
         ...
 
     def digests(self) -> dict[str, bytes]:
@@ -77,7 +79,7 @@ class TrainingBackend(Protocol):
         ...
 
     def environment(self) -> dict[str, str]:
-        """Return what the numbers depend on besides data: device, threads, libraries."""
+        """Return the facts besides data that the numbers depend on: device, threads, libraries."""
         ...
 
     def random_state(self) -> dict[str, bytes]:
@@ -85,7 +87,7 @@ class TrainingBackend(Protocol):
         ...
 
     def restore_random_state(self, states: Mapping[str, bytes]) -> None:
-        """Put back what ``random_state`` returned."""
+        """Put back the streams that ``random_state`` returned."""
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
@@ -99,11 +101,9 @@ class TrainingBackend(Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or
-        damaged.
-        """
+        """Take back a snapshot. Raises DataError naming the file that is missing or damaged."""
         ...
 
     def close(self) -> None:
-        """Release what lies outside this process: other ranks end."""
+        """Release resources outside this process: other ranks end."""
         ...

@@ -156,8 +156,9 @@ class TorchTraining(TorchPublishing):
         return write
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote: the next step is the one that would have been. Raises
-        DataError naming the file, with nothing changed."""
+        """Take back a snapshot; the next step is then that of the uninterrupted run. Raises
+        DataError naming the file, with nothing changed.
+        """
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder)

@@ -35,18 +35,20 @@ class TrainedWeights(Protocol):
         ...
 
     def adapter(self) -> Adapter | None:
-        """Return what is trained on top of frozen weights; None when every weight is trained. They
-        may be the live tensors.
+        """Return the trained parts on top of frozen weights; None when every weight is trained. The
+        tensors may be the live ones.
         """
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy what an exact resume needs; return what writes it into a folder, ``model/`` in
-        Hugging Face format included. That raises OSError, and may run on any thread."""
+        """Copy the state of an exact resume; return a function that writes it into a folder,
+        ``model/`` in Hugging Face format included. The function raises OSError, and may run on any
+        thread.
+        """
         ...
 
     def read(self, folder: Path) -> Callable[[], None]:
-        """Read and check what a snapshot wrote; return what puts it in place. Raises DataError
+        """Read and check a snapshot; return a function that puts it in place. Raises DataError
         naming the file.
         """
         ...
@@ -73,7 +75,7 @@ class WholeModel:
         """There is none."""
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the weights; what is returned writes ``model/``."""
+        """Copy the weights; return a function that writes ``model/``."""
         return snapshot_model(self._model, self._tokenizer_from)
 
     def read(self, folder: Path) -> Callable[[], None]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
-    """How responses go through the value model, and what it is regressed on."""
+    """How responses go through the value model, and the targets of its regression."""
 
     micro_batch_tokens: int
     """Prompt and response tokens of one forward; a longer sequence is a forward of its own."""
@@ -57,8 +57,9 @@ class ValueSettings:
 
 
 class PackedValue(torch.nn.Module):
-    """A token classifier with one output whose ``forward`` values packed tokens: so that whatever
-    wraps modules sees one pass."""
+    """A token classifier with one output whose ``forward`` values packed tokens. So a wrapper of
+    modules sees one pass.
+    """
 
     def __init__(self, model: PreTrainedModel, settings: ValueSettings) -> None:
         """Value with ``model``, which went through ``prepare_packed``. Raises EngineError when it

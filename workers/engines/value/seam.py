@@ -27,8 +27,8 @@ class ValueSample:
     prompt_length: int
     """Tokens before the first response token; at least 1."""
     old_values: np.ndarray
-    """float32 [R]: what the response was given when it was sampled, window by window; new values
-    are clipped around them.
+    """float32 [R]: the response's values when it was sampled, window by window; new values are
+    clipped around them.
     """
     reward: float
     """Of the whole response, received at its last token."""
@@ -44,8 +44,8 @@ class ValueStepResult:
     """The result of one optimiser step of the value model."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then exactly what
-    they were.
+    """False when loss or gradient was not finite: weights and optimiser state are then
+    unchanged.
     """
     loss: float
     explained_variance: float
@@ -89,11 +89,9 @@ class ValueEngine(Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote. Raises DataError naming the file that is missing or
-        damaged.
-        """
+        """Take back a snapshot. Raises DataError naming the file that is missing or damaged."""
         ...
 
     def close(self) -> None:
-        """Release what lies outside this process: other ranks end."""
+        """Release resources outside this process: other ranks end."""
         ...

@@ -120,8 +120,9 @@ class TorchValue:
         return write
 
     def load(self, folder: Path) -> None:
-        """Take back what a snapshot wrote: the next step is the one that would have been. Raises
-        DataError naming the file, with nothing changed."""
+        """Take back a snapshot; the next step is then that of the uninterrupted run. Raises
+        DataError naming the file, with nothing changed.
+        """
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
         optimizer = self._optimizer.read(folder)
@@ -166,8 +167,8 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
 
 
 def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
-    """Return how responses go through a run's value model on ``device``, and what it is regressed
-    on.
+    """Return how responses go through a run's value model on ``device``, and the targets of its
+    regression.
     """
     value = config.value
     return ValueSettings(

@@ -32,7 +32,7 @@ class DecodeStep:
     rows: torch.Tensor
     """int64 [n]: 0 .. n - 1"""
     positions: torch.Tensor
-    """int64 [n]: where in its row each new token lies; what lies before it is its context."""
+    """int64 [n]: place of each new token in its row; earlier places are its context."""
     longest: int
     """Longest context of a live row, the new token included."""
     mask: torch.Tensor | None
@@ -76,7 +76,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _zeros(self, states: torch.Tensor) -> torch.Tensor:
-        # zeros, for what is masked is still multiplied by 0, and uninitialised memory may hold NaN
+        # zeros: masked places are still multiplied by 0, and uninitialised memory may hold NaN
         return states.new_zeros(self._cache.num_rows, states.shape[1], self._cache.capacity, states.shape[3])
 
     def update(
@@ -100,7 +100,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:live, :, :longest], self.values[:live, :, :longest]
 
     def resize(self, num_rows: int, capacity: int) -> None:
-        """Grow to the given size, keeping what is stored."""
+        """Grow to the given size, keeping the stored keys and values."""
         if self.keys is not None and self.values is not None:
             self.keys = _grown(self.keys, num_rows, capacity)
             self.values = _grown(self.values, num_rows, capacity)
@@ -136,8 +136,8 @@ class SlotCache(Cache):
         self.capacity = 0
         self.max_rows = max_rows
         self.max_length = 0
-        """Longest that any request so far may become: what is reserved ahead of need never exceeds
-        it by more than a block.
+        """Longest that any request so far may become. The reserve never exceeds it by more than a
+        block.
         """
         self.step: DecodeStep | PrefillStep | None = None
         """Where the keys and values of the next forward go. The caller of the model sets it."""

@@ -37,12 +37,12 @@ several rows on one thread.
 
 _FAMILY: Final = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _LASTING_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions whose frequencies do not depend on the length of what is computed."""
+"""Kinds of rotary positions whose frequencies do not depend on the sequence's length."""
 _POSITIONS_BLOCK: Final = 1024
 
 
 def is_dense(model: PreTrainedModel) -> bool:
-    """Whether :class:`DenseForward` computes what ``model`` does, and the model is so small that it
+    """Whether :class:`DenseForward` can compute ``model``, and the model is so small that it
     pays.
     """
     return (
@@ -74,7 +74,7 @@ class DenseForward:
 
     @torch.inference_mode()
     def is_current(self) -> bool:
-        """Whether what was made of the model's weights is what would be made of them now. It is,
+        """Whether the joined matrices equal those of the model's present weights. They do
         afterwards.
         """
         before = self._copies()
@@ -119,7 +119,7 @@ class DenseForward:
 
         Args:
             tokens: int64 [n].
-            cache: Holds what lies before them; its step is ``step``.
+            cache: Holds the tokens' contexts; its step is ``step``.
             step: Where they lie.
 
         Returns:
@@ -163,8 +163,8 @@ class _Norm:
         )
 
     def take_weights(self) -> None:
-        # float32 [width] or [heads, 1, width], times the square root of the width: what divides is
-        # a length, not a mean
+        # float32 [width] or [heads, 1, width], times the square root of the width: the divisor is a
+        # length, not a mean
         weights = [module.weight.float() * math.sqrt(self._width) for module in self._modules]
         self._weight = weights[0]
         if self._heads:
@@ -243,9 +243,7 @@ class _Layer:
         return query, key, value
 
     def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output, [B * T, hidden], from its input and what
-        attention made of it.
-        """
+        """Return the layer's output, [B * T, hidden], from its input and its attention output."""
         hidden = self._attention_out.added_to(hidden, attended.reshape(hidden.shape[0], -1))
         gate, up = self._feed_in(self._feed_norm(hidden)).chunk(2, -1)
         return self._feed_out.added_to(hidden, self._activation(gate).mul_(up))

@@ -40,7 +40,7 @@ ADMIT_SHARE = 16
 step, however small it is.
 """
 ADMIT_PATIENCE = 4
-"""Decode steps after which a waiting request enters whatever is free."""
+"""Decode steps after which a waiting request enters any free slot."""
 
 
 class LocalEngine(TorchWeights):
@@ -110,9 +110,7 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory, live or waiting or retained; unknown ones are
-        ignored.
-        """
+        """Free all state of a trajectory, live, waiting or retained; unknown ones are ignored."""
         if trajectory in self._waiting_names:
             self._waiting_names.remove(trajectory)
             self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)

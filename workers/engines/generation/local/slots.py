@@ -102,7 +102,7 @@ class SlotTable:
     # -- looking --
 
     def find(self, trajectory: TrajectoryId) -> Occupant | None:
-        """Return who holds a row for a trajectory, live or retained."""
+        """Return the occupant that holds a row for a trajectory, live or retained."""
         return self._by_trajectory.get(trajectory)
 
     def live(self) -> list[Occupant]:

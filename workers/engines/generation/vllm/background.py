@@ -210,7 +210,7 @@ class BackgroundCore:
         async def stop() -> None:
             self._engine.shutdown()
 
-        # what is dead has leftovers too
+        # a dead engine has leftovers too
         self._failure = None
         try:
             with contextlib.suppress(EngineDied):

@@ -80,7 +80,8 @@ def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool)
 
 
 def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None:
-    """Set what vLLM reads from the environment when it is imported; what a person has set stays.
+    """Set the environment variables that vLLM reads when it is imported; those that are set already
+    stay.
 
     Args:
         threads: Torch's, on a CPU.

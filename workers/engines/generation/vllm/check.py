@@ -22,8 +22,8 @@ from workers.engines.model.loading import resolve_device
 
 
 def check(path: Path) -> None:
-    """Raise what keeps vLLM from making the engines of the configuration in ``path``: generators',
-    and the reference's.
+    """Raise vLLM's error when it cannot make the engines of the configuration in ``path``:
+    generators', and the reference's.
     """
     config = load_config([path])
     generation, reference = config.generation, config.reference

@@ -75,8 +75,8 @@ class Core(Protocol):
         ...
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Decode once, or wait at most ``timeout_s`` for what decodes by itself; return what is
-        over.
+        """Decode once, or wait at most ``timeout_s`` for a core that decodes by itself; return the
+        samples that are over.
 
         Raises EngineDied when vLLM is dead.
         """
@@ -97,8 +97,8 @@ class Core(Protocol):
         ...
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
-        """Return float32 [tokens - 1] log-probs of a sequence's tokens but the first, and what
-        became over meanwhile.
+        """Return float32 [tokens - 1] log-probs of a sequence's tokens but the first, and the
+        samples that ended meanwhile.
         """
         ...
 

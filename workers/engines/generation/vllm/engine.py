@@ -146,8 +146,8 @@ class VllmEngine(TorchWeights):
         self._waiting.append(request)
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free whatever is kept of a trajectory, live or waiting; its cached blocks fall free as
-        vLLM needs them.
+        """Free all state of a trajectory, live or waiting; its cached blocks fall free as vLLM
+        needs them.
         """
         self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
         self._ready = [window for window in self._ready if window.trajectory != trajectory]
@@ -233,7 +233,7 @@ class VllmEngine(TorchWeights):
         try:
             before = self._core.num_steps()
             samples = self._core.step(TURN_S)
-            # what decodes by itself may have stood still meanwhile
+            # a core that decodes by itself may have stood still meanwhile
             if self._core.num_steps() != before:
                 work.step()
             return self._windows(samples)
@@ -322,8 +322,8 @@ class VllmEngine(TorchWeights):
         return windows
 
     def _check_parity(self, probe: ParityProbe, policy_version: int) -> None:
-        """Compare the learner's log-probs of the probe with vLLM's; hold back what
-        ends meanwhile.
+        """Compare the learner's log-probs of the probe with vLLM's; hold back samples that end
+        meanwhile.
         """
         scored, over = self._core.probe(probe.tokens, PROBE_S)
         difference = float(np.abs(scored - probe.logprobs).mean())

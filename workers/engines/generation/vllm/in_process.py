@@ -78,7 +78,7 @@ class InProcessCore:
         self._starts[request.name] = request.context.size
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Decode one token per live row; return what is over. Raises EngineDied."""
+        """Decode one token per live row; return the samples that are over. Raises EngineDied."""
         del timeout_s
         return [self._sample(output) for output in self._step()]
 
@@ -155,8 +155,8 @@ class InProcessCore:
         return CoreSample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
 
     def _logprobs(self, name: str, num_tokens: int, reported: Any) -> np.ndarray:
-        """Return float32 [num_tokens] of what a request has sampled, from the journal, or from what
-        vLLM reported.
+        """Return float32 [num_tokens], the log-probs of a request's samples, from the journal or
+        from vLLM's report.
         """
         if self._journal is not None:
             return self._journal.read(self._inner[name], self._starts[name], num_tokens)

@@ -84,7 +84,7 @@ class Staging:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return what can be allocated on a device: free, or kept by torch and unused."""
+    """Return the bytes that can be allocated on a device: free, or kept by torch and unused."""
     if device.type != "cuda":
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     free, _ = torch.cuda.mem_get_info(device)

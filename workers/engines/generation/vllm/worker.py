@@ -162,12 +162,12 @@ class WorkerExtension:
         return self._headrace_staging().begin(Path(path), policy_version)
 
     def headrace_is_staged(self) -> bool:
-        """Whether what was begun is over."""
+        """Whether the staging has ended."""
         return self._headrace_staging().is_over
 
     def headrace_load_file(self, path: str, policy_version: int) -> None:
-        """Take a version: what was staged of it, else its file, which every rank maps; each copies
-        its own share.
+        """Take a version: its staged tensors, else its file, which every rank maps. Each rank
+        copies its own share.
         """
         staged = self._headrace_staging().take(policy_version)
         self.headrace_load((staged or read_weights(Path(path))).items())

@@ -43,14 +43,14 @@ class RankedBackend:
         return self._shards.num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather what an exact resume needs; return what writes it, as one process alone would, on
-        any thread.
+        """Gather the state of an exact resume; return its writer, which runs on any thread. The
+        files are those of one process alone.
         """
         return self._model.snapshot()
 
     def load(self, folder: Path) -> None:
-        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with
-        nothing changed.
+        """Take back any backend's snapshot. Raises DataError naming the file, with nothing
+        changed.
         """
         self._model.load(folder)
 
@@ -59,7 +59,7 @@ class RankedBackend:
         self._lead.stop()
 
     def obey(self, command: Command) -> Any:
-        """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""
+        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
         return self._model.obey(command)
 
     @property

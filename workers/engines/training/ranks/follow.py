@@ -21,8 +21,8 @@ from workers.engines.training.ranks.messages import Command, Idle, Stop, decode
 
 
 def follow(group: Group, obey: Callable[[Command], Any]) -> None:
-    """Carry out rank 0's commands until it stops. Raises EngineDied when a rank is gone, and what
-    ``obey`` raises.
+    """Carry out rank 0's commands until it stops. Raises EngineDied when a rank is gone, and the
+    errors of ``obey``.
     """
     with peers():
         while not isinstance(command := decode(group.broadcast_bytes(None)), Stop):

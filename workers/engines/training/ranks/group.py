@@ -132,8 +132,8 @@ def join(device: str, *, timeout_s: float) -> Group:
 
 @contextmanager
 def peers() -> Iterator[None]:
-    """Let a rank that is gone, or does not answer in time, be what it is. Around whatever speaks
-    with other ranks.
+    """Raise EngineDied when a rank is gone or does not answer in time. It wraps every exchange with
+    other ranks.
     """
     try:
         yield

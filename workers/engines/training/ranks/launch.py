@@ -123,7 +123,7 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         lead = error.failures.get(0)
-        # it died of what it was sent when its work was done
+        # it died of a passed-on signal when its work was done
         if lead is not None and -lead.exitcode in passed_on:
             _die_of(-lead.exitcode, folder)
         return _tell(name, num_ranks, error.failures)

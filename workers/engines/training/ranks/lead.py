@@ -38,9 +38,9 @@ class Lead:
             threading.Thread(target=self._beat, args=(timeout_s / _BEATS,), name="ranks", daemon=True).start()
 
     def run(self, command: Command, obey: Callable[[Command], T]) -> T:
-        """Have all ranks carry ``command`` out, this one by ``obey``; return what this one got.
+        """Have all ranks carry ``command`` out, this one by ``obey``; return this rank's result.
 
-        Raises EngineDied when a rank is gone, and what ``obey`` raises.
+        Raises EngineDied when a rank is gone, and the errors of ``obey``.
         """
         with self._lock:
             if self._failure is not None:

@@ -123,7 +123,7 @@ class _Loaded:
 
 
 class ShardedModel:
-    """Gathers, saves and loads what lies in shares."""
+    """Gathers, saves and loads a model in shares."""
 
     def __init__(
         self, skeleton: PreTrainedModel, shards: Shards, group: Group, lead: Lead, *, tokenizer_from: Path | None
@@ -152,8 +152,8 @@ class ShardedModel:
         yield from self._gather(with_optimizer=False).weights.items()
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather what an exact resume needs; return what writes it, on any thread. That raises
-        OSError.
+        """Gather the state of an exact resume; return its writer, which runs on any thread and
+        raises OSError.
         """
         gathered = self._gather(with_optimizer=True)
         write_model = model_writer(self._skeleton, gathered.weights, self._tokenizer_from)
@@ -167,8 +167,8 @@ class ShardedModel:
         return write
 
     def load(self, folder: Path) -> None:
-        """Take back what any backend's snapshot wrote. Raises DataError naming the file, with
-        nothing changed.
+        """Take back any backend's snapshot. Raises DataError naming the file, with nothing
+        changed.
         """
         state = read_training_state(folder)
         weights = read_model(self._skeleton, folder)

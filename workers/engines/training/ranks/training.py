@@ -79,7 +79,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
         return self._model.tensors()
 
     def obey(self, command: Command) -> Any:
-        """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""
+        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
         match command:
             case Score():
                 return self._score(command.samples)

@@ -69,7 +69,7 @@ class RankedValue(RankedBackend):
         return self._lead.run(ValueStep(list(samples)), self.obey)
 
     def obey(self, command: Command) -> Any:
-        """Carry out a command, with all ranks at once; what it returns is meant for rank 0."""
+        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
         match command:
             case Evaluate():
                 return self._evaluate(command.requests)

@@ -127,8 +127,8 @@ class ZeroShards:
 
     @torch.no_grad()
     def put_weight(self, name: str, value: torch.Tensor) -> None:
-        """Set a parameter or buffer from its whole value: what computes, and the share that is
-        stepped.
+        """Set a parameter or buffer from its whole value, in the computing module and in the
+        stepped share.
         """
         parameter = self._parameters.get(name)
         if parameter is None:
@@ -226,9 +226,7 @@ def _import_deepspeed(group: Group) -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep DeepSpeed's remarks to itself: warnings about what is not installed, and a page of its
-    settings.
-    """
+    """Suppress DeepSpeed's warnings about missing packages, and its page of settings."""
     import logging
     import warnings
 
