@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 _CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
-"""Of a micro-batch that a configuration does not set."""
+"""Tokens of a micro-batch that a configuration does not set."""
 _TOKEN_ARRAYS = (
     "loss_mask",
     "advantages",

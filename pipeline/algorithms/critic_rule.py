@@ -53,8 +53,8 @@ class TokenSpan:
     reference_logprobs: np.ndarray | None
     """float32 [N]"""
     score: RewardScore | None
-    """Of the whole response, which ends with this stretch; None for a window of an
-    unfinished one.
+    """Score of the whole response, which ends with this stretch; None for a window of an unfinished
+    one.
     """
 
     @property
@@ -74,7 +74,7 @@ class CriticRule(ABC):
     signal_filter: bool = False
     gamma: float = 1.0
     gae_lambda: float = 0.95
-    """Where lambda does not adapt to the length."""
+    """Lambda where it does not adapt to the length."""
     adaptive_lambda_alpha: float = 0.0
     """0: lambda does not adapt."""
     adaptive_lambda_floor: float = 0.0

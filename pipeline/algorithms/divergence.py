@@ -15,7 +15,7 @@ from pipeline.algorithms.rows import row_mean, row_sum
 from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
 
 _MAX_EXPONENT = 80.0
-"""The largest whose exponential is finite in float32, in round numbers."""
+"""The largest exponent whose exponential is finite in float32, in round numbers."""
 ROW_METRICS = (
     "proximal_perplexity",
     "proximal_log_perplexity",

@@ -3,10 +3,10 @@
     GRPO       A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), every response weighs the same: mean over i of mean over t
     Dr.GRPO    A_i =  R_i - mean_j R_j,          every token weighs the same: mean over i of sum over t, by a constant L_max
 
-GRPO's mean over a response's tokens makes long wrong responses cheap, and its std makes groups that
-are nearly all right or wrong loud; Dr.GRPO does without both. DAPO is GRPO with a token mean, a
-higher upper bound and the group filter. GRPO's paper adds 0.04 times the k3 estimate of KL(policy
-|| reference): set ``kl_coefficient``. Meaningless for groups of one response.
+GRPO's mean over a response's tokens makes long wrong responses cheap. Its std gives groups that are
+nearly all right or wrong too much weight. Dr.GRPO does without both. DAPO is GRPO with a token
+mean, a higher upper bound and the group filter. GRPO's paper adds 0.04 times the k3 estimate of
+KL(policy || reference): set ``kl_coefficient``. Meaningless for groups of one response.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Importance(StrEnum):
     """
 
     NONE = "none"
-    """Not at all: clip around the proximal policy with weight 1."""
+    """No correction: clip around the proximal policy with weight 1."""
     TIS = "tis"
     """Weight min(rho, cap) on the clipped loss: truncated importance sampling."""
     ICEPOP = "icepop"
@@ -99,8 +99,8 @@ class Rejection(StrEnum):
 
 
 class RejectionLevel(StrEnum):
-    """Over what a rejection's quantity is taken: of each token by itself, or over a row's loss
-    tokens, all of which go.
+    """Tokens over which a rejection's quantity is taken: each by itself, or a row's loss tokens,
+    which are then all rejected.
     """
 
     TOKEN = "token"
@@ -167,7 +167,8 @@ class Objective:
     rejection_lower: float | None = None
     proximal: Proximal = Proximal.RECOMPUTE
     proximal_version: int = 0
-    """Of the learner at the start of the update, for interpolation; set by ``at``."""
+    """The learner's policy version at the start of the update, for interpolation; set by ``at``.
+    """
     kl_coefficient: float = 0.0
     kl_estimator: KLEstimator = KLEstimator.K3
     entropy_coefficient: float = 0.0
@@ -224,7 +225,7 @@ class Objective:
 
     @property
     def needs_old_first(self) -> bool:
-        """Whether those of the whole mini-batch must be there before any of its losses."""
+        """Whether the whole mini-batch needs proximal log-probs before any of its losses."""
         return self.importance_normalize
 
     def row_weights(self, num_loss_tokens: Real[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:

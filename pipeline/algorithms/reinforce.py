@@ -4,8 +4,8 @@ within a group.
     REINFORCE++            A_{i,t} = whiten( sum_{s >= t} gamma^(s - t) r_{i,s} ),   r 0 but at the last token
     with baseline          A_{i,t} = whiten( R_i - mean_j R_j )
 
-Whitening is over the batch's tokens, so that its moments have little noise and no group is loud for
-being one-sided. The paper puts a KL penalty into the token rewards; here KL is a term of the loss
+Whitening is over the batch's tokens. Its moments then have little noise, and a one-sided group does
+not dominate. The paper puts a KL penalty into the token rewards; here KL is a term of the loss
 (``kl_coefficient``). REINFORCE++ itself needs no group: one response a prompt will do. With a
 baseline, groups of one response are meaningless.
 """

@@ -31,4 +31,4 @@ _CLASSES: Final[tuple[type[GroupRule | CriticRule], ...]] = (
     Tppo,
 )
 RULES: Final[Mapping[str, type[GroupRule | CriticRule]]] = {rule.name: rule for rule in _CLASSES}
-"""As in ``algorithm.name``; the same names as ``catalogue.DECLARATIONS``."""
+"""Classes by ``algorithm.name``, with the same names as ``catalogue.DECLARATIONS``."""

@@ -12,8 +12,8 @@ sampled.
 Certain (abstract, reviews): EGAE's boundary and the independent training of the two models. From an
 unfinished public port, apparently the authors' own: tail, whitening, clamp, floor, denominators,
 NLL. Ours: the least std, and truncated importance weights on the window, since sampling runs ahead
-of learning. Not copied from the port: the ratio ``exp(k3)``, integer negation of the finished flag, and
-the lost reward at a cut. Nor is a tail of 0 that masks the whole window.
+of learning. Not copied from the port: the ratio ``exp(k3)``, integer negation of the finished flag,
+and the lost reward at a cut. Nor is a tail of 0 that masks the whole window.
 
 **The order of chunks does not matter.** A chunk may be trained while earlier chunks of its
 trajectory are unsettled, trained later, or dropped. The policy gradient of a token needs the state

@@ -70,7 +70,7 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
 
 def count_rows(path: Path) -> int:
     """Return about how many rows ``read_rows`` yields: lines, or rows of a Parquet file. Raises
-    DataError as it does.
+    DataError in the same cases.
     """
     # raises for a wrong name
     read_rows(path)

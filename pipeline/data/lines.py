@@ -71,7 +71,7 @@ def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> Prompt
     if "id" in present and not identity:
         return _wrong("id", present, "text or a number")
     extra = {name: value for name, value in present.items() if name not in _OWN_COLUMNS}
-    # what the wire cannot carry must not come to light in the middle of a run
+    # columns that the wire cannot carry are refused before a run, not in the middle of it
     try:
         check_values(memoryview(msgspec.msgpack.encode([prompt, answer, extra])))
     except MessageTooLarge as error:

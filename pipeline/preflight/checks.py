@@ -48,7 +48,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """A configuration that was found good."""
+    """The result of checks that a configuration passed."""
 
     findings: tuple[str, ...]
     """Facts to show, in words."""

@@ -46,11 +46,11 @@ def last_number(text: str) -> Number | None:
 
 
 def _last_run(text: str) -> str:
-    """Return the part of ``text`` that holds its last number, so that a response of any length
-    costs next to nothing.
+    """Return the part of ``text`` that holds its last number, so that the search for
+    it is short.
 
-    That is the last run of digits, commas and points, with the two characters before it: the sign,
-    and what decides whether it is one.
+    That is the last run of digits, commas and points, with the two characters before it. They are
+    the sign, and the character that decides whether it is one.
     """
     end = max(text.rfind(digit) for digit in _DIGITS) + 1
     start = len(text[:end].rstrip(_DIGITS + ".,"))

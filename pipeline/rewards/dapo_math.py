@@ -43,7 +43,7 @@ _REPLACED = (
     ("\\text{and}", ","),
     ("\\text{m}", "\\text{}"),
 )
-"""In this order: each works on what the earlier ones left."""
+"""Replacements in this order: each works on the result of the earlier ones."""
 
 _REMOVED = (
     *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
@@ -129,7 +129,7 @@ def _unwrapped(line: str) -> str:
 
 
 def _freed(line: str, opening: str) -> str:
-    """Return the line with every ``opening...}`` replaced by what it holds up to its first closing
+    """Return the line with every ``opening...}`` replaced by its content up to its first closing
     brace.
     """
     parts: list[str] = []

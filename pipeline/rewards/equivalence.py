@@ -48,13 +48,11 @@ _WARM_UP = (
     ("\\sin^2 x + \\cos^2 x", "1"),
     ("\\int_0^1 x dx", "\\frac{1}{2}"),
 )
-"""Pairs that make sympy import what it imports only when it meets such an expression."""
+"""Pairs for the modules that sympy imports only when it meets such an expression."""
 
 
 def warm_up() -> None:
-    """Build the parser's tables and import what comparisons need, so that the first response does
-    not pay for them.
-    """
+    """Build the parser's tables and import modules for comparisons before the first response."""
     for name in ("math_verify.parser", "math_verify.grader", "math_verify.utils"):
         # it warns that its own time limit is off: ours is outside
         logging.getLogger(name).setLevel(logging.CRITICAL)

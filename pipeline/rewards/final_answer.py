@@ -25,14 +25,14 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 TAIL_CHARS = 10_000
-"""Of a response, the last so many characters are read."""
+"""Characters that are read, from the end of a response."""
 _CONTEXT_CHARS = 400
 _MAX_LIST = 20
 """Boxes of one sentence that are read as one list."""
 
 
 class Form(IntEnum):
-    """How an answer is stated; the least one that is there decides."""
+    """How an answer is stated; the least form in a response decides."""
 
     BOX = 0
     HASHES = 1
@@ -46,11 +46,11 @@ class Statement:
     form: Form
     start: int
     end: int
-    """Of its sentence or line: what comes after may take it back."""
+    """End of its sentence or line; later text may take it back."""
     value: str = ""
     """The expression as it is written, without its unit."""
     problem: str = ""
-    """Why it states nothing."""
+    """Why it states nothing; empty when it states a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ _UNIT_POWER = re.compile(r"[A-Za-z}](?:\s?\^\s?)?\{?[0-9²³]\}?(?![0-9])")
 
 
 def in_words(value: str) -> str:
-    r"""Return ``value`` with ``\text{...}`` and its like replaced by what is in them."""
+    r"""Return ``value`` with ``\text{...}`` and its like replaced by their content."""
     return _TEXT_COMMAND.sub(r" \1 ", value)
 
 
@@ -148,7 +148,7 @@ def flaw(value: str) -> str:
 
 
 def unit_flaw(rest: str) -> str:
-    """Return why what stands after a number is not its unit; empty when it is."""
+    """Return why the text after a number is not its unit; empty when it is."""
     plain = in_words(rest)
     if problem := flaw(plain.lstrip(" ,")):
         return problem
@@ -316,7 +316,7 @@ def _stated(text: str, form: Form, start: int, begin: int) -> Statement:
 
 
 def _value(payload: str) -> tuple[str, str]:
-    """Split what follows "the answer is" into its value and the problem with it."""
+    """Split the text after "the answer is" into its value and the problem with it."""
     filler = _FILLER.match(payload)
     payload = payload[0 if filler is None else filler.end() :].rstrip(" \t*_`\"'“”")
     if not payload.strip(" $.,;:\\{}()[]-"):
@@ -359,7 +359,7 @@ def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
 
 
 def _context_flaw(text: str, start: int, form: Form) -> str:
-    """Judge what stands before a statement in its sentence, and a doubt in the sentence before."""
+    """Judge the text before a statement in its sentence, and a doubt in the sentence before."""
     begin = _sentence_start(text, start)
     before = text[begin:start]
     # a formula of its own goes on with the line above

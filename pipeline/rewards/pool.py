@@ -44,10 +44,10 @@ MEMORY_BYTES = 2 << 30
 """Private memory that one sandbox process may hold."""
 
 MAX_PROCESSES = 64
-"""That one sandbox process may have at once, itself included."""
+"""Processes that one sandbox may have at once, the sandbox process included."""
 _COUNT_EVERY_S = 0.25
 _COUNTING_SHARE = 0.05
-"""Of a core: where there are very many processes to look at, they are counted less often."""
+"""Largest share of a core for counting processes; with very many they are counted less often."""
 
 Jobs = dict[VerifierSpec, deque[int]]
 """Indices of responses that wait for a call."""

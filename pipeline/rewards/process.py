@@ -35,11 +35,9 @@ from pipeline.rewards.verifier import (
 from protocol import headrace
 
 STARTUP_TIMEOUT_S = 60.0
-"""For starting a process and importing a verifier, which is not what the call's own
-limit is about.
-"""
+"""Limit for starting a process and importing a verifier; the call's own limit begins later."""
 _MAX_CALLS = 20_000
-"""Then a process is replaced, so that what a verifier leaks is bounded."""
+"""Calls after which a process is replaced, so that a verifier's leaks are bounded."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Reply)

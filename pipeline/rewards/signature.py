@@ -1,8 +1,8 @@
 """How a verifier is called: Headrace's own signature, TRL's or verl's; plain or async; one response
 or several a call.
 
-*Consumes* a function. *Produces* a Judge, which takes responses and returns what the function made
-of them. *Waits for* the function, within the sandbox's time limit.
+A Judge wraps a function: it takes responses and returns the function's result. The sandbox's time
+limit bounds the call.
 
     judge(responses) -> list of numbers, Verdicts or VerifierFailures               Headrace's own
     reward(prompts, completions, **columns) -> list of numbers                      TRL's reward_funcs
@@ -74,9 +74,7 @@ class Judge:
         self.style = self._recognised(signature)
 
     def __call__(self, responses: Sequence[Response]) -> object:
-        """Return what the verifier returns for ``responses``: one outcome each, if it does as it
-        should.
-        """
+        """Return the verifier's result for ``responses``, unchecked: one outcome each."""
         match self.style:
             case Style.OWN:
                 return self._settled(self._function(list(responses)))
@@ -191,9 +189,7 @@ def _verl_arguments(response: Response) -> dict[str, object]:
 
 
 def _as_list(returned: object) -> object:
-    """Turn an array or a tensor into a list; what is neither is left for the check of outcomes to
-    refuse.
-    """
+    """Turn an array or a tensor into a list; the check of outcomes refuses any other type."""
     to_list = getattr(returned, "tolist", None)
     return to_list() if callable(to_list) else list(returned) if isinstance(returned, tuple) else returned
 
