@@ -80,10 +80,10 @@ class CheckpointWriter:
         state: dict[str, Any],
         settle: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take a snapshot, and let it be written while the caller goes on; ``settle`` follows once
-        it is on the disk.
+        """Take a snapshot and start writing it; the caller goes on meanwhile. ``settle`` follows
+        once the checkpoint is on the disk.
 
-        Nothing may be on its way: see :meth:`wait`.
+        No other checkpoint may be on its way: see :meth:`wait`.
         """
         started_s = self._ctx.clock.monotonic()
         before = resident_bytes()

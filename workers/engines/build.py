@@ -86,8 +86,9 @@ def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
 
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
-    """Make the learner's backend on the start model; with several ranks, that of rank 0, once the
-    others are there.
+    """Make the learner's backend on the start model.
+
+    With several ranks this is the backend of rank 0, returned once the other ranks are there.
     """
     match config.learner.backend:
         case "emulated":

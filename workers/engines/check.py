@@ -92,7 +92,7 @@ def _check_model(path: Path, what: str) -> None:
         raise ConfigError(f"{path}: {names[what]}: {error}") from error
     except Exception as error:
         if isinstance(error, NotImplementedError) or "meta" in str(error):
-            # it looks at values, of which there are none: it cannot be tried in this way
+            # the model reads values, which meta tensors do not have: it cannot be tried in this way
             return
         raise ConfigError(
             f"{path}: {names[what]}: a trial pass without weights ended by {type(error).__name__}: {error}; choose another "

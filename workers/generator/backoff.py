@@ -16,14 +16,14 @@ class Backoff:
         self._next_s = 0.0
 
     def refused(self, now_s: float) -> float:
-        """Take note of a refusal; return how long not to ask."""
+        """Record a refusal; return the seconds until the next request."""
         pause_s = self._pause_s
         self._next_s = now_s + pause_s
         self._pause_s = min(2.0 * pause_s, self._most_s)
         return pause_s
 
     def reset(self) -> None:
-        """Something has changed: ask at once."""
+        """The ledger has changed: allow a request at once."""
         self._pause_s, self._next_s = self._least_s, 0.0
 
     def may_ask(self, now_s: float) -> bool:

@@ -95,7 +95,7 @@ class Held:
 
 
 class HeldTrajectories:
-    """All that one generator holds, by trajectory; in the order in which their next windows were
+    """All trajectories that one generator holds, in the order in which their next windows were
     granted.
     """
 
@@ -152,8 +152,8 @@ class HeldTrajectories:
         return self._move(held, Stage.SAMPLING)
 
     def sampled(self, window: SampledWindow) -> None:
-        """Take note that the engine returned a window; SAMPLING becomes SAMPLED. Raises EngineError
-        when it was not given.
+        """Record that the engine returned a window; SAMPLING becomes SAMPLED. Raises EngineError
+        for a window that was not submitted.
         """
         held = self._held.get(window.trajectory)
         if held is None or held.stage is not Stage.SAMPLING:

@@ -53,7 +53,7 @@ from protocol.messages import BASE_VERSION
 from workers.engines.generation.seam import GenerationEngine
 
 _RETRY_S = 1.0
-"""Before a version that was refused is looked at again: the learner may have published it anew."""
+"""Seconds until a refused version is tried again: the learner may have published it anew."""
 
 
 @dataclass(frozen=True, slots=True)

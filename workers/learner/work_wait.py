@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """There is no answer yet; ask again after a pause."""
+    """There is no answer yet; the request is repeated after a pause."""
 
     pause_s: float
 

@@ -194,8 +194,8 @@ class EmulatedEngine:
         return finished
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token; those that have sampled nothing, and all
-        waiting ones, are forgotten.
+        """End every live request at the present token. Waiting requests, and those without a
+        sampled token, are forgotten.
         """
         self._waiting.clear()
         self._order.clear()
@@ -225,9 +225,7 @@ class EmulatedEngine:
         )
 
     def _admit(self) -> int:
-        """Give free slots to waiting requests, in order; return how many tokens must be filled in
-        for them.
-        """
+        """Give free slots to waiting requests, in order; return the number of tokens to prefill."""
         before = self._num_prefill_tokens
         while self._order and len(self._live) < self._num_slots:
             name = self._order.popleft()

@@ -61,13 +61,13 @@ class TokenLaw:
     """
 
     words: np.ndarray
-    """int32 [words]: the tokens before the end"""
+    """int32 [tokens]: those that may stand before the end"""
     stop: int | None
     """None: nothing ends a response but its limit."""
 
     @classmethod
     def of(cls, vocabulary: int, stop_token_ids: Iterable[int] = ()) -> TokenLaw:
-        """Use all tokens below ``vocabulary`` as words, but for those that stop."""
+        """Draw from all tokens below ``vocabulary`` but the stop tokens."""
         stops = sorted(set(stop_token_ids))
         return cls(np.setdiff1d(np.arange(vocabulary, dtype=np.int32), stops), stops[0] if stops else None)
 

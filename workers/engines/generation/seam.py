@@ -118,10 +118,12 @@ class GenerationEngine(Protocol):
         ...
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Bring weights that ``load_weights`` will be given near to where they are needed, so that
-        it takes less of the time that decoding stands still. It may be called on another thread,
-        while this one decodes, or not at all; it changes nothing that is sampled. Raises
-        EngineDied."""
+        """Bring the weights of the next ``load_weights`` near to the device, which shortens the
+        pause of decoding.
+
+        It may be called on another thread while this one decodes, or not at all. It changes no
+        sample. Raises EngineDied.
+        """
         ...
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
@@ -143,9 +145,11 @@ class GenerationEngine(Protocol):
         ...
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. An engine may keep the KV cache of a trajectory whose last window it
-        sampled itself, and so spare the prefill of the next one. Raises EngineError for a context
-        that can never fit."""
+        """Queue a request. Raises EngineError for a context that can never fit.
+
+        An engine may keep the KV cache of a trajectory whose last window it sampled, and so spare
+        the prefill of the next one.
+        """
         ...
 
     def advance(self, max_steps: int) -> list[SampledWindow]:

@@ -32,7 +32,7 @@ class OptimizerSettings:
     """AdamW and its schedule."""
 
     learning_rate: float
-    """After warm-up; constant from there."""
+    """Rate after the warm-up; it stays constant."""
     warmup_steps: int = 0
     """Optimiser steps; step k (from 1) of the warm-up has k / warmup_steps of the rate."""
     weight_decay: float = 0.0

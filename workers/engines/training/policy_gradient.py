@@ -213,8 +213,8 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
 
 
 def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:
-    """Lay a micro-batch end to end; an empty one is the shortest sample, for something must go
-    through the model.
+    """Lay a micro-batch end to end. An empty one becomes the shortest sample, since the model needs
+    an input.
     """
     return pack([samples[index] for index in indices or [_shortest(samples)]])
 

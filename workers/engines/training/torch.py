@@ -238,8 +238,8 @@ def optimizer_settings(config: RunConfig) -> OptimizerSettings:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Checkpoint every layer. Layers look at their training flag; only theirs is set, so that no
-    dropout wakes up.
+    """Checkpoint every layer. Layers read their training flag. Only their flags are set, so that no
+    dropout is active.
     """
     model.gradient_checkpointing_enable()
     for module in model.modules():

@@ -178,8 +178,9 @@ class SlotCache(Cache):
 
 
 def _in_blocks(needed: int, present: int, block: int, limit: int) -> int:
-    """Return ``needed`` in whole blocks; when ``present`` is outgrown at least half as much again,
-    as far as ``limit``.
+    """Return ``present`` if it suffices for ``needed``, else a larger size in whole blocks.
+
+    The larger size is at least 1.5 times ``present``, as far as ``limit`` allows.
     """
     if needed <= present:
         return present

@@ -36,8 +36,8 @@ from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.rng import uniforms
 
 ADMIT_SHARE = 16
-"""New requests enter together once one in so many slots is free: a prefill costs about a decode
-step, however small it is.
+"""New requests enter together once 1 / ADMIT_SHARE of the slots is free: a prefill costs about a
+decode step, however small it is.
 """
 ADMIT_PATIENCE = 4
 """Decode steps after which a waiting request enters any free slot."""
@@ -125,8 +125,8 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token; those that have sampled nothing, and all
-        waiting ones, are forgotten.
+        """End every live request at the present token. Waiting requests, and those without a
+        sampled token, are forgotten.
         """
         self._waiting.clear()
         self._waiting_names.clear()

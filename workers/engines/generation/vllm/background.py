@@ -117,8 +117,8 @@ class BackgroundCore:
         asyncio.run_coroutine_threadsafe(self._follow(request, params), self._loop)
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Wait until something is over, at most ``timeout_s``; return all that is. Raises
-        EngineDied.
+        """Wait at most ``timeout_s`` until a request is over; return all samples that are over.
+        Raises EngineDied.
         """
         samples: list[CoreSample] = []
         try:
@@ -129,8 +129,8 @@ class BackgroundCore:
             return [sample for sample in samples if self._streams.pop(sample.name, None) is not None]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those that have sampled something, ended ones
-        among them.
+        """End requests at the present token; return those with a sampled token, ended ones among
+        them.
         """
 
         async def abort() -> None:

@@ -83,7 +83,7 @@ class Core(Protocol):
         ...
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those that have sampled something."""
+        """End requests at the present token; return those with a sampled token."""
         ...
 
     def stage(self, path: Path, policy_version: int) -> None:

@@ -158,8 +158,8 @@ class VllmEngine(TorchWeights):
             self._core.cut([name])
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token; those that have sampled nothing, and all
-        waiting ones, are forgotten.
+        """End every live request at the present token. Waiting requests, and those without a
+        sampled token, are forgotten.
         """
         self._waiting.clear()
         windows, self._ready = [*self._ready, *self._cut_live()], []

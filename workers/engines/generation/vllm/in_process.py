@@ -83,7 +83,7 @@ class InProcessCore:
         return [self._sample(output) for output in self._step()]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those that have sampled something."""
+        """End requests at the present token; return those with a sampled token."""
         samples = [sample for sample in map(self._partial, names) if sample.tokens.size]
         self._engine.abort_request(list(names))
         for name in names:

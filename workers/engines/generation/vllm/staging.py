@@ -59,8 +59,8 @@ class Staging:
         return self._thread is None or not self._thread.is_alive()
 
     def take(self, policy_version: int) -> PublishedWeights | None:
-        """Give out a version and forget it; None when none is staged, or another one, which is left
-        to come.
+        """Return a version and forget it; None when none is staged. Another staged version
+        stays.
         """
         return self._end() if policy_version == self._version else None
 

@@ -31,7 +31,7 @@ def follow(group: Group, obey: Callable[[Command], Any]) -> None:
 
 
 def follower(role: Role, run_dir: Path, rank: int) -> int:
-    """Be one of the other ranks of a run's learner or value worker; return the exit code."""
+    """Run one of the other ranks of a run's learner or value worker; return the exit code."""
     from workers.engines.training.ranks import build
 
     try:

@@ -98,7 +98,7 @@ class Group:
 
 
 def join(device: str, *, timeout_s: float) -> Group:
-    """Be one of the ranks that the launcher started, or the only one when it did not start this
+    """Join the ranks that the launcher started, or return a group of one when it did not start this
     process.
 
     A process joins once; later calls return the same ranks.

@@ -87,8 +87,9 @@ class ZeroShards:
         return self._settings.rate_after(self.num_steps)
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add the gradient of a micro-batch's loss, averaged over ranks; with the last one its
-        total over ranks is looked at."""
+        """Add the gradient of a micro-batch's loss, averaged over ranks. With the last one, its
+        total over ranks is checked.
+        """
         self._engine.set_gradient_accumulation_boundary(total is not None)
         if total is not None:
             total = self._group.sum(total.clone())
@@ -162,8 +163,10 @@ class ZeroShards:
             self._tools.safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
 
     def _link(self) -> None:
-        """Have every parameter know its part of the flat state, once that is there. DeepSpeed does
-        so itself when the first of two parameter groups has been stepped, too early for the second.
+        """Link every parameter to its part of the flat state, once that is there.
+
+        DeepSpeed does so itself when the first of two parameter groups has been stepped, too early
+        for the second.
         """
         self._is_linked = True
         optimizer = self._engine.optimizer
