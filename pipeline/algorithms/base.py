@@ -34,7 +34,7 @@ class NonFiniteUnit(HeadraceError, ValueError):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning rule: what it learns from, and how."""
+    """A learning rule: its unit, its fields, its loss and its training samples."""
 
     name: ClassVar[str]
     """As in the configuration."""
@@ -67,7 +67,6 @@ class Algorithm(Protocol):
 
         Raises:
             NonFiniteUnit: A unit holds NaN or infinity.
-            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or
-                chunks disagree.
+            LedgerError: A chunk or a score of a unit is missing, or chunks disagree.
         """
         ...

@@ -43,7 +43,7 @@ class TokenSpan:
     """int32 [prompt + earlier response + N]"""
     prompt_length: int
     num_earlier: int
-    """Response tokens before the stretch: context only, whatever policy sampled them."""
+    """Response tokens before the stretch: context only, from any policy version."""
     behavior_logprobs: np.ndarray
     """float32 [N]"""
     versions: np.ndarray
@@ -112,7 +112,7 @@ class CriticRule(ABC):
 
         Raises:
             NonFiniteUnit: The unit holds NaN or infinity.
-            LedgerError: The unit is not what the ledger promises.
+            LedgerError: A chunk or a score is missing, or chunks disagree.
         """
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
@@ -121,8 +121,7 @@ class CriticRule(ABC):
 
         Raises:
             NonFiniteUnit: A unit holds NaN or infinity.
-            LedgerError: A unit is not what the ledger promises: a chunk or a score is missing, or
-                chunks disagree.
+            LedgerError: A chunk or a score of a unit is missing, or chunks disagree.
         """
         stretches = [stretch for unit in units for stretch in self.stretches(unit)]
         masks = [self.policy_mask(stretch) for stretch in stretches]

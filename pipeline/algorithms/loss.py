@@ -40,7 +40,7 @@ def token_loss(
     """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached
     metrics of each.
 
-    Loss and gradient are exactly 0 off the mask, whatever stands there, and on rejected tokens.
+    Loss and gradient are exactly 0 off the mask, for any value there, and on rejected tokens.
     Multiply by ``token_weights`` and sum for the loss; sum a metric over all micro-batches and
     divide by the number of mask tokens for its mean.
 

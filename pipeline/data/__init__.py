@@ -1,6 +1,6 @@
 """Prompts: from files to a resumable stream.
 
-    files.py        rows of JSONL and Parquet files, streamed; what cannot be read is a row too, with its line
+    files.py        rows of JSONL and Parquet files, streamed; an unreadable line is a row too, with its number
     lines.py        one row -> one prompt, or the reason why not
     tokenizer.py    tokenizer.json without torch: encode, chat template, decode
     permutation.py  the shuffled order of an epoch, as a function

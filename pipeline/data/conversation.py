@@ -15,9 +15,7 @@ from pipeline.data.tokenizer import TextTokenizer
 from protocol.trajectory import Prompt
 
 MESSAGES = "messages"
-"""In a prompt's ``extra``: the conversation that its text was rendered from, kept when the run has
-a reward model.
-"""
+"""Key of a prompt's conversation in its ``extra``, before rendering; kept with a reward model."""
 
 
 def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str) -> np.ndarray:

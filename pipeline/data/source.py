@@ -70,7 +70,7 @@ class PromptSource:
         self._seed = seed
         self._shuffle = shuffle
         self.report = report
-        """Of the training files."""
+        """Lines of the training files."""
         self.evaluation_report = evaluation_report
         self.digest = digest
         """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits,

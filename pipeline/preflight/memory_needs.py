@@ -62,7 +62,7 @@ class Need:
     parts: Mapping[str, int]
     """Bytes by purpose."""
     certain: int
-    """Bytes needed whatever the data."""
+    """Bytes that are needed for any data."""
 
     @property
     def num_bytes(self) -> int:

@@ -110,8 +110,8 @@ def normalize(answer: str) -> str:
 
 
 def _unwrapped(line: str) -> str:
-    r"""Return what stands between a line's first two dollar signs, those included, freed of text,
-    textbf, overline and box.
+    r"""Return a line from its first dollar sign to its second, without text, textbf, overline and
+    box.
 
     As verl's patterns have it: ``.*?\$(.*?)\$.*``, ``\\text\{(.*?)\}`` and its like,
     ``\\boxed\{(.*)\}``.

@@ -62,7 +62,7 @@ class Commitment:
 
 
 def commitment(text: str) -> Commitment:
-    """Return what the last ``TAIL_CHARS`` characters of ``text`` commit the response to."""
+    """Return the commitment in the last ``TAIL_CHARS`` characters of ``text``."""
     text = text[-TAIL_CHARS:]
     statements = _without_frames(text, [*_boxes(text), *_hashes(text), *_answers(text)])
     if not statements:
@@ -208,7 +208,7 @@ _LINKS = re.compile(
     r"|exactly|true|simply|just)\b)+$",
     re.I,
 )
-"""Between a word and the box or hashes that it is about."""
+"""Text between a word and its box or hashes."""
 _GOES_ON = re.compile(
     r"(?:[:=,]|\b(?:is|be|are|equals?|not|either|or|gets?|have|obtain|gives?|answer|to|maybe|perhaps|probably))$", re.I
 )
@@ -256,9 +256,7 @@ def _boxes(text: str) -> list[Statement]:
 
 
 def _box(text: str, box: Statement, earlier: Sequence[Statement]) -> Statement:
-    """Judge a box by its content, what follows in its sentence, the boxes before it there, and the
-    words before it.
-    """
+    """Judge a box by its content and its sentence: the text after it, the boxes and words before."""
     stop = _sentence_stop(text, box.end)
     rest = text[box.end : stop].lstrip(" \t$*_.)\\]")
     values, start, choice = [box.value], box.start, False

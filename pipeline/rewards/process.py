@@ -47,7 +47,7 @@ class SandboxProcess:
     """One child at a time, started when needed. Calls must not overlap."""
 
     def __init__(self, memory_bytes: int, path: Sequence[Path] = ()) -> None:
-        """``path``: folders with verifiers' modules, beside what the environment has."""
+        """``path``: folders with verifiers' modules, beside those of the environment."""
         self._memory_bytes = memory_bytes
         self._path = path
         self._process: asyncio.subprocess.Process | None = None
@@ -91,7 +91,7 @@ class SandboxProcess:
         return checked(reply.outcomes, len(responses))
 
     async def kill(self) -> None:
-        """End the child and what it started at once, and reap it. Repeated calls do nothing."""
+        """End the child and its processes at once, and reap it. Repeated calls do nothing."""
         process, self._process = self._process, None
         self._loaded.clear()
         self._num_calls = 0

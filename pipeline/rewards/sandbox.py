@@ -1,8 +1,8 @@
 """The child process that runs verifiers which may raise, hang, print or grow.
 
-Calls come on standard input, one at a time. Replies go, one for each, to what was standard output
-when it started. Frames are a 4-byte big-endian length and MessagePack. The process ends when the
-parent closes the pipe.
+Calls come on standard input, one at a time. Each call gets one reply, on the standard output that
+the process started with. Frames are a 4-byte big-endian length and MessagePack. The process ends
+when the parent closes the pipe.
 
 A life has limits of memory, open files and the size of a file, and leaves no core files. The kernel
 refuses more; each process that a verifier starts has the same limits. For each call an alarm of the

@@ -28,7 +28,7 @@ RESERVED_PARTS = frozenset({"correct", "model", "overlong"})
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished response and what it is judged by.
+    """A finished response, with its answer and its verifier's name.
 
     Example: ``Response(prompt_text="2+3=", response_text="5", answer="5", verifier="arithmetic",
     num_tokens=2)``.
