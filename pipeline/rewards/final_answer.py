@@ -256,7 +256,7 @@ def _boxes(text: str) -> list[Statement]:
 
 
 def _box(text: str, box: Statement, earlier: Sequence[Statement]) -> Statement:
-    """Judge a box by its content and its sentence: the text after it, the boxes and words before."""
+    """Judge a box by its content and its sentence: text after it, boxes and words before."""
     stop = _sentence_stop(text, box.end)
     rest = text[box.end : stop].lstrip(" \t$*_.)\\]")
     values, start, choice = [box.value], box.start, False
