@@ -1,4 +1,5 @@
-"""Claims about what is installed: what is imported is declared, and everything has an upper bound.
+"""Claims about the installed packages: every import is declared, and every package has an upper
+bound.
 
 A release of tomorrow is so tried before it is taken.
 """

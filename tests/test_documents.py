@@ -47,7 +47,7 @@ def promises(page: str) -> Iterator[str]:
         prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
         for paragraph in re.split(r"\n\s*\n|^\* ", prose, flags=re.MULTILINE):
             words = " ".join(paragraph.split())
-            # a sentence ends with a full stop, then its notes; what follows begins another
+            # a sentence ends with a full stop, then its notes; then another sentence begins
             yield from (part for part in re.split(r"(?<=[.\]])\s+(?=[A-Z`])", words) if part)
 
 
@@ -138,7 +138,7 @@ def code_of(path: Path) -> Iterator[str]:
 
 
 def unknown(code: str) -> list[str]:
-    """Return what a piece of code names that is not there."""
+    """Return the names in a piece of code that do not exist."""
     # the entry to our modules
     code = re.sub(r"\s#\s.*", "", code).replace("-m headrace ", "-m ")
     wrong: list[str] = []

@@ -72,7 +72,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def findings(source: str, name: str) -> list[str]:
-    """Return what in a source file could run code that came with data."""
+    """Return the places in a source file that could run code that came with data."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []

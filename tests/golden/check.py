@@ -26,8 +26,8 @@ Adapter = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """From a case's inputs to the same outputs, computed by Headrace's public functions."""
 
 _MASKS = ("response_mask", "loss_mask")
-# what an adapter may raise for vectors that it does not understand; anything else is a bug of the
-# checker
+# errors that an adapter may raise for vectors that it does not understand; any other is a bug of
+# the checker
 _FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 

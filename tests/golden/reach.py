@@ -86,7 +86,7 @@ class _Module:
         return module
 
     def named_in(self, tree: ast.AST) -> Iterator[Node]:
-        """Yield what a statement names: in this module, and in others."""
+        """Yield the names in a statement: of this module, and of others."""
         local = dict(self.imports)
         for node in ast.walk(tree):
             local.update(self._imported(node))
@@ -111,7 +111,7 @@ class _Module:
                             yield from ((found[0], ""), found)
 
     def resolve(self, local: Mapping[str, Node], name: str) -> Iterator[Node]:
-        """Yield what a name stands for: of this module, or imported."""
+        """Yield the meanings of a name: of this module, or imported."""
         if name in self.parts:
             yield self.name, name
         elif name in local:

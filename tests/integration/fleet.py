@@ -50,7 +50,7 @@ class RunningFleet:
     output: Path
 
     def command(self, *arguments: str) -> Any:
-        """Run a ``headrace`` command with ``--json`` and return what it printed."""
+        """Run a ``headrace`` command with ``--json`` and return its output."""
         done = _headrace(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -101,7 +101,8 @@ def fleet(
     tmp_path: Path, *overrides: str, resume: Path | None = None, arguments: tuple[str, ...] = ()
 ) -> Iterator[RunningFleet]:
     """Start the demo's configuration with ``overrides``, or resume a run with further
-    ``arguments``; kill what is left of it at the end."""
+    ``arguments``; kill its processes at the end.
+    """
     data = tmp_path / "data"
     subprocess.run([sys.executable, "-m", "ops.demo.task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
     command = [sys.executable, "-m", "pipeline.cli", "up"]

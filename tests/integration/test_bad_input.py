@@ -1,5 +1,5 @@
-"""Claims about what wrong settings, flawed data and failing reward functions get: one sentence, a
-documented code, no hang.
+"""Claims about the answer to wrong settings, flawed data and failing reward functions: one
+sentence, a documented code, no hang.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def test_the_policy_starts_when_the_critic_is_ready_and_the_ledger_balances(tmp_
         finished = audit["finished"]
         settled_at_the_gate = sum(row["num_trajectories"] for row in steps if row["step"] <= opened["step"])
         assert finished["trained"] >= settled_at_the_gate
-        # the end of a run cancels what the value worker's last checkpoint had yet to settle, if
-        # anything
+        # the end of a run cancels the settling that the value worker's last checkpoint left open,
+        # if any
         assert finished["trained"] + finished["dropped"].get("cancelled", 0) >= sum(
             row["num_trajectories"] for row in steps
         )

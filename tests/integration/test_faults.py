@@ -97,7 +97,7 @@ def test_a_ledger_without_room_stops_admission_says_so_and_goes_on_when_there_is
         address = read_address(run.run_dir)
         assert address is not None
         with redis.Redis.from_url(address.url) as server:
-            # whatever is settled meanwhile, every write that needs room is refused
+            # even after units are settled, every write that needs room is refused
             server.config_set("maxmemory", server.info("memory")["used_memory"] // 4)
             said = run.wait_until(
                 lambda: (

@@ -1,4 +1,4 @@
-"""Claims about work that takes long: a fleet leaves it alone, and what it made is kept."""
+"""Claims about work that takes long: a fleet does not disturb it, and its results are kept."""
 
 from __future__ import annotations
 

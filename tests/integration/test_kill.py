@@ -1,4 +1,6 @@
-"""Claims about how fleet tests kill a worker: no other process is hit, whatever its number."""
+"""Claims about the way in which fleet tests kill a worker: no other process is hit, even under a
+reused number.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Claims about a fleet whose learner trains an adapter: it alone travels, and damage to what is
-below it is mended.
+"""Claims about a fleet whose learner trains an adapter: only the adapter travels, and damage to its
+base is mended.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Run:
         assert self.left(), "the test sees what there is to see"
 
     def processes(self) -> dict[int, str]:
-        """Every process that was started under this run, by whichever way: its command."""
+        """Return the command of every process that was started under this run, in any way."""
         found: dict[int, str] = {}
         for pid in marked(MARK, self.name):
             with contextlib.suppress(OSError):
@@ -158,7 +158,7 @@ _TAKE_TERMINAL = (
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    # what most accounts have
+    # the umask of most accounts
     before = os.umask(0o022)
     made = Run(tmp_path)
     try:

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 GROUPS, SIZE = 2, 4
 ETA = 8
-"""So large that nothing is too old only because the machine is slow: what goes stale then is a unit
-that others overtake.
+"""So large that no unit is too old only because the machine is slow. A unit still goes stale when
+others overtake it.
 """
 QUICK = (
     *EMULATED,
@@ -60,8 +60,8 @@ def cut_the_power(run: RunningFleet) -> None:
 
 
 def check_books(run: RunningFleet, num_updates: int) -> dict[str, Any]:
-    """Everything that was admitted is trained on once, or dropped for a reason, and the weights
-    hold what counts as trained.
+    """Check that all admitted work is trained on once, or dropped for a reason, and that the
+    weights hold the trained units.
     """
     rows = updates(run)
     assert [row["update"] for row in rows] == list(range(1, num_updates + 1))

@@ -1,5 +1,5 @@
-"""Claims about a fleet over tcp with CURVE: weights in ranges, strangers refused, and what hostile
-messages do.
+"""Claims about a fleet over tcp with CURVE: weights in ranges, refused strangers, and the effect of
+hostile messages.
 """
 
 from __future__ import annotations

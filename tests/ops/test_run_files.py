@@ -1,4 +1,4 @@
-"""Claims about the shipped run files: they load, and hold what the task and the paper need."""
+"""Claims about the shipped run files: they load, and fit the task and the paper."""
 
 from __future__ import annotations
 

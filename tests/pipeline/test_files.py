@@ -1,4 +1,4 @@
-"""Claims about what others may read: files, and the memory of a process that crashed."""
+"""Claims about data that other users must not read: files, and the memory of a crashed process."""
 
 from __future__ import annotations
 

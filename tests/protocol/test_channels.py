@@ -93,7 +93,7 @@ async def test_a_full_mailbox_makes_send_wait_and_reading_makes_room(wires: Carr
     assert num_sent >= 4
     assert sender.stats().num_refused == 1
     started = asyncio.get_running_loop().time()
-    # buffers below still pass on what they hold
+    # buffers below still pass on their messages
     while await sender.send(message, timeout_s=0.2):
         num_sent += 1
         started = asyncio.get_running_loop().time()
@@ -347,7 +347,7 @@ async def test_a_sender_waits_for_a_mailbox_that_comes_back_at_the_same_address(
     assert await sender.send(request(1), timeout_s=LONG_S)
     await take(first)
     first.close()
-    # what a dying mailbox still takes is lost
+    # messages that a dying mailbox still takes are lost
     while await sender.send(request(2), timeout_s=0.2):
         pass
     async with asyncio.timeout(LONG_S):

@@ -1,4 +1,4 @@
-"""The codec: what goes in comes out, and whatever else comes in is refused by name."""
+"""The codec: every message comes back the same, and all other input is refused by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wire(message: Message) -> list[bytes]:
 
 
 def forged(body: object, *, type_: str = "chunk", **changes: Any) -> list[bytes]:
-    """Frames with a right checksum over whatever body."""
+    """Frames with a right checksum over any body."""
     data = body if isinstance(body, bytes) else msgpack.packb(body)
     checksum = xxh3_64_intdigest(data)
     head = {"version": 1, "type": type_, "sender": "mallory", "sequence": 0, "checksum": checksum, "sent_s": 0.0}
@@ -415,7 +415,7 @@ def test_large_extra_columns_of_few_values_pass() -> None:
 @settings(deadline=None)
 @given(chunks())
 def test_the_count_of_values_reads_every_message_that_can_be_written(original: TrajectoryChunk) -> None:
-    # long enough to be counted; what follows is not
+    # long enough to be counted; the bytes after it are not
     body = memoryview(wire(original)[1] + bytes(FREE_BODY_BYTES))
     check_values(body)
 

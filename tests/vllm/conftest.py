@@ -22,8 +22,9 @@ from tests.vllm.cores import CorePool
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let vLLM and what it imports warn, which is not ours to mend, and any test start one, which
-    takes long on a busy machine."""
+    """Let vLLM and its imports warn, which is not ours to mend. Any test may start a vLLM, which
+    takes long on a busy machine.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("default"))

@@ -27,7 +27,7 @@ class CorePool:
         self._lent: list[tuple[str, InProcessCore]] = []
 
     def take(self, model: PreTrainedModel) -> InProcessCore:
-        """Lend a core of the model's architecture; its weights are whatever they are."""
+        """Lend a core of the model's architecture, with any weights."""
         key = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
         free = self._free.setdefault(key, [])
         core = free.pop() if free else self._make(key, model)
@@ -35,7 +35,7 @@ class CorePool:
         return core
 
     def give_back(self) -> None:
-        """Take back what was lent, without requests."""
+        """Take back the lent cores, without requests."""
         for key, core in self._lent:
             core.cut(core.live)
             self._free[key].append(core)

@@ -57,7 +57,9 @@ def engine_on(core: BackgroundCore, *, kv_policy: str = "keep", pause: str = "ke
 
 
 def begin(engine: VllmEngine) -> list[SampledWindow]:
-    """Advance until a token is sampled, however long that takes; return what is over by then."""
+    """Advance until a token is sampled, with no time limit; return the windows that have ended by
+    then.
+    """
     before = engine.stats().num_decode_steps
     windows: list[SampledWindow] = []
     while engine.stats().num_decode_steps == before:
@@ -105,7 +107,7 @@ def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
         weights = probed(new, tmp_path / "1")
         if staged:
             engine.stage_weights(weights, 1)
-            # what is staged needs no file
+            # a staged version needs no file
             (tmp_path / "1").unlink()
         engine.load_weights(weights, 1)
         windows = {w.trajectory: w for w in early} | drain(engine)

@@ -70,7 +70,7 @@ def test_adapters_merged_on_arrival_are_served_and_held_against_the_learner_like
         file.write_bytes(bytes_of(publish_merged(arrived, base, digest_buffer(base), dtype="float32")).tobytes())
         weights = read_weights(file)
         assert weights.probe is not None
-        # ParityFailed if vLLM did not compute what the learner does
+        # ParityFailed if vLLM did not compute the same as the learner
         engine.load_weights(weights, version)
         engine.submit(request(version))
         check_logprobs(learner, request(version), drain(engine)[request(version).trajectory])
@@ -84,7 +84,7 @@ def test_a_stale_output_layer_is_found_and_the_engine_is_quarantined(
     engine.load_weights(probed(old, tmp_path / "0"), 0)
     engine.submit(request(0, window=30))
     assert engine.advance(3) == []
-    # what vLLM does by itself: a tied output layer keeps its packed copy of the old embedding
+    # vLLM does this by itself: a tied output layer keeps its packed copy of the old embedding
     monkeypatch.setattr(worker, "repack_tied_head", lambda model: None)
     with pytest.raises(ParityFailed, match=r"version 1 .* differ from the learner's"):
         engine.load_weights(probed(new, tmp_path / "1"), 1)

@@ -128,7 +128,7 @@ class MortalContext(ActorContext):
 
 
 class Memory:
-    """A training backend whose weights are what it was trained on."""
+    """A training backend whose weights are the list of its training samples."""
 
     def __init__(self) -> None:
         self.trained: list[str] = []
@@ -220,7 +220,7 @@ class World:
         return self.folder / "checkpoints"
 
     async def sample(self) -> None:
-        """Do what generators and reward workers do whenever there is credit."""
+        """Do the work of generators and reward workers whenever there is credit."""
         while (grant := await self.ledger.lease(GENERATOR, max_trajectories=64)).leases:
             for lease in grant.leases:
                 version = self.ledger.state.version

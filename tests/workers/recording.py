@@ -165,7 +165,9 @@ class RecordingScoring:
 
 
 def tail_scores(tokens: np.ndarray, num_scored: int) -> np.ndarray:
-    """Return what a recording scorer gives the last ``num_scored`` of ``tokens``, float32."""
+    """Return a recording scorer's log-probs of the last ``num_scored`` of ``tokens``: float32
+    [num_scored].
+    """
     places = np.arange(tokens.size - num_scored, tokens.size)
     return -(tokens[places] + places / 100).astype(np.float32)
 
@@ -239,7 +241,7 @@ class RecordingTraining:
 
 
 def policy_logprobs(sample: TrainingSample, num_steps: int) -> np.ndarray:
-    """Return what a recording policy gives a sample's response tokens after so many
-    steps, float32.
+    """Return a recording policy's log-probs of a sample's response tokens after so many steps:
+    float32 [response tokens].
     """
     return -(sample.tokens[sample.prompt_length :] + num_steps).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Claims about replays: a learner's updates come out bit for bit, and what does not is named."""
+"""Claims about replays: a learner's updates come out bit for bit, and every difference is named."""
 
 from __future__ import annotations
 

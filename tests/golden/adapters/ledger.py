@@ -346,8 +346,8 @@ async def _learn(ledger: Ledger, version: int, begun: Mapping[TrajectoryId, int]
 
 
 async def capacity(open_ledger: Open, inputs: Case) -> dict[str, Any]:
-    """How much may be begun in each state (version, accepted, running): what the ledger's credit
-    and the machine allow.
+    """Return how much the ledger's credit and the machine allow to begin in each state (version,
+    accepted, running).
     """
     found: list[int] = []
     for version, accepted, running in inputs["states"]:

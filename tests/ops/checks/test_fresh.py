@@ -21,7 +21,7 @@ needs_clone = pytest.mark.skipif(
 
 
 def planned(folder: Path, target: str, *variables: str) -> list[str]:
-    """Return what ``make`` would run for a target with environments in ``folder``, which are not
+    """Return the commands of ``make`` for a target with environments in ``folder``, which are not
     there yet.
     """
     places = [f"{name}={folder / name.lower()}" for name in ("VENV", "VLLM", "LORA", "TRL")]

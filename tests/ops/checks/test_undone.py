@@ -61,8 +61,8 @@ LOST = [("Reverts", "codec"), ("Removes", "fuzz"), ("Reverts", "peek"), ("Remove
 
 
 def lose_a_hardening(repository: Repository, message: str = "Fault drills") -> str:
-    """A hardening, and its child that takes all of it back beside work of its own: what once
-    happened here.
+    """A hardening, and its child that takes all of it back beside work of its own, as in this
+    project's past.
     """
     bounded, fixed = "decode, bounded\n", "peek, fixed\n" * 20
     repository.commit("A hardening", codec=bounded, peek=fixed, fuzz="hostile bytes\n", tests__test_peek="claims\n")
@@ -157,7 +157,7 @@ def test_a_shallow_clone_is_held_as_far_as_it_reaches(repository: Repository, tm
     clone = tmp_path / "clone"
     repository.git("clone", "--quiet", "--depth", str(depth), f"file://{repository.root}", str(clone))
     found, _, _ = examine(clone)
-    # what was there before the hardening is beyond it
+    # the content before the hardening is beyond it
     deleted = [one for one in LOST if one[0] == "Removes"]
     assert [(one.kind, one.path) for one in found] == [[], deleted, LOST][depth - 1]
 

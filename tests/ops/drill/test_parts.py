@@ -311,7 +311,7 @@ def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_erro
     ]
 
 
-# -- what is seen of a run while it runs -----------------------------------------------------------
+# -- observations of a live run --------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU env and /proc/self/status")
@@ -444,7 +444,7 @@ def test_an_address_that_leads_nowhere_takes_no_message(way: Way) -> None:
         context.destroy(linger=0)
 
 
-# -- what must be named ----------------------------------------------------------------------------
+# -- causes that must be named ---------------------------------------------------------------------
 
 STRUCK = Struck(target="reward-1", folder="/run/checkpoints")
 

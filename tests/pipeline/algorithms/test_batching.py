@@ -1,4 +1,4 @@
-"""Packing plans use every sample once and whole; packed arrays give back what went in."""
+"""Packing plans use every sample once and whole; packed arrays unpack to the same samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DAPO turns complete groups into samples, and refuses what the ledger never promised."""
+"""DAPO turns complete groups into samples, and refuses units that the ledger never promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where surrogates are flat, where they are bounded, and what they agree on."""
+"""Where surrogates are flat, where they are bounded, and where they agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about what a value model is regressed on."""
+"""Claims about the regression targets of a value model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that only look write nothing and start nothing of the run, whatever state it is in, and
+"""Commands that only read write nothing and start nothing of the run, in any state of the run, and
 end by their deadline.
 """
 

@@ -1,5 +1,5 @@
-"""Claims about ``headrace peek``: what there is, the newest, and one chunk as text, on a ledger
-that really holds some.
+"""Claims about ``headrace peek``: the list of chunks, the newest, and one chunk as text, on a real
+ledger with chunks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims about what ``headrace replay`` refuses before it starts anything."""
+"""Claims about the cases that ``headrace replay`` refuses before it starts anything."""
 
 from __future__ import annotations
 

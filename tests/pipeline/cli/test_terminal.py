@@ -1,5 +1,5 @@
-"""Whatever others wrote, no command lets it act on the terminal: not on its cursor, colours, title
-or direction of text.
+"""No command lets text from others act on the terminal: not on its cursor, colours, title or
+direction of text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""From a run's configuration to its ledger: unit, fields and filters are what the
-algorithm needs.
-"""
+"""From a run's configuration to its ledger: unit, fields and filters follow from the algorithm."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""An operator's side of both ledgers: what the next update waits for, and putting work back."""
+"""An operator's side of both ledgers: the needs of the next update, and putting work back."""
 
 from __future__ import annotations
 

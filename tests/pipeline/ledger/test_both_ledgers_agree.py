@@ -55,7 +55,7 @@ from tests.pipeline.ledger.builders import make_chunk, make_spec, reference, rew
 EXAMPLES = int(os.environ.get("HEADRACE_LEDGER_EXAMPLES", "15"))
 STEPS = int(os.environ.get("HEADRACE_LEDGER_STEPS", "60"))
 ENOUGH = 100
-"""So many examples reach what is rare; in fewer it may be missing by chance."""
+"""So many examples reach the rare steps; in fewer they may be missing by chance."""
 SHRINK = bool(os.environ.get("HEADRACE_LEDGER_SHRINK"))
 WORKERS = ("generator-0", "generator-1", "generator-2")
 SCORER = Incarnation(Role.REWARD, "reward-0", 1)
@@ -456,7 +456,7 @@ class BothLedgers(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), times=st.integers(1, 3), settled=st.booleans(), data=st.data())
     def train(self, worker, times, settled, data) -> None:
-        """Make whole updates: what single steps leave behind is then old, claimed or trained."""
+        """Make whole updates, so that the remains of single steps are old, claimed or trained."""
         for _ in range(times):
             self.make_headway(worker, final=True, scored=True)
             before = len(self.claims)
@@ -614,8 +614,8 @@ def comparable(answer):
 
 
 reached: Counter[str] = Counter()
-"""How often a story came to what matters most; a suite that never gets there would agree about
-nothing.
+"""How often a story came to the most important steps; a suite that never gets there would agree
+about nothing.
 """
 
 

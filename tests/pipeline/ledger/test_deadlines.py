@@ -1,4 +1,4 @@
-"""Every ledger call ends by its own deadline, whatever the server does: one layer repeats."""
+"""Every ledger call ends by its own deadline under any fault of the server: one layer repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ledgers give the value worker every finished trajectory once, whatever ends its unit."""
+"""Both ledgers give the value worker every finished trajectory once, under any end of its unit."""
 
 import pytest
 

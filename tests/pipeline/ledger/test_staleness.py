@@ -118,7 +118,7 @@ async def _story(unit: Unit, eta: int, seed: int, late: LatePolicy, signal: bool
         step = dice.random()
         if step < 0.3:
             for lease in (await ledger.lease(GENERATOR, max_trajectories=dice.randint(1, 4))).leases:
-                # sampled from now on, under what is published now
+                # sampled from now on, under the published version
                 held[lease.trajectory] = (lease.next_index, version)
         elif step < 0.6 and held:
             trajectory = dice.choice(sorted(held))

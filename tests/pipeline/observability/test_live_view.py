@@ -1,4 +1,4 @@
-"""Claims about what a person sees."""
+"""Claims about the live view as a person sees it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -
 
 @pytest.mark.parametrize("num_workers", [3, 5, 8, 21])
 def test_a_picture_has_no_more_lines_than_its_terminal_whatever_workers_say(tmp_path: Path, num_workers: int) -> None:
-    """Below the fleet stand what everything waits for, and the run's state: neither is cut off."""
+    """Below the fleet stand the cause of the wait and the run's state: neither is cut off."""
     detail = "the learner to settle or drop work: sampling is as far ahead as staleness allows"
     counters = {"sampled_tokens": 1e6, "weight_swaps": 9, "weights_pause_s": 1.0}
     beats = [

@@ -1,4 +1,4 @@
-"""Claims about what is known to be wrong before anything is started."""
+"""Claims about faults that are found before anything is started."""
 
 from __future__ import annotations
 

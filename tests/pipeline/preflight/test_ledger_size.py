@@ -24,7 +24,7 @@ KEYS_BYTES = 512
 
 
 def stored(length: int, window: int, prompt: int) -> list[int]:
-    """Return what the ledger counts for each chunk of a response, with reference log-probs."""
+    """Return the ledger's size of each chunk of a response in bytes, with reference log-probs."""
     sizes = []
     for index, start in enumerate(range(0, length, window)):
         tokens = min(window, length - start)

@@ -1,4 +1,4 @@
-"""A heartbeat does not grow with the number of peers, nor with what a hostile one sends."""
+"""A heartbeat does not grow with the number of peers, nor with a hostile peer's messages."""
 
 from __future__ import annotations
 

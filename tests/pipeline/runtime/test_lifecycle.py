@@ -1,4 +1,4 @@
-"""Two-phase stop as a pure state machine, and what exit codes mean."""
+"""Two-phase stop as a pure state machine, and the meaning of exit codes."""
 
 from __future__ import annotations
 

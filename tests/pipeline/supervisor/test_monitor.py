@@ -1,4 +1,4 @@
-"""Claims about what the supervisor shows of a run, and when."""
+"""Claims about the supervisor's view of a run, and its times."""
 
 from __future__ import annotations
 

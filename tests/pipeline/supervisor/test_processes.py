@@ -1,4 +1,4 @@
-"""Claims about worker processes: what they inherit, and what is left when they have ended."""
+"""Claims about worker processes: their inheritance, and the remains when they have ended."""
 
 from __future__ import annotations
 

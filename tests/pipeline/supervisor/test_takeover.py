@@ -1,5 +1,5 @@
-"""Claims about what a new supervisor may take over: this very process, and its worker's newest
-incarnation only.
+"""Claims about the processes that a new supervisor may take over: this very process, and only its
+worker's newest incarnation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Claims about the update log's folder: what a learner that dies leaves can be read, what was on
-disk is missed.
+"""Claims about the update log's folder: it can be read after a learner's death, and lost files are
+noticed.
 """
 
 from __future__ import annotations

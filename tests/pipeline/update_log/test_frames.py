@@ -84,7 +84,7 @@ def test_a_changed_byte_is_refused_or_ends_the_log_and_is_never_read(place: int,
 def test_a_part_that_is_missing_from_the_middle_is_refused(first: int, second: int) -> None:
     low, high = sorted((first % ends()[-2], second % ends()[-2]))
     if low == high or (low in ends() and high in ends()):
-        # whole records are missed by what counts them, not here
+        # the reader of the records notices missing whole records, not this one
         return
     with pytest.raises(DataError, match="damaged"):
         scanned(whole()[:low] + whole()[high:])

@@ -1,4 +1,4 @@
-"""Claims about what a replay runs, and from where."""
+"""Claims about the updates that a replay runs, and its start."""
 
 from __future__ import annotations
 

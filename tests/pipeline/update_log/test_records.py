@@ -1,4 +1,4 @@
-"""Claims about units in the update log: what training reads comes back to the bit."""
+"""Claims about units in the update log: all data that training reads comes back to the bit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Claims about deltas: lossless for any bytes, short for what an optimiser does, harmless whatever
-they hold.
+"""Claims about deltas: lossless for any bytes, short after an optimiser's step, harmless with any
+content.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def applied(delta: bytes, base: np.ndarray, size: int, head: int = 0) -> np.ndar
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[bytes, bytes, bytes]:
-    """A body, what it became, and a head."""
+    """A body, its next version, and a head."""
     size = draw(st.integers(0, 3000))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     base = rng.integers(0, 256, size, dtype=np.uint8)

@@ -1,5 +1,5 @@
-"""Claims about the learner's shelf: digests hold, old versions go, and other hosts are answered
-with what is there.
+"""Claims about the learner's shelf: digests hold, old versions go, and other hosts receive the
+versions that are there.
 """
 
 from __future__ import annotations

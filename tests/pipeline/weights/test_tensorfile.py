@@ -1,6 +1,4 @@
-"""Claims about a version's bytes: other readers of safetensors agree, and what is
-none is refused.
-"""
+"""Claims about a version's bytes: other readers of safetensors agree; other files are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Claims about weights that cross hosts: over real ZeroMQ with CURVE, in bounded parts, as deltas,
-whatever happens.
+under faults.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class World:
         self.received = FetchCounts()
 
     def publish(self, version: int, patterns: np.ndarray | None = None) -> StoredWeights:
-        """The next version: what an optimiser step makes of the last one."""
+        """The next version: the result of an optimiser's step on the last one."""
         self.patterns = stepped(self.patterns, version) if patterns is None else patterns
         return self.store.publish(version, published(self.patterns))
 

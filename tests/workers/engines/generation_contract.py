@@ -99,7 +99,7 @@ class GenerationContract(ABC):
         return bytes_of(publish_tensors(self.weights(version).items(), dtype="float32"))
 
     def check(self, asked: WindowRequest, window: SampledWindow) -> None:
-        """Compare a window with what version 0 should have sampled."""
+        """Compare a window with the expected window of version 0."""
         assert window.tokens.size == window.behavior_logprobs.size == sum(s.num_tokens for s in window.segments)
 
     @pytest.fixture

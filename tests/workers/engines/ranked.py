@@ -34,7 +34,7 @@ def main() -> int:
         subjects.follow_tests()
         return 0
     code = pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]])
-    # not before: pytest rewrites what it imports
+    # not before: pytest rewrites its imports
     from tests.workers.engines import subjects
 
     subjects.end_followers()

@@ -111,7 +111,7 @@ def make_torch_value(folder: Path) -> ValueEngine:
 
 
 def make_ranked_value(subject: Subject, folder: Path) -> ValueEngine:
-    """Make a value engine on what ``folder`` holds, on all ranks."""
+    """Make a value engine on the model in ``folder``, on all ranks."""
     stage = RANKED.index(subject)
     lead = _lead({"value": str(folder), "stage": stage})
     return make_value(value_model(folder), VALUE, VALUE_OPTIMIZER, Ranks(group(), lead), zero=_zero(stage))
@@ -193,7 +193,7 @@ def follow_tests() -> None:
 
 
 def _obedient(told: dict[str, Any], ranks: Ranks) -> RankedTraining | RankedValue:
-    """Make what rank 0 makes at this moment."""
+    """Make the backend that rank 0 makes at this moment."""
     if "value" in told:
         return make_value(value_model(Path(told["value"])), VALUE, VALUE_OPTIMIZER, ranks, zero=_zero(told["stage"]))
     config, kind = ARCHITECTURES[told["architecture"]]
@@ -206,7 +206,7 @@ def _obedient(told: dict[str, Any], ranks: Ranks) -> RankedTraining | RankedValu
 
 
 def _announce(model: PreTrainedModel, settings: Settings, stage: int) -> Lead:
-    """Have the other ranks make the same backend; return what leads it."""
+    """Have the other ranks make the same backend; return the lead of the ranks."""
     autocast = None if settings.autocast is None else str(settings.autocast).removeprefix("torch.")
     lead = _lead(
         {

@@ -95,7 +95,9 @@ def with_old(samples: list[TrainingSample], old: list[np.ndarray]) -> list[Train
 
 
 def plain_logprobs(model: PreTrainedModel, tokens: np.ndarray, num_scored: int, temperature: float) -> torch.Tensor:
-    """Score one sequence alone, by the model's own attention: what packing must reproduce."""
+    """Score one sequence alone, by the model's own attention: the result that packing must
+    reproduce.
+    """
     row = torch.from_numpy(tokens.astype(np.int64))[None]
     logits = model(input_ids=row, use_cache=False).logits[0, :-1] / temperature
     return torch.log_softmax(logits, dim=-1).gather(1, row[0, 1:, None])[-num_scored:, 0]

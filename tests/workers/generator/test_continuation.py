@@ -1,5 +1,5 @@
-"""A trajectory whose generator dies goes on elsewhere, token for token as it would have; and what
-that costs is counted.
+"""A trajectory whose generator dies goes on elsewhere, with the same tokens, and its cost is
+counted.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def config_of(folder: Path) -> RunConfig:
             train=(folder / "train.jsonl",), evaluation=(folder / "held-out.jsonl",), epochs=1, shuffle=False
         ),
         "algorithm": AlgorithmSection(name="vapo", group_size=2, groups_per_update=2, kl_coefficient=0.1),
-        # as if it were set so, whatever else a run file may ask for beside it
+        # set directly, without the other settings that a run file may need beside it
         "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT).model_copy(
             update={"temperature": 0.7, "top_p": 0.9, "top_k": 7}
         ),

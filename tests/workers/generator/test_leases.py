@@ -130,7 +130,7 @@ async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_
 
 
 class _OneSlot:
-    """An engine with one slot, busy or free; what is submitted is noted."""
+    """An engine with one slot, busy or free; it records the submitted windows."""
 
     num_slots = 1
     policy_version = 0

@@ -34,7 +34,7 @@ NUM_WEIGHTS = 5000
 
 
 class Recorder(EmulatedEngine):
-    """An emulated engine that keeps what it was given."""
+    """An emulated engine that keeps the tensors that it was given."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -233,7 +233,7 @@ async def test_a_version_is_brought_as_soon_as_it_is_announced_and_a_lost_notice
         await until(lambda: world.taker.has_newer)
         await world.taker.swap()
         notifications = world.ctx.tasks.create_task(world.ctx.notifications.watch())
-        # the taker, and who listens for it
+        # the weight receiver, and its listener
         await until(lambda: world.clock.num_sleepers == 2)
         await world.publish(2)
         # and time stood still

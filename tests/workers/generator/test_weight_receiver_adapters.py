@@ -1,5 +1,5 @@
-"""Claims about versions that are adapters: their base comes once, and what is served is the merged
-weights or nothing.
+"""Claims about versions that are adapters: their base comes once, and the generator serves the
+merged weights or nothing.
 """
 
 from __future__ import annotations

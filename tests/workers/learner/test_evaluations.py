@@ -36,7 +36,7 @@ class Bench:
     rows: list[EvaluationRow]
 
     def collected(self) -> list[EvaluationRow]:
-        """Return what was recorded since the last call."""
+        """Return the evaluations recorded since the last call."""
         rows = self.rows[:]
         self.rows.clear()
         return rows
@@ -153,8 +153,8 @@ async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) 
 
 
 async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pending(tmp_path: Path) -> None:
-    """A checkpoint between the two would lose it: the checkpoint holds what is pending, the history
-    what is recorded.
+    """A checkpoint between the two would lose it: the checkpoint holds the pending evaluations, the
+    history the recorded ones.
     """
     async with _opened(tmp_path) as bench:
         pending = list[int]()

@@ -1,4 +1,4 @@
-"""When the learner keeps what it made."""
+"""Claims about the times of the learner's checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about whose fault a failure of the reference engine is."""
+"""Claims about the blame for a failure of the reference engine."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def opened(tmp_path: Path, **model: object) -> AsyncIterator[Bench]:
 
 
 async def scores_of(bench: Bench, chunks: list[TrajectoryChunk]) -> list[RewardScore]:
-    """Let the worker score chunks; return what it wrote, in order."""
+    """Let the worker score chunks; return the written scores, in order."""
     written: dict[object, RewardScore] = {}
 
     async def keep(scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:

@@ -99,7 +99,7 @@ class Bench:
     """Of all trajectories, in order."""
 
     async def written(self, field: Field) -> dict[ChunkId, ScoredChunk]:
-        """Fill in what other scorers would write, and read all back as the learner does."""
+        """Fill in the fields of other scorers, and read all back as the learner does."""
         for chunk in self.chunks:
             if chunk.finish_reason.is_final and field is not Field.REWARD:
                 await self.ledger.write_score(SCORER, chunk.id, RewardScore(reward=0.5, accuracy=1.0))
@@ -199,8 +199,8 @@ async def test_reference_log_probs_are_those_of_each_window_after_its_prompt_and
 async def test_values_are_those_of_each_window_after_its_prompt_and_prefix_and_training_sees_responses_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old values, around which new ones are clipped, are what the windows were given, one after
-    the other.
+    """The old values, around which new ones are clipped, are the stored values of the windows, one
+    after the other.
     """
     engine = RecordingValue()
     monkeypatch.setattr(workers.scorers.value, "build_value_engine", lambda _: engine)

@@ -27,7 +27,7 @@ NUM_BATCHES = 5
 
 
 class Memory(ScriptedEngine):
-    """A value engine whose weights are what it was trained on."""
+    """A value engine whose weights are the list of its training samples."""
 
     trained: list[str]
 
@@ -58,7 +58,7 @@ def new_engine(_: object) -> Memory:
 
 
 async def live(fleet: Fleet, reaper: Reaper) -> bool:
-    """Be one value process on what is finished already; return whether it ended well."""
+    """Be one value process on the finished responses; return whether it ended well."""
     who = await fleet.registry.register(Role.VALUE, "value")
     fleet.epochs["value"] = who.epoch
     restore = mortal_disk(reaper)

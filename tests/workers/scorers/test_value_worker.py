@@ -42,7 +42,7 @@ BATCH = 4
 
 @dataclass
 class ScriptedEngine:
-    """Values everything at its number of steps, and remembers what it was trained on."""
+    """Values everything at its number of steps, and remembers its training samples."""
 
     explained: list[float] = field(default_factory=list)
     """Explained variance of each step to come; 0 when there is none left."""

@@ -1,4 +1,4 @@
-"""One server on one file: whatever is slow, frozen, killed or started twice. On the
+"""One server on one file, even when processes are slow, frozen, killed or started twice. On the
 real program.
 """
 

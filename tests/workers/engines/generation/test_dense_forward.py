@@ -1,4 +1,4 @@
-"""The dense family's own forward agrees with transformers', whatever the model's parts, and takes
+"""The dense family's own forward agrees with transformers', for all parts of the model, and takes
 only models it knows.
 """
 

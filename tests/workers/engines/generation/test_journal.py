@@ -1,4 +1,4 @@
-"""A journal gives each request its own log-probs, whatever rows and lines others had before."""
+"""A journal gives each request its own log-probs, even in rows and lines that others had before."""
 
 from __future__ import annotations
 

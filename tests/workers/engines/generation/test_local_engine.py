@@ -1,4 +1,4 @@
-"""The local engine keeps the generation contract, and its cache costs what is live."""
+"""The local engine keeps the generation contract, and its cache costs only the live tokens."""
 
 from __future__ import annotations
 

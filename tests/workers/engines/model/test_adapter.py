@@ -1,5 +1,5 @@
-"""Claims about adapters that travel alone: merged where they arrive, they are what the learner
-would have published whole.
+"""Claims about adapters that travel alone: merged where they arrive, they equal the learner's whole
+publication.
 """
 
 from __future__ import annotations

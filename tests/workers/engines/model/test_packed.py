@@ -1,4 +1,4 @@
-"""A packed forward gives what each sequence alone would give, and the same gradient."""
+"""A packed forward has the results of each sequence alone, and the same gradient."""
 
 from __future__ import annotations
 

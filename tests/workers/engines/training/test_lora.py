@@ -173,7 +173,7 @@ def test_the_seed_alone_makes_the_adapter_and_no_stream_moves(tmp_path: Path) ->
     assert made[0] == made[1] != made[2]
 
 
-# -- what others see -------------------------------------------------------------------------------
+# -- publications, checkpoints and files -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
@@ -300,7 +300,7 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(tmp_path: Path, da
         backend.snapshot()(folder)
         damage(folder / name)
         if name.endswith("generation_config.json"):
-            # what transformers does without
+            # transformers loads a model without this file
             continue
         with pytest.raises(DataError, match=Path(name).name.replace(".", r"\.")):
             backend.load(folder)

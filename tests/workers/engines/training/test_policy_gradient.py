@@ -1,5 +1,5 @@
-"""Terms of the loss that act through the model alone: each moves what it is meant to move, in the
-right direction.
+"""Terms of the loss that act through the model alone: each moves its own quantity, in the right
+direction.
 """
 
 from __future__ import annotations

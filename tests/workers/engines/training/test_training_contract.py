@@ -63,7 +63,7 @@ def own_old(backend: TrainingBackend, samples: list[TrainingSample]) -> list[Tra
 
 
 class Told(Meter):
-    """A meter that keeps what each step left done."""
+    """A meter that keeps the remaining work after each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -463,7 +463,7 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(
         backend.snapshot()(folder)
         damage(folder / name)
         if name.endswith("generation_config.json"):
-            # what transformers does without
+            # transformers loads a model without this file
             continue
         with pytest.raises(DataError, match=Path(name).name.replace(".", r"\.")):
             backend.load(folder)
@@ -520,8 +520,8 @@ def test_ranks_that_read_another_configuration_are_refused_on_every_rank() -> No
 
 
 SAME = 1e-5
-"""Largest difference of a weight to plain torch's after four steps of 1e-3: what another order of
-adding in float32 makes.
+"""Largest difference of a weight to plain torch's after four steps of 1e-3, from another order of
+adding in float32.
 """
 
 

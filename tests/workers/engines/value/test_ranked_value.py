@@ -18,8 +18,8 @@ from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueEngine, ValueSample
 
 SAME = 1e-5
-"""Largest difference of a weight to plain torch's after a few steps of 1e-3: what another order of
-adding in float32 makes.
+"""Largest difference of a weight to plain torch's after a few steps of 1e-3, from another order of
+adding in float32.
 """
 
 

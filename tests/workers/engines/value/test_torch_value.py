@@ -195,7 +195,7 @@ def test_the_value_model_learns_which_prompts_end_well(start: Path) -> None:
     engine = engine_of(value_model(start), OptimizerSettings(learning_rate=3e-3), micro_batch_tokens=1024)
     results = []
     for step in range(45):
-        # never the same response twice: what is explained is not memory
+        # never the same response twice, so that the critic explains and does not remember
         samples = samples_of(24, seed=100 + step)
         values = engine.values([ScoringRequest(s.tokens, s.response_length) for s in samples])
         results.append(engine.step([replace(s, old_values=v) for s, v in zip(samples, values, strict=True)]))
