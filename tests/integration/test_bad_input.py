@@ -65,7 +65,7 @@ def test_a_typo_names_file_key_and_nearest_key_and_starts_nothing(up: Up, tmp_pa
         ("data.train=['/nowhere.jsonl']", 2, "/nowhere.jsonl: no such file"),
         ("data.verifier=arithmetik", 2, "did you mean arithmetic?"),
         ("data.verifier=no_such_package.rewards:score", 2, "no module named 'no_such_package'"),
-        ("wire.transport=tcp --set wire.host=203.0.113.9", 2, "where nothing can listen here"),
+        ("wire.transport=tcp --set wire.host=203.0.113.9", 2, "which cannot be listened on here"),
         ("run.dir=/proc/nowhere", 2, "choose another place with --set run.dir=FOLDER"),
         ("generation.max_response_tokens=100000", 2, "was made for 256 positions: lower one of them"),
         ("ledger.url=redis://127.0.0.1:1", 3, "does not answer"),
@@ -87,7 +87,7 @@ def test_a_damaged_model_is_found_before_anything_starts(up: Up, tmp_path: Path)
     weights.write_bytes(weights.read_bytes()[:-100])
     code, said = up(f"model.path={model}")
     assert code == 2
-    assert f"{weights}: it has" in said
+    assert f"{weights}: the tensors end at byte" in said
     weights.unlink()
     code, said = up(f"model.path={model}")
     assert code == 2
