@@ -1,4 +1,4 @@
-"""``python -m ops.undone``: finds commits that delete files, or put one back to an older content,
+"""``python -m ops.checks.undone``: finds commits that delete files, or put one back to an older content,
 without a line for it in the message.
 
 *Consumes* the repository's history and the uncommitted change. *Produces* a line a finding, and

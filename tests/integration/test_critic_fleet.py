@@ -116,7 +116,7 @@ def test_a_pretrained_value_model_is_what_a_run_starts_from(tmp_path: Path) -> N
     # no update, no evaluation
     assert not (tmp_path / "runs" / "test-value" / "history.jsonl").read_text()
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert again.returncode == 2 and "there already" in again.stderr
+    assert again.returncode == 2 and "exists; give a new or an empty folder" in again.stderr
     with fleet(tmp_path, *SMALL, "algorithm.name=vapo", f"value.path={out}", "value.pretrain_steps=0") as run:
         assert run.finish() == 0, run.output.read_text()
         assert run.num_updates() == 4
