@@ -16,7 +16,7 @@ pytest.importorskip("peft", reason="peft is not installed: make test-lora")
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-ADAPTER = ("learner.lora.rank=2", "learner.learning_rate=5e-3", "fleet.generator=1")
+ADAPTER = ("learner.lora.rank=2", "learner.learning_rate=5e-4", "fleet.generator=1")
 
 
 def counters(run: RunningFleet, role: str) -> dict[str, float]:
