@@ -226,5 +226,5 @@ class SlotTable:
         have = int(self.arrays.tokens.shape[1])
         if length > have:
             extra: int = -(-(length - have) // _LENGTH_BLOCK) * _LENGTH_BLOCK
-            self.arrays.tokens = np.pad(self.arrays.tokens, ((0, 0), (0, extra)))
-            self.arrays.logprobs = np.pad(self.arrays.logprobs, ((0, 0), (0, extra)))
+            self.arrays.tokens = np.pad(self.arrays.tokens, [(0, 0), (0, extra)])
+            self.arrays.logprobs = np.pad(self.arrays.logprobs, [(0, 0), (0, extra)])
