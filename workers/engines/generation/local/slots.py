@@ -223,8 +223,10 @@ class SlotTable:
         occupant.last_used = self._clock
 
     def _reserve(self, length: int) -> None:
-        have = int(self.arrays.tokens.shape[1])
+        rows, have = self.arrays.tokens.shape
         if length > have:
-            extra: int = -(-(length - have) // _LENGTH_BLOCK) * _LENGTH_BLOCK
-            self.arrays.tokens = np.pad(self.arrays.tokens, [(0, 0), (0, extra)])
-            self.arrays.logprobs = np.pad(self.arrays.logprobs, [(0, 0), (0, extra)])
+            extra = -(-(length - have) // _LENGTH_BLOCK) * _LENGTH_BLOCK
+            more = np.zeros((rows, extra), self.arrays.tokens.dtype)
+            self.arrays.tokens = np.concatenate((self.arrays.tokens, more), axis=1)
+            more = np.zeros((rows, extra), self.arrays.logprobs.dtype)
+            self.arrays.logprobs = np.concatenate((self.arrays.logprobs, more), axis=1)
