@@ -1,8 +1,7 @@
 """Private files (mode 0600) and folders (mode 0700), and files of bounded length.
 
 Private are addresses with passwords, sockets and keys. A bounded file is one that other processes
-append to. A line with the number of bytes replaces its cut beginning.
-"""
+append to. A line with the number of bytes replaces its cut beginning."""
 
 from __future__ import annotations
 
@@ -15,10 +14,8 @@ KEPT_BYTES = 1 << 20
 
 
 def keep_private() -> None:
-    """Make this process's and its children's files private, and disable core files.
-
-    A core file would hold passwords. ``prlimit --pid PID --core=unlimited`` enables one.
-    """
+    """Make this process's and its children's files private, and disable core files. A core file
+    would hold passwords. ``prlimit --pid PID --core=unlimited`` enables one."""
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
@@ -36,10 +33,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
     """Cut a file above ``max_bytes`` to its last whole lines within ``kept_bytes``; return whether.
-
     A process that appends to the file (a worker's output, the ledger server's log) continues at the
-    new end. A line written at that very moment may be lost. Raises OSError.
-    """
+    new end. A line written at that very moment may be lost. Raises OSError."""
     try:
         if path.stat().st_size <= max_bytes:
             return False

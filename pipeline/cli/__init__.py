@@ -2,8 +2,7 @@
 
 A command's module is imported only when the command is called, and none imports torch: the help
 appears in a fraction of a second. An error is one sentence on standard error, with an exit code of
-``pipeline.process.exit_codes``.
-"""
+``pipeline.process.exit_codes``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """``headrace bench``: comparisons on this machine, each a module of ``ops.bench``.
 
 *Consumes* a name and the comparison's own arguments. *Waits for* the module's process. Benchmarks
-come with the source tree, which has their configurations; an installed package has none.
-"""
+come with the source tree, which has their configurations; an installed package has none."""
 
 from __future__ import annotations
 

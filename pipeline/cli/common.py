@@ -4,8 +4,7 @@ Reading commands use ``look_at``. When the run's embedded server is down, they s
 server on a copy of its append-only file. They write nothing to the run and start nothing of it.
 
 Changing commands use ``attach``. It starts the run's own server when that is down, and stops it
-afterwards. A lock lets one command do so at a time, and none while a supervisor runs.
-"""
+afterwards. A lock lets one command do so at a time, and none while a supervisor runs."""
 
 from __future__ import annotations
 
@@ -59,10 +58,8 @@ def run_argument(command: Command) -> Command:
 
 
 def run_among(name: str) -> Callable[[Command], Command]:
-    """Give a command with words ``name`` the run as ``run``: one of the words, or ``--run``.
-
-    A word is the run when it has a slash or is the folder of a run.
-    """
+    """Give a command with words ``name`` the run as ``run``: one of the words, or ``--run``. A word
+    is the run when it has a slash or is the folder of a run."""
 
     def decorate(command: Command) -> Command:
         @_RUN_OPTION

@@ -3,8 +3,7 @@
 *Consumes* the command's arguments. *Produces* an entry in the registry, which the supervisor reads
 several times a second. *Waits for* the supervisor's end (``down``). Without a supervisor, ``down``
 ends the processes that it left, the embedded server, published weights, sockets and temporary
-files.
-"""
+files."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def _parse_count(text: str) -> tuple[Role, int]:
 def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) -> None:
     """Drain a run and end it. The command waits, and reports every few seconds what still drains.
 
-    Ctrl-C ends the waiting, not the drain.
-    """
+    Ctrl-C ends the waiting, not the drain."""
     from pipeline.config.load import read_resolved
     from pipeline.ledger.server.copy import clear_dead_looks
     from pipeline.runtime.log import log_to_stderr
@@ -187,10 +185,7 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
 
 def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
     """End what a dead supervisor left: workers (drained), then the server, then unrecorded
-    processes.
-
-    Return whether there was anything.
-    """
+    processes. Return whether there was anything."""
     from pipeline.ledger.server.embedded import end_server
     from pipeline.supervisor import leftovers
     from pipeline.supervisor.processes import Processes

@@ -84,8 +84,7 @@ def audit(run: Path | None, as_json: bool) -> int:
     """Check the conservation law for groups, trajectories and tokens.
 
     The law: admitted = trained + dropped + in flight. The command also counts the tokens that are
-    generated again because a generator died.
-    """
+    generated again because a generator died."""
     from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
     from pipeline.runtime.liveness import is_silent
 

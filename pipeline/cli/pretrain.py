@@ -2,8 +2,7 @@
 
 The output folder (``value.path``) is a Hugging Face token classifier, with ``pretraining.json``
 beside it. The command is a run without updates. The start policy samples, the value worker learns,
-and units that are ready for the learner are dropped as ``value_warmup``.
-"""
+and units that are ready for the learner are dropped as ``value_warmup``."""
 
 from __future__ import annotations
 
@@ -72,10 +71,7 @@ def pretrain_value(
 
 def pretraining_config(config: RunConfig) -> RunConfig:
     """Return the run that pretrains the value model of ``config``: without updates and evaluation.
-
-    Raises:
-        ConfigError: The algorithm has no critic, or ``value.pretrain_steps`` is 0.
-    """
+    Raises ConfigError: the algorithm has no critic, or ``value.pretrain_steps`` is 0."""
     if not config.declaration.has_critic:
         raise ConfigError(
             f"algorithm.name is {config.algorithm.name!r}, which has no critic; expected ppo, vapo or tppo"
@@ -91,10 +87,8 @@ def pretraining_config(config: RunConfig) -> RunConfig:
 
 
 def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
-    """Copy the value model of a run's newest checkpoint to ``out``, and return its figures.
-
-    The folder appears whole or not at all. Raises DataError when the run has no value checkpoint.
-    """
+    """Copy the value model of a run's newest checkpoint to ``out``, and return its figures. The
+    folder appears whole or not at all. Raises DataError when the run has no value checkpoint."""
     from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
     from pipeline.training.checkpoints import VALUE_CHECKPOINTS
 

@@ -2,8 +2,7 @@
 bit.
 
 *Consumes* a run's folder. *Produces* the output of ``workers.replay``, a process of its own, since
-commands import no torch. *Waits for* that process.
-"""
+commands import no torch. *Waits for* that process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """``headrace requeue`` and ``headrace dead-letters``: put work back by hand.
 
-``pipeline.ledger.admin`` has the guarantees of each, and their limits.
-"""
+``pipeline.ledger.admin`` has the guarantees of each, and their limits."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def dead_letters() -> None:
 
     A scorer gives up after its last try. The unit is dropped (`dead_letter` in `headrace audit`)
     and its tokens are gone; the letter keeps the last traceback. A retry admits the prompt again,
-    as a new group sampled by the present policy.
-    """
+    as a new group sampled by the present policy."""
 
 
 @dead_letters.command(

@@ -1,8 +1,7 @@
 """``headrace up``: from configuration files to a finished run, in one command.
 
 *Consumes* files and overrides. *Produces* a run, or one error before anything is started. *Waits
-for* the run's end. *Unblocked by* the learner, or by Ctrl-C.
-"""
+for* the run's end. *Unblocked by* the learner, or by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ def carry_out(
         config: The run.
         prepare: Makes or finds the run's folder. It is called once the configuration is found good.
         begin: Called with the locked run folder, before anything is started.
-        is_live: Show the live view instead of a line every few seconds.
-    """
+        is_live: Show the live view instead of a line every few seconds."""
     from pipeline.observability.live_view import LiveView, PlainView
     from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr, open_log

@@ -2,8 +2,7 @@
 
 The answer is that of ``pipeline.observability.why``. It is made of heartbeats, the ledger's views,
 and the supervisor's log, which has the exits of absent workers. A ledger without an answer is a
-root, too.
-"""
+root, too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Each algorithm's unit, critic and default settings, readable without torch.
 
 The ledger, ``config check`` and the fleet read them. ``name = "gspo"`` alone is GSPO; every single
-setting can still be given.
-"""
+setting can still be given."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
 }
 """Defaults that a name sets in ``[algorithm]``; DAPO's are the section's own. Source: the papers,
 else public code. CISPO's paper leaves its upper bound open; ours is 4. KL terms are left to the run
-file, since they need another role.
-"""
+file, since they need another role."""
 
 
 def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:

@@ -1,8 +1,7 @@
 """The sections of a run file that set what is learned, from which data, and how.
 
 Each setting names its unit and the source of its default. Rules across settings:
-``pipeline.config.schema``.
-"""
+``pipeline.config.schema``."""
 
 from __future__ import annotations
 
@@ -244,8 +243,7 @@ class ReferenceVllmSection(Section):
 
 class ReferenceSection(Section):
     """Log-probs of the frozen reference policy. The role starts only if algorithm.kl_coefficient is
-    above 0 or `always` is on.
-    """
+    above 0 or `always` is on."""
 
     backend: Literal["torch", "vllm", "emulated"] = Field(
         default="torch", description="vllm: prompt log-probs of vLLM, in its own environment."
@@ -259,8 +257,7 @@ class ReferenceSection(Section):
 
 class DeepSpeedSection(Section):
     """DeepSpeed, for a deepspeed backend. Clipping, optimiser and batch sizes follow from the
-    section around it.
-    """
+    section around it."""
 
     stage: Literal[1, 2, 3] = Field(
         default=2, description="ZeRO stage. Ranks share optimiser state (1), also gradients (2), also weights (3)."
@@ -331,8 +328,7 @@ class ValueSection(Section):
 
 class LoraSection(Section):
     """A LoRA adapter (peft, an extra), trained and published in place of the whole policy. Needs
-    the torch backend. It has no dropout, so that equal weights give a probability ratio of 1.
-    """
+    the torch backend. It has no dropout, so that equal weights give a probability ratio of 1."""
 
     rank: int = Field(default=0, ge=0, description="0: no adapter; the whole policy is trained.")
     alpha: float = Field(default=32.0, gt=0.0, description="The adapter's output is scaled by alpha / rank.")

@@ -1,7 +1,6 @@
 """The specification of a run's ledger, made from its configuration and its data.
 
-Two workers with different settings or data get LedgerMismatch when they open the ledger.
-"""
+Two workers with different settings or data get LedgerMismatch when they open the ledger."""
 
 from __future__ import annotations
 

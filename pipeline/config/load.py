@@ -39,11 +39,8 @@ Origins = dict[tuple[str, ...], str]
 
 def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConfig:
     """Merge ``files`` (later wins), then ``overrides`` (``section.key=value``), into one checked
-    configuration.
-
-    Raises:
-        ConfigError: A file is missing or not TOML, a key is unknown, or a value does not fit.
-    """
+    configuration. Raises ConfigError: a file is missing or not TOML, a key is unknown, or a value
+    does not fit."""
     merged: Tree = {}
     origins: Origins = {}
     for path in files:
@@ -54,11 +51,8 @@ def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConf
 
 
 def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Check TOML text, called ``origin`` in errors, with the overrides of ``--what-if``.
-
-    Raises:
-        ConfigError: It is not TOML, a key is unknown, or a value does not fit.
-    """
+    """Check TOML text, called ``origin`` in errors, with the overrides of ``--what-if``. Raises
+    ConfigError: it is not TOML, a key is unknown, or a value does not fit."""
     merged: Tree = {}
     origins: Origins = {}
     try:

@@ -1,7 +1,6 @@
 """Names of settings in TRL, verl and OpenRLHF, and what to set here instead.
 
-Names that mean the same in both are left out.
-"""
+Names that mean the same in both are left out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A few settings of a run, read without the schema, whose import takes 0.2 s.
 
 The resolved configuration beside the run holds every setting and was checked when written. A file
-of an older version may lack a setting: it is read with the schema, which has the defaults.
-"""
+of an older version may lack a setting: it is read with the schema, which has the defaults."""
 
 from __future__ import annotations
 

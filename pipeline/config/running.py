@@ -1,7 +1,6 @@
 """The sections of a run file that set what runs, where, and with which limits.
 
-They change the system, not what is learned. Rules across settings: ``pipeline.config.schema``.
-"""
+They change the system, not what is learned. Rules across settings: ``pipeline.config.schema``."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ class EmulationSection(Section):
 
     Responses are drawn beforehand from (run.seed, trajectory): random tokens, with lengths from the
     distribution below, cut at generation.max_response_tokens. No torch is loaded. Tokenizer and
-    positions are those of model.path.
-    """
+    positions are those of model.path."""
 
     lengths: Literal["lognormal", "pareto", "constant"] = Field(
         default="lognormal", description="Distribution of response lengths."

@@ -1,8 +1,7 @@
 """A whole run's configuration, and the rules across its settings, checked before anything starts.
 
 A run file (``configs/*.toml``) fills the sections; a fleet file fills ``[fleet]``. Unknown keys are
-refused. ``pipeline.config.learning`` and ``pipeline.config.running`` hold the sections.
-"""
+refused. ``pipeline.config.learning`` and ``pipeline.config.running`` hold the sections."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The unit of every setting that is a number.
 
-Most names end in their unit (``_s``, ``_tokens``). Tables hold the others.
-"""
+Most names end in their unit (``_s``, ``_tokens``). Tables hold the others."""
 
 from __future__ import annotations
 

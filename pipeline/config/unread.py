@@ -1,8 +1,7 @@
 """Settings that were given, but that no part of this run reads.
 
 A setting counts as given when a file or ``--set`` has it. A default that a run's resolved file
-repeats does not count.
-"""
+repeats does not count."""
 
 from __future__ import annotations
 

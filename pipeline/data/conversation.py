@@ -4,8 +4,7 @@ With a chat template of its own, the reward model reads the line's messages and 
 assistant's. A ``prompt`` column, put into ``data.prompt_template``, is one message of the user.
 Without one it reads the texts of prompt and response, end to end, with the special tokens that its
 tokenizer adds to any text. Either way the text is tokenised anew, since its tokens need not be the
-policy's. Nothing is cut: half a response is another response.
-"""
+policy's. Nothing is cut: half a response is another response."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ MESSAGES = "messages"
 
 def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str) -> np.ndarray:
     """Return int32 [tokens of prompt and response]. Raises DataError when the chat template refuses
-    them.
-    """
+    them."""
     if not tokenizer.has_chat_template:
         return np.array(tokenizer.encode(prompt.text + response), np.int32)
     before = prompt.extra.get(MESSAGES) or [{"role": "user", "content": prompt.text}]

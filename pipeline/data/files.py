@@ -2,8 +2,7 @@
 
 A path ends in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``. Every line is
 a Row, or a BadRow with the reason why it cannot be read. Memory holds one line, or one batch of
-Parquet rows, at a time.
-"""
+Parquet rows, at a time."""
 
 from __future__ import annotations
 
@@ -52,12 +51,8 @@ class BadRow:
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """Yield the rows of a file in order; blank lines are passed over.
-
-    Raises:
-        DataError: The file is missing, its name has another ending, or its content does not match
-            the ending.
-    """
+    """Yield the rows of a file in order; blank lines are passed over. Raises DataError: the file is
+    missing, its name has another ending, or its content does not match the ending."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; give a JSONL or Parquet file")
     suffix = path.suffix.lower()
@@ -70,8 +65,7 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
 
 def count_rows(path: Path) -> int:
     """Return about how many rows ``read_rows`` yields: lines, or rows of a Parquet file. Raises
-    DataError in the same cases.
-    """
+    DataError in the same cases."""
     # raises for a wrong name
     read_rows(path)
     if path.suffix.lower() == ".parquet":

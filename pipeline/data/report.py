@@ -1,7 +1,6 @@
 """The numbers of lines that were read and skipped, with the first examples of each reason.
 
-Its size in memory is fixed.
-"""
+Its size in memory is fixed."""
 
 from __future__ import annotations
 

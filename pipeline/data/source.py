@@ -6,8 +6,7 @@ Files are read once, when the source is loaded. All workers of a run must share 
 its own seeded order. A position gives the same prompt in every process and after every restart. The
 ledger therefore keeps only a group's number.
 
-Prompts are held as MessagePack, about the size of the files.
-"""
+Prompts are held as MessagePack, about the size of the files."""
 
 from __future__ import annotations
 
@@ -74,12 +73,10 @@ class PromptSource:
         self.evaluation_report = evaluation_report
         self.digest = digest
         """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits,
-        tokenizer), of seed and order.
-        """
+        tokenizer), of seed and order."""
         self.verifiers = verifiers
         """Names of all verifiers that lines or the configuration ask for; each is registered, or
-        named by the configuration.
-        """
+        named by the configuration."""
 
     @classmethod
     def load(cls, config: RunConfig, tokenizer: PromptTokenizer) -> PromptSource:
@@ -92,8 +89,7 @@ class PromptSource:
         Raises:
             DataError: a file is missing or unreadable, or no line of the training or of the
                 evaluation files is usable.
-            ConfigError: the template has no place for the prompt, or a verifier does not exist.
-        """
+            ConfigError: the template has no place for the prompt, or a verifier does not exist."""
         data = config.data
         if _HOLE not in data.prompt_template:
             raise ConfigError(f"data.prompt_template is {data.prompt_template!r}; it must contain {_HOLE}")
@@ -136,8 +132,7 @@ class PromptSource:
 
     def at(self, position: int) -> Prompt:
         """Return the training prompt at a position of the endless stream, from 0. Raises IndexError
-        below 0.
-        """
+        below 0."""
         if position < 0:
             raise IndexError(f"position {position} is before the first prompt")
         epoch, index = divmod(position, len(self._train))
@@ -147,19 +142,15 @@ class PromptSource:
 
     def evaluation_at(self, index: int) -> Prompt:
         """Return a held-out prompt, in the order of the files. Raises IndexError outside 0 ..
-        num_evaluation_prompts - 1.
-        """
+        num_evaluation_prompts - 1."""
         if not 0 <= index < len(self._evaluation):
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
 
     def overlap(self) -> list[tuple[str, str]]:
         """Return the id of each held-out prompt that is a training prompt too, with the first such
-        one's, in the files' order.
-
-        Two prompts are the same when their texts, as they are sampled, differ at most in white
-        space.
-        """
+        one's, in the files' order. Two prompts are the same when their texts, as they are sampled,
+        differ at most in white space."""
         held_out = [(prompt.prompt_id, _essence(prompt.text)) for prompt in map(_prompt, self._evaluation)]
         wanted = {essence for _, essence in held_out}
         trained: dict[str, str] = {}
@@ -251,8 +242,7 @@ class _Reader:
 
 def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:
     """Name each file by its stem; a stem that came before gets a number, so that prompt ids stay
-    distinct.
-    """
+    distinct."""
     labelled: list[tuple[Path, str]] = []
     taken: dict[str, int] = {}
     for path in paths:

@@ -2,8 +2,7 @@
 
 The environment is a sandboxed Jinja environment. White space is trimmed around blocks, and JSON is
 not escaped for HTML. It has ``break``, ``continue`` and ``raise_exception``. ``{% generation %}``
-blocks render as their content.
-"""
+blocks render as their content."""
 
 from __future__ import annotations
 

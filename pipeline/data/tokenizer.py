@@ -7,8 +7,7 @@ a process that only decodes need not carry.
 
 One deliberate difference: chat templates do not see today's date (``strftime_now``). Two workers
 must read the same prompt from the same line, whatever the day. Templates then fall back to the date
-written in them.
-"""
+written in them."""
 
 from __future__ import annotations
 
@@ -34,9 +33,8 @@ class PromptTokenizer(Protocol):
     """The methods of a tokenizer that reading prompts needs; any object with these two will do."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return token ids, with the tokenizer's own special tokens (such as a first
-        token) added.
-        """
+        """Return token ids, with the tokenizer's own special tokens (such as a first token)
+        added."""
         ...
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[int]]:
@@ -78,8 +76,7 @@ class TextTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids, by default with the tokenizer's special tokens (such as a first token)
-        added.
-        """
+        added."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -88,11 +85,8 @@ class TextTokenizer:
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation; as a prompt, up to where the assistant's answer
-        begins, or else as it stands.
-
-        Raises:
-            DataError: there is no chat template, or it refuses these messages.
-        """
+        begins, or else as it stands. Raises DataError: there is no chat template, or it refuses
+        these messages."""
         import jinja2
 
         if self._template is None:
@@ -106,8 +100,7 @@ class TextTokenizer:
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
         """Return the prompt text that the chat template makes of messages, and its token ids.
-        Raises DataError.
-        """
+        Raises DataError."""
         text = self.apply_chat_template(messages)
         # the template writes them itself
         return text, self.encode(text, add_special_tokens=False)
@@ -129,11 +122,8 @@ class TextTokenizer:
 
 
 def load_text_tokenizer(path: Path) -> TextTokenizer:
-    """Read the tokenizer of a Hugging Face model folder.
-
-    Raises:
-        DataError: the folder or its ``tokenizer.json`` is missing or malformed.
-    """
+    """Read the tokenizer of a Hugging Face model folder. Raises DataError: the folder or its
+    ``tokenizer.json`` is missing or malformed."""
     from tokenizers import Tokenizer
 
     if not path.is_dir():

@@ -1,7 +1,6 @@
 """Charts of a run's report: its history as inline SVG, by heading. Absent figures make no chart.
 
-matplotlib draws them; it comes with the extra ``charts``.
-"""
+matplotlib draws them; it comes with the extra ``charts``."""
 
 from __future__ import annotations
 

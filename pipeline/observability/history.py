@@ -2,8 +2,7 @@
 
 Each file has one JSON object a line, and one writer: the learner, or the value worker. A row is
 written whole and flushed. A reader skips a line cut short by a crash. A writer that resumes from a
-checkpoint first drops the rows after it, so that no update appears twice.
-"""
+checkpoint first drops the rows after it, so that no update appears twice."""
 
 from __future__ import annotations
 
@@ -118,10 +117,8 @@ class History:
     @classmethod
     def resume(cls, path: Path, *, last_version: int) -> Self:
         """Open for appending, without rows after ``last_version`` and without a line cut short.
-
         ``last_version`` is a step for value rows. Raises DataError for a damaged line before the
-        last.
-        """
+        last."""
         if path.exists():
             rows = [row for row in read_history(path) if _place(row) <= last_version]
             partial = path.with_suffix(".partial")
@@ -147,11 +144,9 @@ class History:
 
 
 def read_history(path: Path) -> Iterator[Row]:
-    """Yield every whole row, oldest first; nothing without a file.
-
-    Unknown kinds of rows and unknown fields are skipped. Raises DataError, with the line's number,
-    for a damaged line before the last.
-    """
+    """Yield every whole row, oldest first; nothing without a file. Unknown kinds of rows and
+    unknown fields are skipped. Raises DataError, with the line's number, for a damaged line before
+    the last."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:

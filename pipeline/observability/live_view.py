@@ -1,7 +1,6 @@
 """Views of a run for ``headrace up``: a picture on a terminal, else a line every few seconds.
 
-While the ledger is being restarted, the last picture stays.
-"""
+While the ledger is being restarted, the last picture stays."""
 
 from __future__ import annotations
 
@@ -157,11 +156,9 @@ class LiveView(View):
         self._live.update(self.render(snapshot), refresh=True)
 
     def render(self, snapshot: RunSnapshot, *, is_last: bool = False) -> RenderableType:
-        """Return the picture; the last one is without workers, which have ended.
-
-        On a terminal with too few lines, a worker has one line. If that is still too much, the last
-        workers are left out.
-        """
+        """Return the picture; the last one is without workers, which have ended. On a terminal with
+        too few lines, a worker has one line. If that is still too much, the last workers are left
+        out."""
         progress = self._progress()
         if is_last or not (snapshot.heartbeats or snapshot.absent):
             return self._panel(progress, snapshot, [])

@@ -3,8 +3,7 @@
 A trajectory goes on from its last chunk in the ledger. The tokens that its dead generator had
 sampled since are sampled again: at most one window a trajectory. Each generator writes three
 numbers in place to ``<run_dir>/tallies/<worker>.<epoch>`` after every decode step, which survive a
-kill.
-"""
+kill."""
 
 from __future__ import annotations
 
@@ -30,9 +29,8 @@ class SampledTokenCounts:
         self._file = os.open(folder / f"{who.worker}.{who.epoch}", os.O_WRONLY | os.O_CREAT, 0o600)
 
     def write(self, *, num_sampled: int, num_refused: int, num_held: int) -> None:
-        """Write the tokens sampled, those of them refused by the ledger, and the
-        trajectories held.
-        """
+        """Write the tokens sampled, those of them refused by the ledger, and the trajectories
+        held."""
         os.pwrite(self._file, _NUMBERS.pack(num_sampled, num_refused, num_held), 0)
 
     def close(self) -> None:
@@ -50,9 +48,8 @@ class RegeneratedTokens:
     num_sampled: int
     num_stored: int
     num_refused: int
-    """Sampled, never stored: the trajectory was lost to another generator, or the
-    window given up.
-    """
+    """Sampled, never stored: the trajectory was lost to another generator, or the window given
+    up."""
     num_held: int
     """Trajectories held at its last decode step."""
     window_tokens: int
@@ -82,8 +79,7 @@ def read_regenerated(
         run_dir: The run's folder.
         stored: Tokens in the ledger by incarnation (``Audit.tokens_stored``).
         live: Living incarnations.
-        window_tokens: The run's longest window.
-    """
+        window_tokens: The run's longest window."""
     rows: list[RegeneratedTokens] = []
     for path in sorted((run_dir / FOLDER).glob("*.*")):
         worker, _, epoch = path.name.rpartition(".")

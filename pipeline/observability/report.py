@@ -1,8 +1,7 @@
 """A run's report: ``<run_dir>/report.html``, and its figures in ``report.json``.
 
 The page is made of the history, the resolved configuration and the last audit. It has no scripts
-and no links. Training needs none of it; ``headrace report`` writes it again at any time.
-"""
+and no links. Training needs none of it; ``headrace report`` writes it again at any time."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ line.
 
 The file is bounded. At twice ``samples.keep_updates`` updates, the newest are kept, and of the
 older those at even distances. Long texts lose their middle. Only the owner can read the file. A
-failed write is logged once and loses those samples; training goes on.
-"""
+failed write is logged once and loses those samples; training goes on."""
 
 from __future__ import annotations
 
@@ -123,10 +122,8 @@ class Samples:
 
 
 def read_samples(path: Path) -> Iterator[ResponseSample]:
-    """Yield whole samples, oldest first; nothing without a file.
-
-    Damaged lines and unknown fields are skipped.
-    """
+    """Yield whole samples, oldest first; nothing without a file. Damaged lines and unknown fields
+    are skipped."""
     if not path.exists():
         return
     known = {f.name for f in fields(ResponseSample)}
@@ -144,10 +141,7 @@ def read_samples(path: Path) -> Iterator[ResponseSample]:
 
 def kept_updates(updates: Sequence[int], number: int) -> set[int]:
     """Return about ``number`` of ascending updates: the first, the newest half, and half evenly
-    over all.
-
-    The older ones are multiples of a power of two: an update once left out stays out.
-    """
+    over all. The older ones are multiples of a power of two: an update once left out stays out."""
     half = max(1, number // 2)
     stride = 1
     while updates[-1] // stride > half:
@@ -156,9 +150,8 @@ def kept_updates(updates: Sequence[int], number: int) -> set[int]:
 
 
 def spread(samples: Sequence[ResponseSample], num_updates: int) -> list[ResponseSample]:
-    """Return the samples of at most ``num_updates`` updates: the first, the last,
-    evenly between.
-    """
+    """Return the samples of at most ``num_updates`` updates: the first, the last, evenly
+    between."""
     updates = sorted({sample.update for sample in samples})
     kept = set(_evenly(updates, num_updates))
     return [sample for sample in samples if sample.update in kept]
@@ -175,8 +168,7 @@ def _finished(units: Sequence[ClaimedUnit], update: int) -> Iterator[tuple[Score
 
 def _choose(found: Iterable[tuple[ScoredChunk, ...]], number: int) -> list[tuple[ScoredChunk, ...]]:
     """Return ``number`` responses of the first group or groups: the worst, the best, evenly
-    between.
-    """
+    between."""
     first: list[tuple[ScoredChunk, ...]] = []
     group = None
     for chunks in found:

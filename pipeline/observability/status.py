@@ -189,11 +189,9 @@ def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -
 
 
 def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
-    """Return the ledger's queues, then the links with the messages on their way.
-
-    A worker with many peers names some links and sums the others. A link that only its receiver
-    names shows the sender's sum with nothing on its way.
-    """
+    """Return the ledger's queues, then the links with the messages on their way. A worker with many
+    peers names some links and sums the others. A link that only its receiver names shows the
+    sender's sum with nothing on its way."""
     ledger = [
         QueueRow(stat.name, "ledger", stat.depth, stat.limit, stat.oldest_age_s, stat.waiting_for) for stat in queues
     ]
@@ -229,8 +227,7 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
 
     The chain: the learner waits for input from generators; generators for room at scorers, or for
     credit from the learner; scorers for input from generators. Its end is a worker that does not
-    wait.
-    """
+    wait."""
     unwell = [row for row in workers if row.health is not Health.LIVE]
     if unwell:
         row = unwell[0]

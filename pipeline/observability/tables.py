@@ -1,8 +1,7 @@
 """A run's state as tables and lines, for commands and the live view.
 
 Tables wrap instead of cutting: a narrow terminal shows more lines. Only the live view cuts, when a
-picture has more lines than its terminal.
-"""
+picture has more lines than its terminal."""
 
 from __future__ import annotations
 
@@ -28,11 +27,9 @@ def fleet_table(
     max_rows: int | None = None,
     wraps: bool = True,
 ) -> Table:
-    """Return one row a worker: health, version, memory, wait, counters.
-
-    ``absent`` are wanted workers without a heartbeat. Above ``max_rows``, unwell workers come
-    first. Unless it ``wraps``, a row is one line, cut at its end.
-    """
+    """Return one row a worker: health, version, memory, wait, counters. ``absent`` are wanted
+    workers without a heartbeat. Above ``max_rows``, unwell workers come first. Unless it ``wraps``,
+    a row is one line, cut at its end."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("worker", no_wrap=True)
     table.add_column("version", justify="right", no_wrap=True)

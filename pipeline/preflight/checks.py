@@ -2,8 +2,7 @@
 
 *Consumes* a configuration. *Produces* findings (skipped prompts, counts), or one error with a
 remedy. *Waits for* sandbox processes that import the verifiers' modules, and for a configured
-ledger server, each with a deadline.
-"""
+ledger server, each with a deadline."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def preflight(config: RunConfig) -> Preflight:
     Raises:
         ConfigError: a setting would make the run fail.
         DataError: a file would make the run fail.
-        LedgerUnavailable: the configured ledger server does not answer.
-    """
+        LedgerUnavailable: the configured ledger server does not answer."""
     check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine())
     model = read_model_config(config.model.path)
     if config.model.reference_path is not None:
@@ -113,9 +111,8 @@ def preflight(config: RunConfig) -> Preflight:
 
 
 def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
-    """Return the allowed overlap of training and evaluation prompts. Raises DataError
-    for another.
-    """
+    """Return the allowed overlap of training and evaluation prompts. Raises DataError for
+    another."""
     both = source.overlap()
     if not both:
         return []
@@ -180,8 +177,7 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
 
     Raises:
         ConfigError: the server would lose parts of the ledger.
-        LedgerUnavailable: it does not answer.
-    """
+        LedgerUnavailable: it does not answer."""
     url = external_url(config.ledger.url, os.environ)
     if url is None:
         return ()

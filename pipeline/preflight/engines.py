@@ -2,8 +2,7 @@
 
 For a known type of model on the CPU, the answer is known. Else ``workers.engines.check`` makes a
 trial pass in a process of its own. Torch alone finds devices, and only a pass shows whether an
-architecture can be packed.
-"""
+architecture can be packed."""
 
 from __future__ import annotations
 
@@ -22,11 +21,8 @@ _ASK_S = 300.0
 
 
 def check_engines(config: RunConfig) -> str | None:
-    """Return a sentence about the trial passes; None when none was needed.
-
-    Raises:
-        ConfigError: A device is absent, or an engine cannot compute a model of the run.
-    """
+    """Return a sentence about the trial passes; None when none was needed. Raises ConfigError: a
+    device is absent, or an engine cannot compute a model of the run."""
     names = _uncertain(config)
     if not names:
         return None

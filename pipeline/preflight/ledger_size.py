@@ -12,8 +12,7 @@ ops/RUNBOOK.md has the same arithmetic in words, with the same example (a test c
     with a critic                                one value batch of finished responses besides
 
 Every response counts with its greatest length. The server stops admission at ``ledger.watermark``
-of its memory, so that is the room.
-"""
+of its memory, so that is the room."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def response_bytes(*, length: int, window: int, prompt: int, num_fields: int) ->
         length: Its tokens.
         window: Most tokens of a chunk.
         prompt: Tokens of its prompt.
-        num_fields: Scores with a number a token: reference log-probs, values.
-    """
+        num_fields: Scores with a number a token: reference log-probs, values."""
     num_chunks = math.ceil(length / window)
     prefixes = _FIELD_BYTES * window * num_chunks * (num_chunks - 1) // 2
     tokens = (_TOKEN_BYTES + _FIELD_BYTES * num_fields) * length
@@ -85,11 +83,8 @@ def ledger_load(config: RunConfig) -> LedgerLoad:
 
 
 def check_ledger_size(config: RunConfig) -> str:
-    """Return a sentence about the ledger's memory.
-
-    Raises:
-        ConfigError: It cannot hold one batch, or all that may be in flight.
-    """
+    """Return a sentence about the ledger's memory. Raises ConfigError: it cannot hold one batch, or
+    all that may be in flight."""
     load, ledger = ledger_load(config), config.ledger
     there = int(ledger.watermark * ledger.max_memory_mb * _MB)
     needed = max(load.batch_bytes, load.in_flight_bytes)

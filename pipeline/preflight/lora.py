@@ -4,9 +4,7 @@ peft.
 Conditions between settings are checked in ``pipeline.config.schema``.
 
 **Versions.** The extra ``lora`` declares them: merged weights are read through peft's layers, which
-another version may have changed.
-another version may have changed.
-"""
+another version may have changed."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
 
     Raises:
         ConfigError: peft is needed and not here, or in another version, or the start model has no
-            layer of a name.
-    """
+            layer of a name."""
     lora = config.learner.lora
     if not lora.rank:
         return []

@@ -11,8 +11,7 @@
 P is the number of weights, tied ones once. Activations are those of a decoder layer without
 gradient checkpointing: (18 hidden + 4 intermediate + 7 key width) numbers a token and layer. They
 were measured on a CPU in fp32 (``tests/pipeline/preflight/test_memory_needs.py``). A GPU's memory
-does not count; a checkpoint's copy on the host does.
-"""
+does not count; a checkpoint's copy on the host does."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def needs(
         shape: The policy's.
         counts: Workers by role.
         value_shape: The value model's, or None.
-        on_cpu: Whether a configured device is the CPU.
-    """
+        on_cpu: Whether a configured device is the CPU."""
     found: list[Need] = []
     if config.learner.backend != "emulated" and counts.get(Role.LEARNER):
         is_here = on_cpu(config.model.device)
@@ -197,11 +195,8 @@ class Room:
 
 
 def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[str]:
-    """Return every need, the sum, and a warning when the sum is more than is free.
-
-    Raises:
-        ConfigError: Certain needs are more than the machine's memory.
-    """
+    """Return every need, the sum, and a warning when the sum is more than is free. Raises
+    ConfigError: certain needs are more than the machine's memory."""
     listed = list(found)
     total, certain = sum(need.num_bytes for need in listed), sum(need.certain for need in listed)
     lines = [f"memory: {'; '.join(need.in_words() for need in listed)}"]
@@ -230,9 +225,8 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
 
 
 def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
-    """Return a model's shape, from ``config.json`` and its weights' headers; None if
-    they lack it.
-    """
+    """Return a model's shape, from ``config.json`` and its weights' headers; None if they lack
+    it."""
     text: Mapping[str, Any] = config.get("text_config") or config
     try:
         hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])

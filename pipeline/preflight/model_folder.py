@@ -1,8 +1,7 @@
 """Checks that a folder holds a model that workers can load, without loading it and without torch.
 
 Of each weight file just the header is read. The header of a safetensors file has each tensor's
-range. So a download that broke off shows here, not minutes later in every worker.
-"""
+range. So a download that broke off shows here, not minutes later in every worker."""
 
 from __future__ import annotations
 
@@ -19,11 +18,8 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """Return ``config.json`` of a model with complete weight files.
-
-    Raises:
-        DataError: the folder holds no model, or a damaged one.
-    """
+    """Return ``config.json`` of a model with complete weight files. Raises DataError: the folder
+    holds no model, or a damaged one."""
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a model: it has no config.json; give a folder in Hugging Face format")
     config = _read_json(folder / "config.json")
@@ -41,9 +37,8 @@ def weight_bytes(folder: Path) -> int:
 
 
 def loading(folder: Path) -> str:
-    """Return the detail that a worker reports while it loads a model: name and size
-    of its files.
-    """
+    """Return the detail that a worker reports while it loads a model: name and size of its
+    files."""
     try:
         return f"loading {folder.name}, {weight_bytes(folder) / 1e6:,.0f} MB"
     except (DataError, OSError):

@@ -5,8 +5,7 @@ Conditions between settings are checked in ``pipeline.config.schema``.
 
 **Versions.** DeepSpeed from MIN_VERSION up to, but not including, BELOW_VERSION. Besides its
 documented API the learner depends on the place of ZeRO's flat shares, which another version may
-have moved.
-"""
+have moved."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
         version: DeepSpeed's; looked up when absent.
 
     Raises:
-        ConfigError: A backend needs DeepSpeed, and it is absent or has another version.
-    """
+        ConfigError: A backend needs DeepSpeed, and it is absent or has another version."""
     lines: list[str] = []
     sections = [("learner", config.learner), *([("value", config.value)] if config.has_critic else [])]
     for name, section in sections:

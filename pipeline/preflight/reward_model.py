@@ -16,11 +16,8 @@ _NO_LIMIT = 1_000_000_000
 
 
 def check_reward_model(folder: Path) -> dict[str, Any]:
-    """Return ``config.json`` of a sequence classifier with one label.
-
-    Raises:
-        DataError: It is something else, or its weights are missing or damaged, or have no head.
-    """
+    """Return ``config.json`` of a sequence classifier with one label. Raises DataError: it is
+    something else, or its weights are missing or damaged, or have no head."""
     config = read_model_config(folder)
     architectures: list[str] = config.get("architectures") or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
@@ -55,8 +52,7 @@ def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) 
         max_tokens: The setting. It may be above the tokenizer's limit, but not above the positions.
 
     Raises:
-        ConfigError: ``max_tokens`` is above the model's positions.
-    """
+        ConfigError: ``max_tokens`` is above the model's positions."""
     text: dict[str, Any] = config.get("text_config") or config
     positions = text.get("max_position_embeddings") or text.get("n_positions")
     if max_tokens is not None:

@@ -1,6 +1,5 @@
-"""Checks a value model's start folder by its files alone, without torch, as the value
-worker does.
-"""
+"""Checks a value model's start folder by its files alone, without torch, as the value worker
+does."""
 
 from __future__ import annotations
 
@@ -26,11 +25,8 @@ class ValueSource(StrEnum):
 
 
 def value_source(path: Path) -> ValueSource:
-    """Return the kind of ``path``.
-
-    Raises:
-        DataError: Neither a causal language model nor a value model with its head.
-    """
+    """Return the kind of ``path``. Raises DataError: neither a causal language model nor a value
+    model with its head."""
     config = _json(path / "config.json", f"{path} is not a model: it has no config.json")
     architectures: list[str] = config.get("architectures") or []
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):

@@ -1,8 +1,7 @@
 """Versions of optional packages: those that pyproject.toml declares, which stand nowhere else.
 
 An installed Headrace has the declaration in its metadata. A source tree has the file, which counts:
-the metadata of an editable install are as old as the install.
-"""
+the metadata of an editable install are as old as the install."""
 
 from __future__ import annotations
 

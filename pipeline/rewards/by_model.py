@@ -4,8 +4,7 @@ A reward model trained on comparisons (Bradley-Terry) measures how much better o
 another; ``reward.model.center`` is the zero of its scale. ``above_zero`` takes responses above the
 zero for right and the rest for wrong, so that dynamic sampling drops groups that are all on one
 side. ``sigmoid`` returns the chance that the response would win against one that scores ``center``.
-Such accuracies are never quite alike, so no group is dropped.
-"""
+Such accuracies are never quite alike, so no group is dropped."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ It runs in the worker, so its time must be linear in answer and response. Where 
 quadratic time, plain searches do the same.
 
 Behaviour of verl's ``verl/utils/reward_score/math_dapo.py``; golden family ``math_verifier``. The
-word lists are those of Minerva (arXiv 2206.14858, appendix D.1).
-"""
+word lists are those of Minerva (arXiv 2206.14858, appendix D.1)."""
 
 from __future__ import annotations
 
@@ -111,11 +110,8 @@ def normalize(answer: str) -> str:
 
 def _unwrapped(line: str) -> str:
     r"""Return a line from its first dollar sign to its second, without text, textbf, overline and
-    box.
-
-    As verl's patterns have it: ``.*?\$(.*?)\$.*``, ``\\text\{(.*?)\}`` and its like,
-    ``\\boxed\{(.*)\}``.
-    """
+    box. As verl's patterns have it: ``.*?\$(.*?)\$.*``, ``\\text\{(.*?)\}`` and its like,
+    ``\\boxed\{(.*)\}``."""
     first = line.find("$")
     second = line.find("$", first + 1)
     if 0 <= first < second:
@@ -130,8 +126,7 @@ def _unwrapped(line: str) -> str:
 
 def _freed(line: str, opening: str) -> str:
     """Return the line with every ``opening...}`` replaced by its content up to its first closing
-    brace.
-    """
+    brace."""
     parts: list[str] = []
     position = 0
     while (start := line.find(opening, position)) >= 0:
@@ -145,8 +140,7 @@ def _freed(line: str, opening: str) -> str:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}``, braces balanced; None when there is none or
-    it does not end.
-    """
+    it does not end."""
     start = text.rfind(_BOX)
     if start < 0:
         return None

@@ -11,8 +11,7 @@ expression that math-verify finds anywhere, commitment or not. It is for measuri
 answers have no form. It is not for training, which would exploit its errors.
 
 The answer is read as LaTeX, ``$`` or ``\boxed`` around it or not; of a GSM8K solution, what follows
-its ``####``. An answer without any expression is a failure of the data.
-"""
+its ``####``. An answer without any expression is a failure of the data."""
 
 from __future__ import annotations
 
@@ -119,9 +118,8 @@ def _is_right(answer: str, value: str) -> bool:
 
 
 def number_of(value: str) -> Fraction | None:
-    """Return the number that ``value`` is, unit and currency aside; None when it is
-    something else.
-    """
+    """Return the number that ``value`` is, unit and currency aside; None when it is something
+    else."""
     plain = _FRACTION.sub(r"\1\2/\3", in_words(_SPACES.sub("", value.replace("{,}", ","))).strip(" \t\n$*_`.()"))
     plain = re.sub(r"^\\\(\s*|\s*\\\)$", "", re.sub(r"^[A-Za-z]\s*=\s*", "", plain))
     match = LEADING_NUMBER.match(plain)
@@ -160,8 +158,7 @@ def _are_equal(answer: str, value: str) -> bool:
 
 def _holds(gold: list[Any], found: list[Any]) -> bool:
     """Compare by math-verify, whose own limits of time need SIGALRM and end only pure Python: the
-    sandbox is the limit.
-    """
+    sandbox is the limit."""
     from math_verify import verify as is_equal
 
     return is_equal(gold, found, timeout_seconds=None)

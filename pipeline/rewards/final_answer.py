@@ -14,8 +14,7 @@ Pure, without sympy. The rules:
 4. In a sentence, what stands after a number is its unit: it has no other number until an aside
    begins ("because", "in", a bracket).
 
-A response without any of these forms commits itself to nothing, whatever numbers it has.
-"""
+A response without any of these forms commits itself to nothing, whatever numbers it has."""
 
 from __future__ import annotations
 
@@ -133,8 +132,7 @@ def in_words(value: str) -> str:
 
 def flaw(value: str) -> str:
     """Return why an expression states no single value, as "18 or 21" or "not 18"; empty when it
-    does.
-    """
+    does."""
     plain = in_words(value)
     if _ALTERNATIVES.search(plain):
         return "alternatives"
@@ -161,8 +159,7 @@ def unit_flaw(rest: str) -> str:
 
 def goes_on(rest: str) -> bool:
     r"""Whether an expression goes on after the number at its start: ``18x``, ``18 * 2``, ``2\pi``;
-    not ``18 cm``.
-    """
+    not ``18 cm``."""
     if re.match(
         r"\s*(?:[*^=×÷·!]|\\(?:cdot|times|div|pi|sqrt|frac|dfrac|pm|in)\b|[-+/:−]\s*[0-9($\\{]|[x]\s*[0-9])", rest
     ):
@@ -232,8 +229,7 @@ _TAKEN_BACK = re.compile(
 
 def _boxes(text: str) -> list[Statement]:
     """Find every box in one pass over the braces; only the last one can count, so only that is
-    judged.
-    """
+    judged."""
     found: list[Statement] = []
     opened: list[tuple[int, int] | None] = []
     for match in _BRACES.finditer(text):
@@ -337,10 +333,8 @@ _OF_THE_FRAME = frozenset({"negated", "hedged"})
 
 def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
     r"""Leave out a statement whose value is another statement, as the sentence of
-    ``The answer is \boxed{18}``.
-
-    A frame that has a number of its own, or that has a "not", stays, with its problem.
-    """
+    ``The answer is \boxed{18}``. A frame that has a number of its own, or that has a "not", stays,
+    with its problem."""
     ordered = sorted(statements, key=lambda statement: (statement.start, statement.form))
     kept: list[Statement] = []
     for index, outer in enumerate(ordered):
@@ -400,8 +394,7 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
 
 def _sentence_start(text: str, place: int) -> int:
     """Return where the sentence at ``place`` begins; a line break ends a sentence, a decimal point
-    does not.
-    """
+    does not."""
     start = max(0, place - _CONTEXT_CHARS)
     for match in _SENTENCE_END.finditer(text, start, place):
         start = match.end()

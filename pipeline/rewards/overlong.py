@@ -1,7 +1,6 @@
 """Soft over-long punishment: a penalty that grows as a response nears the length limit.
 
-Numpy only, so that reward workers stay light.
-"""
+Numpy only, so that reward workers stay light."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def soft_overlong_penalty(lengths: ArrayLike, *, max_tokens: int, cache_tokens: 
         factor: Largest penalty; 1 in the paper.
 
     Raises:
-        ValueError: ``cache_tokens`` is not within 1 .. ``max_tokens``.
-    """
+        ValueError: ``cache_tokens`` is not within 1 .. ``max_tokens``."""
     if not 1 <= cache_tokens <= max_tokens:
         raise ValueError(
             f"cache_tokens is {cache_tokens}; expected 1 .. max_tokens ({max_tokens}): it is the last part of the length limit"

@@ -11,8 +11,7 @@ spoils no other.
 
 A verifier may start processes of its own, which die with it. While calls run, they are counted a
 few times a second, by session, and too many are killed. The kernel's own limit would not do: it
-counts the account's other processes, too, and exempts root.
-"""
+counts the account's other processes, too, and exempts root."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class PoolConfig(Protocol):
 
 class VerifierPool:
     """Scores batches. Use as ``async with VerifierPool(config.reward) as pool`` or call ``start``
-    and ``aclose``.
-    """
+    and ``aclose``."""
 
     def __init__(
         self,
@@ -86,8 +84,7 @@ class VerifierPool:
         max_processes: int = MAX_PROCESSES,
     ) -> None:
         """``configured``: import paths that the configuration names; a response that names another
-        one is not scored.
-        """
+        one is not scored."""
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s = config.timeout_s
@@ -112,11 +109,7 @@ class VerifierPool:
 
     async def start(self, verifiers: Iterable[str] = ()) -> None:
         """Load the named verifiers now, so that a wrong name or a module that fails to import is
-        reported at once.
-
-        Raises:
-            ConfigError: a verifier does not exist or cannot be imported.
-        """
+        reported at once. Raises ConfigError: a verifier does not exist or cannot be imported."""
         for spec in {resolve(name) for name in verifiers}:
             if not spec.sandboxed:
                 self._function(spec)
@@ -140,8 +133,7 @@ class VerifierPool:
 
         ``on_judged`` is called with the number of responses that have just got their outcome.
 
-        Nothing that a verifier does raises here: it becomes the VerifierFailure of its response.
-        """
+        Nothing that a verifier does raises here: it becomes the VerifierFailure of its response."""
         outcomes: list[VerifierOutcome | None] = [None] * len(responses)
         batches: dict[VerifierSpec, list[int]] = {}
         jobs: Jobs = {}
@@ -177,8 +169,7 @@ class VerifierPool:
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
         """Count the processes of every sandbox while the block runs, and end a sandbox that has too
-        many.
-        """
+        many."""
         failed: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
             counting = tasks.create_task(self._count())
@@ -239,8 +230,7 @@ class VerifierPool:
         told: Callable[[int], None],
     ) -> None:
         """Judge by one call; by one each, where that of several fails or is late. Each call counts
-        as a piece of work.
-        """
+        as a piece of work."""
         judged = await process.call(spec, [responses[index] for index in indices], self._timeout_s)
         if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
             work.step()

@@ -5,8 +5,7 @@ started.
 child, never longer than the call's time limit. Then the child is killed, the answer counts as
 wrong, and the next call starts another child. Starting and importing have a limit of their own, and
 are no part of the call's. A verifier's processes die with it: its process group at one blow, then
-those that left the group, by the mark in their environment (``pipeline.process.descendants``).
-"""
+those that left the group, by the mark in their environment (``pipeline.process.descendants``)."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ class SandboxProcess:
 
     async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[VerifierOutcome]:
         """Judge responses; late ones are wrong. When the child dies, every one of them gets the
-        failure.
-        """
+        failure."""
         reply = await self.load(spec)
         if reply is None:
             reply = await self._exchange(spec, tuple(responses), timeout_s)
@@ -142,8 +140,7 @@ class SandboxProcess:
 
     def _has_ended(self) -> bool:
         """Whether the child ended since the last call; its closed pipe is seen before its exit
-        code.
-        """
+        code."""
         process = self._process
         if process is None:
             return False
@@ -191,8 +188,7 @@ class SandboxProcess:
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:
     """Kill a child that is not reaped, so that its number is still its own, with every process of
-    its group, at one blow.
-    """
+    its group, at one blow."""
     # it may have ended by itself a moment ago
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,7 @@
 """Names of verifiers, and where each is.
 
 Data lines and messages may name registered verifiers, and import paths that the configuration names
-too. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox.
-"""
+too. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox."""
 
 from __future__ import annotations
 
@@ -31,14 +30,12 @@ class VerifierSpec:
     """Whether it runs in a killable process; else in the worker itself, by the batch."""
     sound: bool = False
     """Whether a response is to blame when the process dies of it twice: then the answer is not
-    judged, and that no failure.
-    """
+    judged, and that no failure."""
 
 
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
 """Verifiers that go by the reward model's score alone: lines need no answer for them, and the run
-needs a reward model.
-"""
+needs a reward model."""
 
 _SPECS: dict[str, VerifierSpec] = {}
 
@@ -55,8 +52,7 @@ def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = Fals
             counts as not judged.
 
     Raises:
-        ConfigError: the name is taken by another path, or the path is not an import path.
-    """
+        ConfigError: the name is taken by another path, or the path is not an import path."""
     spec = VerifierSpec(name, path, sandboxed, sound)
     if _PATH.fullmatch(path) is None:
         raise ConfigError(f"verifier {name!r}: {path!r} is not an import path; write package.module:function")
@@ -71,11 +67,8 @@ def names() -> list[str]:
 
 
 def resolve(name: str) -> VerifierSpec:
-    """Find a verifier by its registered name or its import path.
-
-    Raises:
-        ConfigError: neither; the message names the nearest registered verifiers.
-    """
+    """Find a verifier by its registered name or its import path. Raises ConfigError: neither; the
+    message names the nearest registered verifiers."""
     spec = _SPECS.get(name)
     if spec is not None:
         return spec
@@ -90,11 +83,8 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
     """Find the verifier that a data line or a message names: a registered one, or one that the
     configuration names too.
 
-    An import path is code to run. The configuration alone may name it, never the data.
-
-    Raises:
-        ConfigError: the name is unknown, or an import path that is not among ``configured``.
-    """
+    An import path is code to run. The configuration alone may name it, never the data. Raises
+    ConfigError: the name is unknown, or an import path that is not among ``configured``."""
     spec = resolve(name)
     if name not in _SPECS and name not in configured:
         raise ConfigError(
@@ -106,12 +96,8 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
 
 def load(path: str) -> Judge:
     """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where
-    there is one.
-
-    Raises:
-        ConfigError: the module or the function is not there, it is not callable, or its signature
-            is none that is known. Errors inside the module pass through.
-    """
+    there is one. Raises ConfigError: the module or the function is not there, it is not callable,
+    or its signature is none that is known. Errors inside the module pass through."""
     module_name, _, attributes = path.partition(":")
     try:
         module = importlib.import_module(module_name)

@@ -8,8 +8,7 @@ A life has limits of memory, open files and the size of a file, and leaves no co
 refuses more; each process that a verifier starts has the same limits. For each call an alarm of the
 kernel ends the process even when the parent is gone. On Linux it ends with its parent, which counts
 the processes that it may have (``pipeline.rewards.pool``). A verifier's output is discarded. This
-guards against accidents and hostile *responses*; it does not make hostile *code* safe to run.
-"""
+guards against accidents and hostile *responses*; it does not make hostile *code* safe to run."""
 
 from __future__ import annotations
 
@@ -52,23 +51,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """One outcome for each response; one failure when loading failed; none when
-    loading went well.
-    """
+    """One outcome for each response; one failure when loading failed; none when loading went
+    well."""
 
     outcomes: tuple[VerifierOutcome, ...] = ()
     max_batch: int = 1
     """Responses that the verifier takes a call; set when it is loaded."""
     is_last: bool = False
     """The process ends after this reply: the verifier requested it, or exhausted its memory or
-    stack.
-    """
+    stack."""
 
 
 def main() -> None:
     """Serve calls until the parent closes the pipe. Arguments: bytes of memory, folders where
-    verifiers' modules are.
-    """
+    verifiers' modules are."""
     memory_bytes, *folders = sys.argv[1:]
     calls, replies = _take_pipes()
     _limit(int(memory_bytes))
@@ -132,9 +128,8 @@ def _encode(reply: Reply) -> bytes:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Keep the pipes under numbers of our own and give user code nothing to read from
-    or print to.
-    """
+    """Keep the pipes under numbers of our own and give user code nothing to read from or print
+    to."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

@@ -1,8 +1,7 @@
 """From a verdict to the reward that the learner maximises.
 
 A RewardScore's parts sum to its reward. The raw accuracy passes through untouched: dynamic sampling
-filters by it, never by the shaped reward.
-"""
+filters by it, never by the shaped reward."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def shape(
     ``model_part`` (the reward model's weighted score, where there is one), plus the soft over-long
     punishment. With over-long filtering, a response that was cut at the limit is masked. It counts
     in its group's mean and std, and its tokens carry no loss. A response that ends by its stop
-    token exactly at the limit is not cut.
-    """
+    token exactly at the limit is not cut."""
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
     if model_part is not None:
         parts["model"] = model_part

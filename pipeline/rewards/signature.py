@@ -196,8 +196,7 @@ def _as_list(returned: object) -> object:
 
 def _verl_outcome(returned: object) -> VerifierOutcome | object:
     """Read a number, or a dict of ``score`` and perhaps ``acc``: accuracy is ``acc`` where there is
-    one.
-    """
+    one."""
     if isinstance(returned, Verdict | VerifierFailure):
         return returned
     found = returned.get("acc", returned.get("score")) if isinstance(returned, dict) else returned

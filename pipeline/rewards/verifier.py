@@ -8,8 +8,7 @@ A verifier is a plain function from finished responses to one outcome for each, 
 is a verifier. It may also return ``Verdict`` (with further summands of the reward) or
 ``VerifierFailure`` (this response cannot be judged). Raising fails every response of the call;
 sandboxed verifiers are called with one response at a time, so that a failure has one owner. An
-answer that cannot be judged in time is wrong: that is no failure of the verifier.
-"""
+answer that cannot be judged in time is wrong: that is no failure of the verifier."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ class VerifierFailureKind(StrEnum):
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     """The verifier failed on a response. It is retried elsewhere, then a dead letter; never scored
-    as wrong.
-    """
+    as wrong."""
 
     kind: VerifierFailureKind
     error: str
@@ -93,8 +91,7 @@ VerifierOutcome = Verdict | VerifierFailure
 
 def not_judged(reason: str) -> Verdict:
     """Return the verdict of an answer that could not be judged within its limits: wrong, and
-    counted as such.
-    """
+    counted as such."""
     return Verdict(accuracy=0.0, reason=reason, judged=False)
 
 
@@ -103,8 +100,7 @@ class Verifier(Protocol):
 
     def __call__(self, responses: Sequence[Response], /) -> Sequence[VerifierOutcome | float]:
         """Return one outcome for each response, in order; a number is the accuracy of a verdict
-        without parts.
-        """
+        without parts."""
         ...
 
 
@@ -114,8 +110,7 @@ def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
 
     Args:
         returned: the verifier's result, of any type: it is not trusted.
-        num_responses: how many outcomes were expected.
-    """
+        num_responses: how many outcomes were expected."""
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         return [_bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")] * (
             num_responses

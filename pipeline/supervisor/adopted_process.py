@@ -2,8 +2,7 @@
 
 On Linux a descriptor of the process (pidfd) is held from the start: no signal reaches a later
 process of the same number. Elsewhere the identity is checked before each signal. The process writes
-its own exit code to a file, since only a parent gets it from the system.
-"""
+its own exit code to a file, since only a parent gets it from the system."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class AdoptedProcess:
             read_exit_code: Returns the exit code that the process wrote down; None without one.
 
         Raises:
-            ProcessLookupError: the process has ended.
-        """
+            ProcessLookupError: the process has ended."""
         self.pid = identity.pid
         self._identity = identity
         self._read_exit_code = read_exit_code
@@ -43,9 +41,8 @@ class AdoptedProcess:
             raise ProcessLookupError(f"process {identity.pid} is not the one started at {identity.started}")
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the process runs. Without a written code,
-        it was killed.
-        """
+        """Return the exit code; None while the process runs. Without a written code, it was
+        killed."""
         if self._code is None and not self._runs():
             written = self._read_exit_code()
             self._code = -signal.SIGKILL if written is None else written

@@ -21,8 +21,7 @@ much as before. Signals never do so, nor errors of the surroundings
 
 Starts are spread over the supervisor's turns. The first worker of every role comes before the
 second of any. A newer desired fleet replaces starts that have not happened. An adopted process is
-treated like a started one.
-"""
+treated like a started one."""
 
 from __future__ import annotations
 
@@ -98,9 +97,8 @@ class RestartPolicy:
     data: Intensity
     """Of all workers of a role."""
     backoff_s: float
-    """Pause before the first restart. It doubles with every counted failure, up to 16
-    times this.
-    """
+    """Pause before the first restart. It doubles with every counted failure, up to 16 times
+    this."""
     drain_timeout_s: float
     """Limit of a drain without any progress."""
     drain_ceiling_s: float = math.inf
@@ -195,8 +193,7 @@ class FleetPlan:
 
     def moved(self, name: str, at_s: float, patience_s: float) -> None:
         """Record progress of a draining worker at ``at_s``; the next step may take
-        ``patience_s``.
-        """
+        ``patience_s``."""
         worker = self._workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.DRAINING:
             worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)
@@ -209,10 +206,8 @@ class FleetPlan:
 
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
         """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained.
-
         Call this only while the run goes on. A worker that ended well without a drain (by a signal
-        from outside) is wanted again, and is started after a pause.
-        """
+        from outside) is wanted again, and is started after a pause."""
         actions: list[Action] = []
         for role, count in counts.items():
             for number in range(count):
@@ -268,8 +263,7 @@ class FleetPlan:
             now_s: Monotonic time.
             error: The error that ended it, if one did.
             delivered: Finished pieces of work.
-            kept: Newest checkpoint of a learning worker, "" for none.
-        """
+            kept: Newest checkpoint of a learning worker, "" for none."""
         worker = self._workers[name]
         if worker.phase is WorkerPhase.DRAINING:
             del self._workers[name]

@@ -3,8 +3,7 @@
     most workers = fleet.max_workers, else min(16 a core, one for each 256 MiB of memory), never below 8
 
 All of the supervisor's workers count. A computing worker takes far more than 256 MiB. The bound
-keeps a typing error from taking the machine down; it is no recommendation.
-"""
+keeps a typing error from taking the machine down; it is no recommendation."""
 
 from __future__ import annotations
 

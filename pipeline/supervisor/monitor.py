@@ -1,7 +1,6 @@
 """Keeps the ledger's server alive, and feeds metrics and view, beside the supervisor's loop.
 
-A thread watches the server. The loop reads overdue work and totals, and waits for those answers.
-"""
+A thread watches the server. The loop reads overdue work and totals, and waits for those answers."""
 
 from __future__ import annotations
 
@@ -70,11 +69,8 @@ class Monitor:
         self._is_disk_full = False
 
     def keep_server(self, now: float) -> None:
-        """Have a thread watch the embedded server: a mute server would hold up the loop.
-
-        Raises:
-            LedgerUnavailable: the server cannot be started again, or not be ended.
-        """
+        """Have a thread watch the embedded server: a mute server would hold up the loop. Raises
+        LedgerUnavailable: the server cannot be started again, or not be ended."""
         if self._server is None:
             return
         if self._looking is not None:
@@ -96,9 +92,8 @@ class Monitor:
             self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
 
     async def close(self) -> None:
-        """End the embedded server and its watch. Raises LedgerUnavailable when it
-        cannot be ended.
-        """
+        """End the embedded server and its watch. Raises LedgerUnavailable when it cannot be
+        ended."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -111,10 +106,7 @@ class Monitor:
 
     async def check(self) -> None:
         """Check that the ledger takes writes. While it does not, old heartbeats mean nothing.
-
-        Raises:
-            LedgerUnavailable: it does not answer, or its disk takes no writes.
-        """
+        Raises LedgerUnavailable: it does not answer, or its disk takes no writes."""
         try:
             await self._ledger.check()
         except LedgerDiskFailed as error:
@@ -127,9 +119,8 @@ class Monitor:
             log.warning("ledger_disk_has_room_again")
 
     async def overdue(self, now: float) -> dict[Role, float]:
-        """Return the age of each scoring role's oldest work beyond its deadline, at
-        most 1 s old.
-        """
+        """Return the age of each scoring role's oldest work beyond its deadline, at most 1 s
+        old."""
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
             ages = {queue.name: queue.oldest_age_s or 0.0 for queue in await self._ledger.queues()}
@@ -137,10 +128,8 @@ class Monitor:
         return self._overdue_s
 
     async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
-        """Update the metrics endpoint and, when the time has come, the view.
-
-        A new state is shown at once: it may be the last.
-        """
+        """Update the metrics endpoint and, when the time has come, the view. A new state is shown
+        at once: it may be the last."""
         if self._metrics is not None:
             self._metrics.update(beats)
         is_due = now >= self._next_watch_s or status.state is not self._shown

@@ -3,8 +3,7 @@
 *Consumes* commands. *Produces* processes in sessions of their own, so that a terminal's Ctrl-C
 reaches the supervisor alone; ``<run_dir>/logs/<worker>.out``; a record of each for a later
 supervisor. *Waits for* no exit but in ``close`` and ``end``: exits are polled. Descendants of a
-worker are ended with it. No worker's environment has the ledger's password.
-"""
+worker are ended with it. No worker's environment has the ledger's password."""
 
 from __future__ import annotations
 

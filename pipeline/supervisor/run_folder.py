@@ -34,11 +34,8 @@ _LOCK_NAME = "supervisor.lock"
 
 
 def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
-    """Make the run's folder, or check the one to resume; change no existing run.
-
-    Raises:
-        ConfigError: the folder has a run without ``resume``, has none with it, or is not writable.
-    """
+    """Make the run's folder, or check the one to resume; change no existing run. Raises
+    ConfigError: the folder has a run without ``resume``, has none with it, or is not writable."""
     run_dir = config.run_dir
     if not resume:
         check_no_run(config)
@@ -92,9 +89,7 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.Event | None = None) -> Iterator[None]:
     """Hold the right to start or stop the run's embedded server: two servers never share a file.
-
-    Raises ConfigError at the deadline, and Interrupted once ``given_up`` is set.
-    """
+    Raises ConfigError at the deadline, and Interrupted once ``given_up`` is set."""
     with (run_dir / "ledger.lock").open("a+") as file:
         if not _lock(file, timeout_s=timeout_s, given_up=given_up):
             raise ConfigError(

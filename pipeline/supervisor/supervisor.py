@@ -10,8 +10,7 @@ first and killed then, so that its late writes have no effect. Workers of an ear
 adopted (``takeover``). If they have other settings, they are drained and started again.
 
 The first Ctrl-C (or SIGTERM, or SIGHUP of a closing terminal) drains the fleet. A second Ctrl-C or
-SIGTERM ends it at once. Neither needs the ledger's answer.
-"""
+SIGTERM ends it at once. Neither needs the ledger's answer."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ class Supervisor:
         config: The resolved configuration.
         run_dir: The run's folder, whose lock the caller holds.
         spec: The ledger's specification.
-        command: Command line of a worker's process.
-    """
+        command: Command line of a worker's process."""
 
     def __init__(
         self, config: RunConfig, run_dir: Path, spec: LedgerSpec, *, command: Command = worker_command
@@ -136,8 +134,7 @@ class Supervisor:
             Interrupted: stopped before the ledger's server had answered; nothing was started.
             LedgerMismatch: the folder's ledger has other settings.
             LedgerUnavailable: the ledger does not answer at the start, or its embedded server
-                cannot be started again.
-        """
+                cannot be started again."""
         with self._signals(), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
             client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
@@ -206,9 +203,8 @@ class Supervisor:
         return server
 
     def _write_config(self) -> None:
-        """Write the resolved configuration: the ledger agrees to it, and no worker
-        has read it yet.
-        """
+        """Write the resolved configuration: the ledger agrees to it, and no worker has read it
+        yet."""
         try:
             write_resolved(self._config, self._run_dir)
         except OSError as error:
@@ -238,10 +234,8 @@ class Supervisor:
             return None
 
     async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
-        """Write the last state and the report, unless the ledger is away.
-
-        A report that cannot be written (full disk, changed program) does not change the run's end.
-        """
+        """Write the last state and the report, unless the ledger is away. A report that cannot be
+        written (full disk, changed program) does not change the run's end."""
         try:
             await registry.set_run_status(status)
             audit = await ledger.audit()
@@ -328,9 +322,8 @@ class Supervisor:
         return status
 
     def _is_allowed(self, fleet: Fleet) -> bool:
-        """Whether the fleet fits this machine; clients other than ``headrace scale``
-        may not check.
-        """
+        """Whether the fleet fits this machine; clients other than ``headrace scale`` may not
+        check."""
         if fleet == self._refused:
             return False
         try:

@@ -3,8 +3,7 @@
 A process is adopted when it is the recorded one (process id and start time) and its worker's newest
 incarnation, or not registered yet. A fenced one is killed: it was being replaced when its
 supervisor died. An unrecorded worker of this host that has a fleet's name is fenced, and ends by
-itself.
-"""
+itself."""
 
 from __future__ import annotations
 

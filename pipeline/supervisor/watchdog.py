@@ -20,8 +20,7 @@ A piece is a part of long work: a layer of a pass, a decode step, a verdict, a f
 of work, and at least a minute. ``stuck_after_s``, when set, is the most, however slow pieces were.
 
 An idle worker turns and holds nothing: it may be idle for ever. A worker that waits for credit or
-weights may hold any work. Idle time before a piece of work does not count for it.
-"""
+weights may hold any work. Idle time before a piece of work does not count for it."""
 
 from __future__ import annotations
 
@@ -44,12 +43,10 @@ class Timeouts:
 
     stuck_after_s: float | None
     """Most time without a turn of the main loop, or without progress on work. None: the limit of a
-    piece.
-    """
+    piece."""
     start_timeout_s: float
     """Without progress, from the process's start to its main loop and in a computation's first
-    call.
-    """
+    call."""
     silent_after_s: float = REPLACED_AFTER_S
     """Without a heartbeat; a live process writes one every second."""
     checkpoint_timeout_s: float = 600.0
@@ -57,9 +54,8 @@ class Timeouts:
     outage_timeout_s: float = 0.0
     """A worker's own limit of a ledger that is full or away."""
     send_timeout_s: float = 0.0
-    """A sender's own limit of the wait for a mailbox, after which the overdue index
-    has the chunk.
-    """
+    """A sender's own limit of the wait for a mailbox, after which the overdue index has the
+    chunk."""
 
     @property
     def least_s(self) -> float:
@@ -67,9 +63,8 @@ class Timeouts:
         return LEAST_S if self.stuck_after_s is None else self.stuck_after_s
 
     def drain_limit_s(self, beat: Heartbeat) -> float:
-        """Return a draining worker's limit without progress; it finishes its
-        computation or write.
-        """
+        """Return a draining worker's limit without progress; it finishes its computation or
+        write."""
         piece_s = piece_limit_s(beat.work.slowest_s, self.stuck_after_s) if beat.work.slowest_s else 0.0
         storing_s = self.checkpoint_timeout_s if beat.waiting_for is WaitingFor.DISK else 0.0
         return max(self.drain_timeout_s, piece_s, storing_s)
@@ -135,8 +130,7 @@ class Watchdog:
             beats: The last heartbeat of every worker.
             pids: The judged processes, by worker.
             now_s: The reader's monotonic time.
-            overdue_s: Age of each role's overdue work beyond its deadline.
-        """
+            overdue_s: Age of each role's overdue work beyond its deadline."""
         if self._looked_s is not None and now_s - self._looked_s > self._timeouts.silent_after_s / 2:
             # The reader itself stood still.
             self.blind(now_s)
@@ -163,8 +157,7 @@ class Watchdog:
             beats: The last heartbeat of every worker.
             pids: The supervisor's own processes, which are not judged here.
             gone: Process ids on this host that are known to have ended.
-            now_s: The reader's monotonic time.
-        """
+            now_s: The reader's monotonic time."""
         guests = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) != beat.pid}
         for worker in [n for n, seen in self._guests.items() if n not in guests or guests[n].pid != seen.pid]:
             del self._guests[worker]
@@ -178,9 +171,8 @@ class Watchdog:
         return silent
 
     def moved_s(self, worker: str) -> float | None:
-        """Return the time of a worker's last seen progress, by the reader's clock;
-        None if unknown.
-        """
+        """Return the time of a worker's last seen progress, by the reader's clock; None if
+        unknown."""
         seen = self._seen.get(worker)
         return None if seen is None else seen.moved_s
 

@@ -1,7 +1,6 @@
 """``headrace score``: check a verifier on a file of responses before training with it.
 
-Progress goes to standard error. Only click is imported until there is something to score.
-"""
+Progress goes to standard error. Only click is imported until there is something to score."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def score(
     """Score the responses in FILE (JSONL or Parquet) and print the distribution.
 
     A line has `response` and `answer`, and may have `prompt`, `verifier`, `num_tokens`,
-    `finish_reason` and further columns.
-    """
+    `finish_reason` and further columns."""
     from pipeline.cli.score.offline import score_file
     from pipeline.config.learning import RewardSection
     from pipeline.data.files import count_rows

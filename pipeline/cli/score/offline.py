@@ -1,8 +1,7 @@
 """Scores a file of responses with the reward worker's sandbox and shaping.
 
 *Consumes* a JSONL or Parquet file. *Produces* a ScoreReport, and on request a JSON line for each
-response. *Waits for* verifiers, each within its time limit.
-"""
+response. *Waits for* verifiers, each within its time limit."""
 
 from __future__ import annotations
 

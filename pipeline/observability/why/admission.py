@@ -1,6 +1,5 @@
-"""The roots when too little is on the way: credit, memory, data, admission closed,
-idle generators.
-"""
+"""The roots when too little is on the way: credit, memory, data, admission closed, idle
+generators."""
 
 from __future__ import annotations
 

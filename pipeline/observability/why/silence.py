@@ -1,8 +1,7 @@
 """Why an embedded ledger server does not answer, from the run's folder and the process table.
 
 This comes before any request to the ledger, whose connections and retries would take many times the
-time. Here it takes a second, and two more when the server's process is not stopped.
-"""
+time. Here it takes a second, and two more when the server's process is not stopped."""
 
 from __future__ import annotations
 
@@ -21,10 +20,8 @@ SECOND_S = 2.0
 
 
 def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
-    """Return why the run's embedded server does not answer, as a clause.
-
-    Return None when it answers, when the run has ended, and for a server that is not embedded.
-    """
+    """Return why the run's embedded server does not answer, as a clause. Return None when it
+    answers, when the run has ended, and for a server that is not embedded."""
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return None
@@ -62,9 +59,8 @@ def no_ledger_chain(s: Snapshot) -> Chain:
 
 
 def whereabouts(run_dir: Path) -> str:
-    """Return the state of the embedded server's process as the end of a sentence, or
-    an empty text.
-    """
+    """Return the state of the embedded server's process as the end of a sentence, or an empty
+    text."""
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return ""

@@ -1,6 +1,5 @@
-"""From work that is not ready to the worker that has it: units, trajectories,
-evaluation responses.
-"""
+"""From work that is not ready to the worker that has it: units, trajectories, evaluation
+responses."""
 
 from __future__ import annotations
 
