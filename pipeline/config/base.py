@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,3 +14,8 @@ class Section(BaseModel):
     """Base of all sections: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def setting(default: Any, description: str, **limits: Any) -> Any:
+    """Declare a setting with a default. ``limits`` are further arguments of ``pydantic.Field``."""
+    return Field(default, description=description, **limits)

@@ -21,15 +21,8 @@ from pipeline.config.units import unit_of
 from pipeline.ledger.url import hide_password
 
 WIDTH: Final = 79
-_KINDS: Final[dict[Any, str]] = {
-    bool: "true or false",
-    int: "integer",
-    float: "number",
-    str: "text",
-    Path: "path",
-    dict: "table",
-    tuple: "list",
-}
+_PLAIN: Final[dict[Any, str]] = {bool: "true or false", int: "integer", float: "number", str: "text"}
+_KINDS: Final[dict[Any, str]] = _PLAIN | {Path: "path", dict: "table", tuple: "list"}
 _LIMITS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
@@ -49,7 +42,7 @@ class Setting:
     kind: str
     """In words: integer, text, list of paths, one of ..."""
     limits: str
-    """In words: above 0; empty when there are none."""
+    """In words: above 0; may be empty."""
     unit: str | None
     """None for a setting that is not a number."""
     default: Any
@@ -93,9 +86,8 @@ def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[t
 
 def section_model(info: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field that is a section; None for a setting."""
-    return next(
-        (kind for kind in _options(info.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)), None
-    )
+    kinds = (kind for kind in _options(info.annotation) if isinstance(kind, type))
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
 def settings() -> Iterator[Setting]:
@@ -159,16 +151,9 @@ def _setting(key: str, info: FieldInfo) -> Setting:
         made = info.get_default(call_default_factory=True)
         default = Absent.NOT_SET if made is None else str(made) if isinstance(made, Path) else made
     section, _, name = key.rpartition(".")
-    presets = {
-        algorithm: brought[name] for algorithm, brought in PRESETS.items() if section == "algorithm" and name in brought
-    }
-    return Setting(
-        key, _kind(info.annotation), _limits(info), _unit(key, info), default, presets, info.description or ""
-    )
-
-
-def _unit(key: str, info: FieldInfo) -> str | None:
-    return unit_of(key) if is_number(info) else None
+    presets = {of: brought[name] for of, brought in PRESETS.items() if section == "algorithm" and name in brought}
+    unit = unit_of(key) if is_number(info) else None
+    return Setting(key, _kind(info.annotation), _limits(info), unit, default, presets, info.description or "")
 
 
 def is_number(info: FieldInfo) -> bool:

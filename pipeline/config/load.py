@@ -45,9 +45,7 @@ def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConf
     origins: Origins = {}
     for path in files:
         _merge(merged, _read(path), str(path), origins)
-    for override in overrides:
-        _merge(merged, _parse_override(override), f"--set {hide_password(override)}", origins)
-    return _validate(merged, origins)
+    return _overridden(merged, origins, "--set", overrides)
 
 
 def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
@@ -59,8 +57,12 @@ def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunCo
         _merge(merged, tomllib.loads(text), origin, origins)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin}: not TOML: {error}") from None
+    return _overridden(merged, origins, "--what-if", overrides)
+
+
+def _overridden(merged: Tree, origins: Origins, option: str, overrides: Iterable[str]) -> RunConfig:
     for override in overrides:
-        _merge(merged, _parse_override(override), f"--what-if {override}", origins)
+        _merge(merged, _parse_override(override), f"{option} {hide_password(override)}", origins)
     return _validate(merged, origins)
 
 
@@ -89,25 +91,18 @@ def to_toml(config: RunConfig) -> str:
 
 def resolve_paths(config: RunConfig) -> RunConfig:
     """Make every path absolute, so that workers may start in any folder."""
-    model = config.model.model_copy(
-        update={
-            "path": config.model.path.absolute(),
-            "reference_path": config.model.reference_path.absolute() if config.model.reference_path else None,
-        }
-    )
-    data = config.data.model_copy(
-        update={
-            "train": tuple(path.absolute() for path in config.data.train),
-            "evaluation": tuple(path.absolute() for path in config.data.evaluation),
-        }
-    )
-    value = config.value.model_copy(update={"path": config.value.path.absolute() if config.value.path else None})
-    reward = config.reward.model_copy(update={"path": tuple(folder.absolute() for folder in config.reward.path)})
-    if reward.model is not None:
-        judge = reward.model.model_copy(update={"path": reward.model.path.absolute()})
-        reward = reward.model_copy(update={"model": judge})
-    run = config.run.model_copy(update={"dir": config.run.dir.absolute()})
-    return config.model_copy(update={"model": model, "data": data, "reward": reward, "value": value, "run": run})
+    return _absolute(config)
+
+
+def _absolute(held: Any) -> Any:
+    if isinstance(held, BaseModel):
+        found = {name: _absolute(value) for name, value in held}
+        changed = {name: value for name, value in found.items() if value is not getattr(held, name)}
+        return held.model_copy(update=changed) if changed else held
+    if isinstance(held, tuple):
+        items = cast("tuple[Any, ...]", held)
+        return tuple(map(_absolute, items)) if any(isinstance(item, Path) for item in items) else items
+    return held.absolute() if isinstance(held, Path) else held
 
 
 def _read(path: Path) -> Tree:

@@ -7,143 +7,103 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "run.name": ("experiment_name", "run_name"),
-    "run.dir": ("output_dir", "save_path", "default_local_dir"),
-    "run.num_updates": ("max_steps", "total_training_steps"),
-    "model.path": ("model_name", "model_name_or_path", "pretrain"),
-    "model.reference_path": ("ref_model",),
-    "model.dtype": ("bf16", "torch_dtype"),
-    "model.gradient_checkpointing": ("enable_gradient_checkpointing",),
-    "data.train": ("dataset", "dataset_name", "prompt_data", "train_files", "train_dataset"),
-    "data.evaluation": ("eval_dataset", "val_files"),
-    "data.max_prompt_tokens": ("max_prompt_length", "prompt_length", "prompt_max_len"),
-    "data.epochs": ("num_train_epochs", "total_epochs", "num_episodes"),
-    "data.shuffle": ("shuffle_dataset",),
-    "data.prompt_template": ("input_template",),
-    "data.verifier": ("compute_score", "reward_fn", "reward_funcs", "reward_manager"),
-    "algorithm.name": ("adv_estimator", "advantage_estimator"),
-    "algorithm.group_size": ("n", "num_generations", "n_samples_per_prompt", "rollout_n"),
-    "algorithm.groups_per_update": ("rollout_batch_size",),
-    "algorithm.clip_low": ("epsilon", "clip_ratio", "clip_ratio_low", "eps_clip"),
-    "algorithm.clip_high": ("epsilon_high", "clip_ratio_high"),
-    "algorithm.dual_clip": ("clip_ratio_c",),
-    "algorithm.surrogate": ("importance_sampling_level", "policy_loss_type", "loss_mode"),
-    "algorithm.loss_aggregation": ("loss_type", "loss_agg_mode"),
-    "algorithm.normalize_std": ("scale_rewards", "norm_adv_by_std_in_grpo", "no_advantage_std_norm"),
-    "algorithm.kl_coefficient": ("beta", "kl_coef", "init_kl_coef", "kl_loss_coef", "use_kl_loss"),
-    "algorithm.kl_estimator": ("kl_loss_type", "kl_penalty"),
-    "algorithm.entropy_coefficient": ("entropy_coeff", "entropy_loss_coef"),
-    "algorithm.importance_cap": (
-        "tis_imp_ratio_cap",
-        "vllm_importance_sampling_cap",
-        "vllm_is_truncated_threshold",
-        "rollout_is_threshold",
-    ),
-    "algorithm.importance_level": ("rollout_is", "vllm_importance_sampling_mode"),
-    "algorithm.importance_normalize": ("rollout_is_batch_normalize",),
-    "algorithm.rejection": ("rollout_rs",),
-    "algorithm.rejection_upper": ("rollout_rs_threshold",),
-    "algorithm.dynamic_sampling": ("filter_groups", "dynamic_filtering"),
-    "algorithm.max_generation_batches": ("max_num_gen_batches",),
-    "algorithm.gae_lambda": ("lam", "lambd"),
-    "algorithm.oversampling": ("gen_batch_size",),
-    "staleness.eta": ("staleness_threshold", "async_queue_size"),
-    "generation.max_response_tokens": (
-        "max_completion_length",
-        "max_new_tokens",
-        "max_response_length",
-        "response_length",
-        "generate_max_len",
-    ),
-    "generation.num_slots": ("max_num_seqs",),
-    "generation.engine": ("use_vllm",),
-    "generation.vllm.tensor_parallel_size": ("vllm_tensor_parallel_size", "tensor_model_parallel_size"),
-    "generation.vllm.engine_args": ("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
-    "fleet.generator": ("vllm_num_engines",),
-    "reward.overlong": ("overlong_buffer", "mask_truncated_completions"),
-    "reward.overlong_cache_tokens": ("overlong_buffer_len",),
-    "reward.overlong_factor": ("penalty_factor", "overlong_penalty_factor"),
-    "reward.model.path": ("reward_pretrain",),
-    "value.path": ("critic_pretrain",),
-    "value.learning_rate": ("critic_learning_rate",),
-    "value.pretrain_steps": ("critic_warmup", "freezing_actor_steps"),
-    "value.clip_low": ("cliprange_value", "value_clip"),
-    "learner.learning_rate": ("lr", "actor_learning_rate"),
-    "learner.warmup_updates": ("lr_warmup_steps", "num_warmup_steps"),
-    "learner.weight_decay": ("l2",),
-    "learner.betas": ("adam_betas", "adam_beta1", "adam_beta2"),
-    "learner.adam_eps": ("adam_epsilon",),
-    "learner.max_grad_norm": ("max_norm", "grad_clip", "clip_grad"),
-    "learner.micro_batch_tokens": (
-        "micro_train_batch_size",
-        "ppo_micro_batch_size",
-        "ppo_micro_batch_size_per_gpu",
-        "ppo_max_token_len_per_gpu",
-        "train_max_tokens_per_gpu",
-    ),
-    "reference.micro_batch_tokens": ("log_prob_micro_batch_size_per_gpu",),
-    "learner.ranks": ("n_gpus_per_node",),
-    "learner.deepspeed.stage": ("zero_stage",),
-    "learner.lora.rank": ("lora_r", "lora_rank"),
-    "learner.lora.alpha": ("lora_alpha",),
-    "checkpoint.every_updates": ("save_freq", "save_steps"),
-    "checkpoint.keep": ("save_total_limit", "max_ckpt_num", "max_actor_ckpt_to_keep"),
-    "evaluation.every_updates": ("test_freq", "eval_steps"),
-    "evaluation.samples_per_prompt": ("num_generations_eval", "eval_n_samples_per_prompt"),
-    "evaluation.temperature": ("eval_temperature",),
+_NAMES: Final[Mapping[str, str]] = {
+    "run.name": "experiment_name run_name",
+    "run.dir": "output_dir save_path default_local_dir",
+    "run.num_updates": "max_steps total_training_steps",
+    "model.path": "model_name model_name_or_path pretrain",
+    "model.reference_path": "ref_model",
+    "model.dtype": "bf16 torch_dtype",
+    "model.gradient_checkpointing": "enable_gradient_checkpointing",
+    "data.train": "dataset dataset_name prompt_data train_files train_dataset",
+    "data.evaluation": "eval_dataset val_files",
+    "data.max_prompt_tokens": "max_prompt_length prompt_length prompt_max_len",
+    "data.epochs": "num_train_epochs total_epochs num_episodes",
+    "data.shuffle": "shuffle_dataset",
+    "data.prompt_template": "input_template",
+    "data.verifier": "compute_score reward_fn reward_funcs reward_manager",
+    "algorithm.name": "adv_estimator advantage_estimator",
+    "algorithm.group_size": "n num_generations n_samples_per_prompt rollout_n",
+    "algorithm.groups_per_update": "rollout_batch_size",
+    "algorithm.clip_low": "epsilon clip_ratio clip_ratio_low eps_clip",
+    "algorithm.clip_high": "epsilon_high clip_ratio_high",
+    "algorithm.dual_clip": "clip_ratio_c",
+    "algorithm.surrogate": "importance_sampling_level policy_loss_type loss_mode",
+    "algorithm.loss_aggregation": "loss_type loss_agg_mode",
+    "algorithm.normalize_std": "scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm",
+    "algorithm.kl_coefficient": "beta kl_coef init_kl_coef kl_loss_coef use_kl_loss",
+    "algorithm.kl_estimator": "kl_loss_type kl_penalty",
+    "algorithm.entropy_coefficient": "entropy_coeff entropy_loss_coef",
+    "algorithm.importance_cap": "tis_imp_ratio_cap vllm_importance_sampling_cap vllm_is_truncated_threshold "
+    "rollout_is_threshold",
+    "algorithm.importance_level": "rollout_is vllm_importance_sampling_mode",
+    "algorithm.importance_normalize": "rollout_is_batch_normalize",
+    "algorithm.rejection": "rollout_rs",
+    "algorithm.rejection_upper": "rollout_rs_threshold",
+    "algorithm.dynamic_sampling": "filter_groups dynamic_filtering",
+    "algorithm.max_generation_batches": "max_num_gen_batches",
+    "algorithm.gae_lambda": "lam lambd",
+    "algorithm.oversampling": "gen_batch_size",
+    "staleness.eta": "staleness_threshold async_queue_size",
+    "generation.max_response_tokens": "max_completion_length max_new_tokens max_response_length response_length "
+    "generate_max_len",
+    "generation.num_slots": "max_num_seqs",
+    "generation.engine": "use_vllm",
+    "generation.vllm.tensor_parallel_size": "vllm_tensor_parallel_size tensor_model_parallel_size",
+    "generation.vllm.engine_args": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "fleet.generator": "vllm_num_engines",
+    "reward.overlong": "overlong_buffer mask_truncated_completions",
+    "reward.overlong_cache_tokens": "overlong_buffer_len",
+    "reward.overlong_factor": "penalty_factor overlong_penalty_factor",
+    "reward.model.path": "reward_pretrain",
+    "value.path": "critic_pretrain",
+    "value.learning_rate": "critic_learning_rate",
+    "value.pretrain_steps": "critic_warmup freezing_actor_steps",
+    "value.clip_low": "cliprange_value value_clip",
+    "learner.learning_rate": "lr actor_learning_rate",
+    "learner.warmup_updates": "lr_warmup_steps num_warmup_steps",
+    "learner.weight_decay": "l2",
+    "learner.betas": "adam_betas adam_beta1 adam_beta2",
+    "learner.adam_eps": "adam_epsilon",
+    "learner.max_grad_norm": "max_norm grad_clip clip_grad",
+    "learner.micro_batch_tokens": "micro_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+    "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
+    "reference.micro_batch_tokens": "log_prob_micro_batch_size_per_gpu",
+    "learner.ranks": "n_gpus_per_node",
+    "learner.deepspeed.stage": "zero_stage",
+    "learner.lora.rank": "lora_r lora_rank",
+    "learner.lora.alpha": "lora_alpha",
+    "checkpoint.every_updates": "save_freq save_steps",
+    "checkpoint.keep": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep",
+    "evaluation.every_updates": "test_freq eval_steps",
+    "evaluation.samples_per_prompt": "num_generations_eval eval_n_samples_per_prompt",
+    "evaluation.temperature": "eval_temperature",
 }
-"""By setting: its names in other systems."""
-_SETTING: Final = {name: setting for setting, names in _NAMES.items() for name in names}
+"""By setting: its names in other systems, with spaces between."""
+_SETTING: Final = {name: setting for setting, names in _NAMES.items() for name in names.split()}
 
-_ONCE_TRAINED: Final = (
-    "there is no such setting: each response is trained on once; the optimiser steps that an update is cut into are "
-    "`algorithm.num_minibatches`"
-)
-_CONSTANT: Final = (
-    "there is no such setting: the rate is constant after a linear warm-up; set `learner.learning_rate` and "
-    "`learner.warmup_updates`"
-)
-_WARMUP_SHARE: Final = "a warm-up is given in updates, not as a share: set `learner.warmup_updates`"
-_ACCUMULATED: Final = (
-    "there is no such setting: gradients add up over micro-batches of `learner.micro_batch_tokens`, and "
-    "`algorithm.num_minibatches` is the optimiser steps of an update"
-)
-_IN_PROMPTS: Final = (
-    "an update is `algorithm.groups_per_update` prompts of `algorithm.group_size` responses, in "
-    "`algorithm.num_minibatches` optimiser steps"
-)
-
-_OTHERWISE: Final[Mapping[str, str]] = {
-    "gradient_accumulation_steps": _ACCUMULATED,
-    "steps_per_generation": _ACCUMULATED,
-    "per_device_train_batch_size": _IN_PROMPTS,
-    "train_batch_size": _IN_PROMPTS,
-    "batch_size": _IN_PROMPTS,
-    "ppo_mini_batch_size": _IN_PROMPTS,
-    "generation_batch_size": _IN_PROMPTS,
-    "num_iterations": _ONCE_TRAINED,
-    "ppo_epochs": _ONCE_TRAINED,
-    "max_epochs": _ONCE_TRAINED,
-    "lr_scheduler": _CONSTANT,
-    "lr_scheduler_type": _CONSTANT,
-    "warmup_style": _CONSTANT,
-    "min_lr": _CONSTANT,
-    "min_lr_ratio": _CONSTANT,
-    "warmup_ratio": _WARMUP_SHARE,
-    "lr_warmup_ratio": _WARMUP_SHARE,
-    "lr_warmup_steps_ratio": _WARMUP_SHARE,
+_REASONS: Final[Mapping[str, str]] = {
+    "gradient_accumulation_steps steps_per_generation": "there is no such setting: gradients add up over micro-batches of "
+    "`learner.micro_batch_tokens`, and `algorithm.num_minibatches` is the optimiser steps of an update",
+    "per_device_train_batch_size train_batch_size batch_size ppo_mini_batch_size generation_batch_size": "an update is "
+    "`algorithm.groups_per_update` prompts of `algorithm.group_size` responses, in `algorithm.num_minibatches` optimiser steps",
+    "num_iterations ppo_epochs max_epochs": "there is no such setting: each response is trained on once; the optimiser steps "
+    "that an update is cut into are `algorithm.num_minibatches`",
+    "lr_scheduler lr_scheduler_type warmup_style min_lr min_lr_ratio": "there is no such setting: the rate is constant after "
+    "a linear warm-up; set `learner.learning_rate` and `learner.warmup_updates`",
+    "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio": "a warm-up is given in updates, not as a share: "
+    "set `learner.warmup_updates`",
     "eps_clip_low_high": "set `algorithm.clip_low` and `algorithm.clip_high`",
     "epsilon_low": "set `algorithm.clip_low`",
-    "use_remove_padding": "there is no such setting: batches are always packed without padding",
-    "packing_samples": "there is no such setting: batches are always packed without padding",
+    "use_remove_padding packing_samples": "there is no such setting: batches are always packed without padding",
     "min_p": "there is no such setting: sampling has `generation.temperature`, `generation.top_p` and `generation.top_k`",
     "repetition_penalty": "there is no such setting: it would make log-probs of another distribution than the learner's",
     "remote_rm_url": "there is no such setting: a reward model is loaded from `reward.model.path`",
-    "report_to": "there is no such setting: a run has report.html, history.jsonl and `supervisor.metrics_port`",
-    "use_wandb": "there is no such setting: a run has report.html, history.jsonl and `supervisor.metrics_port`",
-    "logger": "there is no such setting: a run has report.html, history.jsonl and `supervisor.metrics_port`",
+    "report_to use_wandb logger": "there is no such setting: a run has report.html, history.jsonl and "
+    "`supervisor.metrics_port`",
 }
+"""By names without a setting, with spaces between: what to do instead."""
+_OTHERWISE: Final = {name: words for names, words in _REASONS.items() for name in names.split()}
 
 
 def meant_by(name: str) -> str | None:

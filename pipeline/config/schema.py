@@ -9,32 +9,9 @@ from pathlib import Path
 
 from pydantic import model_validator
 
+from pipeline.config import learning, running
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare
-from pipeline.config.learning import (
-    AlgorithmSection,
-    DataSection,
-    EvaluationSection,
-    LearnerSection,
-    ModelSection,
-    ReferenceSection,
-    RewardSection,
-    StalenessSection,
-    ValueSection,
-)
-from pipeline.config.running import (
-    CheckpointSection,
-    EmulationSection,
-    FleetSection,
-    GenerationSection,
-    LedgerSection,
-    ReplaySection,
-    RunSection,
-    SamplesSection,
-    SupervisorSection,
-    WeightsSection,
-    WireSection,
-)
 from pipeline.ledger.contract import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
@@ -53,26 +30,26 @@ DEEPSPEED_OURS = frozenset(
 class RunConfig(Section):
     """A whole run."""
 
-    run: RunSection = RunSection()
-    model: ModelSection
-    data: DataSection
-    algorithm: AlgorithmSection = AlgorithmSection()
-    staleness: StalenessSection = StalenessSection()
-    generation: GenerationSection = GenerationSection()
-    reward: RewardSection = RewardSection()
-    reference: ReferenceSection = ReferenceSection()
-    value: ValueSection = ValueSection()
-    learner: LearnerSection = LearnerSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    replay: ReplaySection = ReplaySection()
-    samples: SamplesSection = SamplesSection()
-    evaluation: EvaluationSection = EvaluationSection()
-    ledger: LedgerSection = LedgerSection()
-    wire: WireSection = WireSection()
-    weights: WeightsSection = WeightsSection()
-    supervisor: SupervisorSection = SupervisorSection()
-    fleet: FleetSection = FleetSection()
-    emulation: EmulationSection = EmulationSection()
+    run: running.RunSection = running.RunSection()
+    model: learning.ModelSection
+    data: learning.DataSection
+    algorithm: learning.AlgorithmSection = learning.AlgorithmSection()
+    staleness: learning.StalenessSection = learning.StalenessSection()
+    generation: running.GenerationSection = running.GenerationSection()
+    reward: learning.RewardSection = learning.RewardSection()
+    reference: learning.ReferenceSection = learning.ReferenceSection()
+    value: learning.ValueSection = learning.ValueSection()
+    learner: learning.LearnerSection = learning.LearnerSection()
+    checkpoint: running.CheckpointSection = running.CheckpointSection()
+    replay: running.ReplaySection = running.ReplaySection()
+    samples: running.SamplesSection = running.SamplesSection()
+    evaluation: learning.EvaluationSection = learning.EvaluationSection()
+    ledger: running.LedgerSection = running.LedgerSection()
+    wire: running.WireSection = running.WireSection()
+    weights: running.WeightsSection = running.WeightsSection()
+    supervisor: running.SupervisorSection = running.SupervisorSection()
+    fleet: running.FleetSection = running.FleetSection()
+    emulation: running.EmulationSection = running.EmulationSection()
 
     @property
     def run_dir(self) -> Path:
@@ -257,8 +234,3 @@ class RunConfig(Section):
                     f"{name}.deepspeed has {', '.join(ours)} among its further settings. Headrace sets these itself from "
                     f"[{name}]: remove them"
                 )
-
-
-def declaration(config: RunConfig) -> Declaration:
-    """Return ``config.declaration``."""
-    return config.declaration

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipeline.config.describe import settings
+from pipeline.config.learning import AlgorithmSection
 from pipeline.config.load import section_of
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Unit
@@ -25,12 +26,19 @@ class _Rule:
     """May contain ``{algorithm}``."""
 
 
-def _has_one_ratio(config: RunConfig) -> bool:
-    algorithm = config.algorithm
+def _of_algorithm(names: str, is_unread: Callable[[AlgorithmSection], bool], why: str) -> _Rule:
+    """Return a rule for settings of ``[algorithm]`` that this section alone decides."""
+    return _Rule(" ".join(f"algorithm.{name}" for name in names.split()), lambda c: is_unread(c.algorithm), why)
+
+
+def _has_one_ratio(algorithm: AlgorithmSection) -> bool:
     has_proximal = algorithm.importance != "bypass" and algorithm.proximal == "recompute"
     return algorithm.num_minibatches == 1 and has_proximal
 
 
+_UNREFERENCED = "no reference log-probs are computed: kl_coefficient is 0 and reference.always is off"
+_NO_ADAPTATION = "adaptive_lambda_alpha is 0, so lambda does not adapt"
+_ALL_ONE = "an update is one optimiser step, so all ratios are 1; raise num_minibatches"
 _RULES = (
     _Rule(
         "algorithm.gamma", lambda c: not c.has_critic and c.algorithm.name != "reinforce++", "{algorithm} has no critic"
@@ -41,56 +49,34 @@ _RULES = (
         lambda c: not c.has_critic,
         "{algorithm} has no critic",
     ),
-    _Rule(
-        "algorithm.gae_lambda",
-        lambda c: c.algorithm.adaptive_lambda_alpha > 0.0,
-        "lambda adapts to the length, by adaptive_lambda_alpha",
+    _of_algorithm(
+        "gae_lambda", lambda a: a.adaptive_lambda_alpha > 0.0, "lambda adapts to the length, by adaptive_lambda_alpha"
     ),
-    _Rule(
-        "algorithm.adaptive_lambda_floor",
-        lambda c: c.algorithm.adaptive_lambda_alpha == 0.0,
-        "adaptive_lambda_alpha is 0, so lambda does not adapt",
-    ),
-    _Rule("algorithm.whiten_min_std", lambda c: not c.algorithm.whiten, "algorithm.whiten is off"),
+    _of_algorithm("adaptive_lambda_floor", lambda a: a.adaptive_lambda_alpha == 0.0, _NO_ADAPTATION),
+    _of_algorithm("whiten_min_std", lambda a: not a.whiten, "algorithm.whiten is off"),
     _Rule(
         "algorithm.tail_drop_tokens",
         lambda c: c.declaration.unit is not Unit.CHUNK,
         "{algorithm} claims no unfinished windows",
     ),
-    _Rule(
-        "algorithm.normalize_std",
-        lambda c: c.algorithm.name not in _NORMALISING,
-        "{algorithm} does not divide by a group's std",
+    _of_algorithm(
+        "normalize_std", lambda a: a.name not in _NORMALISING, "{algorithm} does not divide by a group's std"
     ),
-    _Rule("algorithm.dual_clip", lambda c: c.algorithm.surrogate != "clip", "only surrogate clip has a dual clip"),
-    _Rule(
-        "algorithm.clip_low algorithm.clip_high algorithm.dual_clip",
-        _has_one_ratio,
-        "an update is one optimiser step, so all ratios are 1; raise num_minibatches",
+    _of_algorithm("dual_clip", lambda a: a.surrogate != "clip", "only surrogate clip has a dual clip"),
+    _of_algorithm("clip_low clip_high dual_clip", _has_one_ratio, _ALL_ONE),
+    _of_algorithm(
+        "importance_cap", lambda a: a.importance not in ("tis", "icepop"), "only importance tis and icepop have a cap"
     ),
-    _Rule(
-        "algorithm.importance_cap",
-        lambda c: c.algorithm.importance not in ("tis", "icepop"),
-        "only importance tis and icepop have a cap",
+    _of_algorithm(
+        "importance_level", lambda a: a.importance in ("none", "bypass"), "importance none and bypass have no weights"
     ),
-    _Rule(
-        "algorithm.importance_level",
-        lambda c: c.algorithm.importance in ("none", "bypass"),
-        "importance none and bypass have no weights",
-    ),
-    _Rule(
-        "algorithm.rejection_level algorithm.rejection_upper algorithm.rejection_lower",
-        lambda c: c.algorithm.rejection == "none",
+    _of_algorithm(
+        "rejection_level rejection_upper rejection_lower",
+        lambda a: a.rejection == "none",
         "algorithm.rejection is none",
     ),
-    _Rule(
-        "algorithm.importance_floor", lambda c: c.algorithm.importance != "icepop", "only importance icepop has a floor"
-    ),
-    _Rule(
-        "algorithm.kl_estimator reference. model.reference_path",
-        lambda c: not c.needs_reference,
-        "no reference log-probs are computed: kl_coefficient is 0 and reference.always is off",
-    ),
+    _of_algorithm("importance_floor", lambda a: a.importance != "icepop", "only importance icepop has a floor"),
+    _Rule("algorithm.kl_estimator reference. model.reference_path", lambda c: not c.needs_reference, _UNREFERENCED),
     _Rule(
         "reward.overlong_cache_tokens reward.overlong_factor",
         lambda c: "soft" not in c.reward.overlong,
@@ -130,11 +116,8 @@ def given_keys(config: RunConfig) -> Iterator[str]:
     """Yield the keys that a file or an override gave, in the schema's order."""
     for setting in settings():
         section = section_of(config, setting.section)
-        if (
-            section is not None
-            and setting.name in section.model_fields_set
-            and getattr(section, setting.name) is not None
-        ):
+        is_given = section is not None and setting.name in section.model_fields_set
+        if is_given and getattr(section, setting.name) is not None:
             yield setting.key
 
 

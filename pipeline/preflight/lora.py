@@ -1,5 +1,4 @@
-"""Checks that a run can train a LoRA adapter, before anything is started and without importing
-peft.
+"""Checks that a run can train a LoRA adapter, before anything is started, without importing peft.
 
 Conditions between settings are checked in ``pipeline.config.schema``.
 

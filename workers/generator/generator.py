@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pipeline.config.ledger_spec import ledger_spec
-from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.ledger.contract import Lease, Refusal
@@ -91,7 +90,7 @@ class Generator(Actor):
         roles = [Role.REWARD]
         if config.needs_reference:
             roles.append(Role.REFERENCE)
-        if declaration(config).has_critic:
+        if config.has_critic:
             roles.append(Role.VALUE)
         senders = [RoleSender(ctx, role) for role in roles]
         self._assemble(source, tokenizer, engine, senders)

@@ -25,7 +25,6 @@ from itertools import chain
 from typing import ClassVar
 
 from pipeline.config.ledger_spec import ledger_spec
-from pipeline.config.schema import declaration
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
@@ -141,7 +140,7 @@ class Learner(Actor):
         )
         recorded = {row.number for row in read_history(history) if isinstance(row, EvaluationRow)}
         await self._evaluations.resume(one for one in state.get("evaluations", ()) if one[0] not in recorded)
-        has_critic = declaration(config).has_critic
+        has_critic = config.has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
         self._is_resumed = self._has_checkpoint = checkpoint is not None
         self._kept_s = self.ctx.clock.monotonic()
