@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+_PAGE_COLUMNS = 100
+"""Of a line of prose on a page."""
+_CODE_SPAN = re.compile(r"`[^`]+`")
 _MIN_WIDTH = 110
 """Columns of a terminal; a narrower one wraps lines rather than losing digits."""
 
@@ -116,6 +121,24 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
     console = Console()
     console.width = max(console.width, _MIN_WIDTH)
     console.print(table)
+
+
+def prose(text: str) -> str:
+    """Return paragraphs of Markdown with lines of at most 100 characters, code spans whole."""
+    return "\n\n".join(map(_wrapped, text.split("\n\n")))
+
+
+def _wrapped(paragraph: str) -> str:
+    joined = _CODE_SPAN.sub(lambda span: span.group().replace(" ", "\0"), " ".join(paragraph.split()))
+    indent = "  " if joined.startswith(("- ", "* ")) else ""
+    filled = textwrap.fill(
+        joined,
+        _PAGE_COLUMNS,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return filled.replace("\0", " ")
 
 
 def write_json(path: Path, results: Mapping[str, Any]) -> None:

@@ -45,6 +45,10 @@ _OWNER = re.compile(r"TaskGroup|create_task|threading\.|Popen|subprocess|multipr
 
 _PRAGMA = re.compile(r"#\s*(noqa|type:|pyright|fmt|pragma|ruff|isort|!)")
 _CODE = re.compile(r"``.+?``|`[^`]+`|https?://\S+")
+_CLAUSE_END = re.compile(r"[;:]\s+")
+"""Between the parts of an error message: what, got; expected; do this."""
+_CODE_LIST = re.compile(r"\bX(?:,? X\b)+")
+"""Code spans one after another are one word, as a list of settings is."""
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])['\")*]*\s+(?=[A-Z0-9`*\"(\[])")
 _NOT_PROSE = ("|", "#", ">", "<", "[^", "    ")
 _ITEM = re.compile(r"([-*+]|\d+\.)\s+")
@@ -60,6 +64,7 @@ class Line:
     number: int
     whole: str
     text: str
+    is_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ def findings(path: Path, source: str) -> list[Finding]:
                 if is_breakable and len(line.whole.rstrip()) > MAX_COLUMNS:
                     found.append(Finding(path, line.number, "columns", line.text.strip()))
             text = " ".join(line.text.strip() for line in paragraph)
-            found += [Finding(path, paragraph[0].number, rule, words) for rule, words in _broken(text)]
+            broken = _broken(text, is_message=paragraph[0].is_message)
+            found += [Finding(path, paragraph[0].number, rule, words) for rule, words in broken]
     return sorted(set(found), key=lambda finding: (finding.line, finding.rule, finding.text))
 
 
@@ -123,11 +129,14 @@ def paragraphs(lines: Iterable[Line]) -> Iterator[list[Line]]:
         yield kept
 
 
-def _broken(paragraph: str) -> Iterator[tuple[str, str]]:
-    """Yield the rules that a paragraph's sentences break, with the sentence."""
-    for sentence in _SENTENCE_END.split(_CODE.sub("X", paragraph)):
-        text = _ITEM.sub("", sentence.strip(), count=1)
-        num_words = sum(any(letter.isalnum() for letter in word) for word in text.split())
+def _broken(paragraph: str, *, is_message: bool) -> Iterator[tuple[str, str]]:
+    """Yield the rules that a paragraph's sentences break, with the sentence. A clause of a message
+    counts as one.
+    """
+    for sentence in _SENTENCE_END.split(_CODE_LIST.sub("X", _CODE.sub("X", _unmarked(paragraph)))):
+        text = sentence.strip()
+        clauses = _CLAUSE_END.split(text) if is_message else [text]
+        num_words = max(map(_num_words, clauses))
         if num_words > MAX_WORDS:
             yield "long", f"{num_words} words: {text}"
         if pronoun := _PRONOUN.search(text):
@@ -136,6 +145,16 @@ def _broken(paragraph: str) -> Iterator[tuple[str, str]]:
             yield "bare", text
         if verb := _VERB.search(text):
             yield "verb", f"{verb.group()!r}: {text}"
+
+
+def _num_words(text: str) -> int:
+    return sum(any(letter.isalnum() for letter in word) for word in text.split())
+
+
+def _unmarked(paragraph: str) -> str:
+    """Return a paragraph without the mark of a list item."""
+    mark = _ITEM.match(paragraph)
+    return paragraph[mark.end() :] if mark else paragraph
 
 
 def _structure(path: Path, source: str) -> Iterator[Finding]:
@@ -179,7 +198,7 @@ def _python(source: str, *, with_messages: bool) -> Iterator[list[Line]]:
             continue
         if text.count(" ") >= _FEWEST_SPACES:
             lines = enumerate(text.splitlines())
-            yield [Line(node.lineno + at, "", line) for at, line in lines if not line.startswith("  ")]
+            yield [Line(node.lineno + at, "", line, is_message=True) for at, line in lines if not line.startswith("  ")]
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:

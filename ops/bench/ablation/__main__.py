@@ -82,8 +82,8 @@ def check_distinct(table: Table) -> None:
     if alike := indistinct(effects):
         named = "; ".join(f"{one!r} and {other!r}" for one, other in alike)
         raise DataError(
-            f"table {table.name}: {named} compute the same objective, targets and filter of the same responses, so their "
-            "difference would be chance: change their settings, or take one of them out"
+            f"table {table.name}: {named} compute the same objective, targets and filter of the same responses; their "
+            "difference would be chance; change their settings, or take one of them out"
         )
 
 

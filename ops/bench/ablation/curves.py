@@ -1,7 +1,6 @@
 """The curves of a comparison as one SVG: accuracy by update and by sampled tokens.
 
-*Consumes* a table and its outcomes. *Produces* SVG text: a line a row, the mean over its seeds, and
-every seed faint beside it. *Waits for* nothing.
+Each row is a line, the mean over its seeds, and every seed is faint beside it.
 """
 
 from __future__ import annotations

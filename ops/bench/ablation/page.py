@@ -1,8 +1,5 @@
 """A comparison as a page: what was compared, with which command and seeds, means, intervals, and
-every single figure.
-
-*Consumes* a table and its outcomes. *Produces* Markdown for people and JSON for programs. *Waits
-for* nothing.
+every single figure: Markdown for people, and JSON for programs.
 """
 
 from __future__ import annotations
@@ -20,38 +17,43 @@ from typing import TYPE_CHECKING, Any
 from ops.bench.ablation.runs import Outcome
 from ops.bench.ablation.signal import Signal, as_table
 from ops.bench.ablation.summary import Figures, figures
+from ops.bench.table import prose
 
 if TYPE_CHECKING:
     from ops.bench.ablation.tables import Table
 
 _ACCURACY = (
-    "Held-out accuracy in per cent, greedy: of the last five versions, mean over seeds with the 95 % interval of the mean. "
-    "Tokens trained are those of the whole run, median; entropy is that of its end. "
-    "Differences are those of the same seeds, which share prompts and their order; 0 outside the interval is a difference."
+    "Held-out accuracy in per cent, greedy: the mean over seeds of the last five versions, with the 95 % interval of "
+    "the mean. Tokens trained are those of the whole run, median. Entropy is that of its end. Differences are those of "
+    "the same seeds, which share prompts and their order. A difference counts where its interval does not hold 0."
 )
 _END = (
-    "Accuracy in per cent on held-out prompts, sampled at temperature 1: of the last three examinations{when}, mean over seeds "
-    "with the 95 % interval of the mean (Student's t). Differences from the first row are paired by seed: seeds share prompts "
-    "and their order. Bold differences have an interval without 0."
+    "Accuracy is in per cent on held-out prompts, sampled at temperature 1. *At the end* is the mean of the last three "
+    "examinations{when}. Each figure is the mean over seeds, with the 95 % interval of the mean (Student's t). "
+    "Differences from the first row are paired by seed: seeds share prompts and their order. Bold differences have an "
+    "interval without 0."
 )
-_WHOLE = (
-    "The column *on the way* is the mean over all examinations until then, so that it tells how soon accuracy rises."
-)
+_WHOLE = "*On the way* is the mean of all examinations until then: it shows how soon accuracy rises."
 _COUNTED = "Tokens of dropped groups and of the critic's first phase count."
-_NOT_RUN = "No row of this table has been trained yet, so that nothing is said of accuracies."
+_NOT_RUN = "No row of this table has been trained yet, so there are no accuracies."
 _SIGNAL = (
-    "What each row's own rule makes of 256 responses of the start policy, with the critic that its policy would start with, "
-    "by `python -m ops.bench.ablation.signal` ([raw](ablation-signal.json)). Looked at are the digits that decide. The gap "
-    "is the mean advantage of right ones less that of wrong ones, where the batch's advantages have a standard deviation of "
-    "1. d is the same difference in standard deviations within the right and the wrong ones. A policy gradient learns the "
-    "rule from the gap, through the noise that d tells. Trained are responses with an advantage other than 0. Intervals are "
-    "of 95 % over seeds, differences paired by seed, bold where 0 is outside. Rows that are left out make the first row's "
-    "advantages, and differ from it in the loss alone."
+    "Each row's own rule makes advantages of 256 responses of the start policy, with the critic that its policy would "
+    "start with. `python -m ops.bench.ablation.signal` compares them ([raw](ablation-signal.json)) at the digits that "
+    "decide. The gap is the mean advantage of right digits less that of wrong ones. The batch's advantages are scaled "
+    "to a standard deviation of 1 first. *d* is the same difference in standard deviations within the right and the "
+    "wrong ones. A policy gradient learns the rule from the gap, through the noise that *d* measures. *Trained* is the "
+    "share of responses with an advantage other than 0. Intervals are of 95 % over seeds. Differences are paired by "
+    "seed, and bold where 0 is outside. Rows that are left out make the first row's advantages, and differ from it in "
+    "the loss alone."
+)
+_RACE = (
+    "Seconds until the mean of three versions in a row reaches an accuracy, and updates by then; medians over seeds."
 )
 _PER_UPDATE = (
-    "Per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators over the whole run, "
-    "the critic's first phase included, divided by the updates."
+    "Figures are per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators "
+    "over the whole run, divided by the updates. The critic's first phase is included."
 )
+_BY_HAND = "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"
 _LIBRARIES = ("torch", "transformers", "redis", "pyzmq")
 
 
@@ -68,7 +70,7 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str, Any]:
-    """Return everything that the page tells, and every curve."""
+    """Return everything that the page holds, and every curve."""
     return {
         "table": table.name,
         "command": command,
@@ -79,16 +81,16 @@ def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str
 
 def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str, signals: Sequence[Signal] = ()) -> str:
     """Write the page."""
-    on = ", ".join(f"{name} {value}" for name, value in machine().items())
-    parts = [f"# {table.title}", table.about]
+    on = prose("On " + ", ".join(f"{name} {value}" for name, value in machine().items()) + ".")
+    parts = [f"# {table.title}", prose(table.about)]
     if table.is_timed:
-        parts += [f"    {command}", f"On {on}.", _accuracies(table, outcomes), _race(table, outcomes)]
+        parts += [f"    {command}", on, _accuracies(table, outcomes), _race(table, outcomes)]
         parts.append(_phases(table, outcomes))
     else:
         parts += [_verdicts(table, outcomes)] if outcomes else [_NOT_RUN]
-        parts += [f"    {command}", f"On {on}."]
+        parts += [f"    {command}", on]
         if signals:
-            parts += ["## The signal before anything is trained", _SIGNAL, as_table(signals, table.name)]
+            parts += ["## The signal before anything is trained", prose(_SIGNAL), as_table(signals, table.name)]
         parts += _learning(table, outcomes) if outcomes else []
         parts.append("## Settings")
     parts.append(_differences(table))
@@ -102,7 +104,7 @@ def _rows(table: Table, outcomes: Sequence[Outcome]) -> list[tuple[str, str, lis
 
 def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
     lines = [
-        _ACCURACY,
+        prose(_ACCURACY),
         "",
         "| | seeds | updates | tokens trained | accuracy | against the first row | best | entropy | each seed | paper |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
@@ -118,23 +120,23 @@ def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
         single = ", ".join(f"{value:.1f}" for value in end.values)
         lengths = " to ".join(map(str, sorted({len(o.curve) for o in of})))
         trained = f"{median(o.trained_tokens for o in of):,.0f}"
-        told = (_interval(end), difference, f"{best.mean:.1f}", f"{entropy.mean:.3f}", single, paper)
-        cells = (name, len(of), lengths, trained, *told)
+        shown = (_interval(end), difference, f"{best.mean:.1f}", f"{entropy.mean:.3f}", single, paper)
+        cells = (name, len(of), lengths, trained, *shown)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
 def _learning(table: Table, outcomes: Sequence[Outcome]) -> list[str]:
-    """Tell the same curves twice: after as many updates, and after as many sampled tokens."""
-    curves = f"![Accuracy by update and by sampled tokens, mean over seeds, each seed faint]({table.name}.svg)"
+    """Return the same curves twice: after as many updates, and after as many sampled tokens."""
+    curves = f"![Accuracy by update and by sampled tokens: the mean, each seed faint]({table.name}.svg)"
     tokens = equal_tokens(outcomes)
     updates = max(point.update for o in outcomes for point in o.curve)
     return [
         "## After as many updates",
-        _END.format(when=f" of {updates} updates") + " " + _WHOLE,
+        prose(_END.format(when=f" of {updates} updates") + " " + _WHOLE),
         _readings(table, outcomes),
         "## After as many sampled tokens",
-        _END.format(when=f" until {tokens:,} tokens had been sampled, the fewest of a run") + " " + _COUNTED,
+        prose(_END.format(when=f" until {tokens:,} tokens were sampled, the fewest of a run") + " " + _COUNTED),
         _readings(table, [o.within(tokens) for o in outcomes]),
         "## Curves",
         curves,
@@ -179,8 +181,8 @@ def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[
 
 
 def verdict(difference: Figures | None) -> str:
-    """Say in words what a difference from the whole method shows; the papers' direction is below
-    it.
+    """Return in words what a difference from the whole method shows; the papers' direction is
+    below it.
     """
     if difference is None or (half := difference.half_width) is None:
         return "too few seeds"
@@ -209,18 +211,18 @@ def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
 def _marked(difference: Figures | None) -> str:
     if difference is None:
         return "–"
-    told = _interval(difference, sign="+")
+    shown = _interval(difference, sign="+")
     half = difference.half_width
-    return f"**{told}**" if half is not None and abs(difference.mean) > half else told
+    return f"**{shown}**" if half is not None and abs(difference.mean) > half else shown
 
 
 def _race(table: Table, outcomes: Sequence[Outcome]) -> str:
-    """Tell how soon each variant reached each target, and the ratio of the first two rows, seed by
-    seed.
+    """Return how soon each variant reached each target, and the ratio of the first two rows, seed
+    by seed.
     """
     rows = _rows(table, outcomes)
     lines = [
-        "Seconds until the mean of three versions in a row reaches an accuracy, and updates by then; medians over seeds.",
+        prose(_RACE),
         "",
         "| | " + " | ".join(f"{100 * target:.0f} %" for target in table.targets) + " |",
         "|---|" + "---:|" * len(table.targets),
@@ -238,14 +240,16 @@ def _reached(of: Sequence[Outcome], target: float) -> str:
     points = [point for o in of if (point := o.reached(target)) is not None]
     never = [inf] * (len(of) - len(points))
     at_s, updates = median([p.at_s for p in points] + never), median([p.update for p in points] + never)
-    told = [f"{at_s:.1f} s ({updates:.0f})"] if isfinite(at_s) else []
-    return "; ".join(told + ([f"{len(points)} of {len(of)} reach it"] if never else []))
+    shown = [f"{at_s:.1f} s ({updates:.0f})"] if isfinite(at_s) else []
+    return "; ".join(shown + ([f"{len(points)} of {len(of)} reach it"] if never else []))
 
 
 def _speed_up(slow: Sequence[Outcome], fast: Sequence[Outcome], target: float) -> str:
-    """Tell how much sooner ``fast`` reached a target: the median, and each seed. Where ``slow``
-    never reached it, it needed its whole run at least, and so the ratio is a bound from below;
-    where ``fast`` never did, the ratio counts as 0."""
+    """Return how much sooner ``fast`` reached a target: the median, and each seed.
+
+    Where ``slow`` never reached it, it needed its whole run at least: the ratio is a bound from
+    below. Where ``fast`` never reached it, the ratio counts as 0.
+    """
     rivals = {o.seed: o for o in fast}
     ratios: list[tuple[float, bool]] = []
     for o in slow:
@@ -278,7 +282,7 @@ def _phases(table: Table, outcomes: Sequence[Outcome]) -> str:
         ("staleness", lambda o: o.staleness_mean),
     )
     lines = [
-        _PER_UPDATE,
+        prose(_PER_UPDATE),
         "",
         "| | " + " | ".join(name for name, _ in columns) + " |",
         "|---|" + "---:|" * len(columns),
@@ -291,12 +295,12 @@ def _phases(table: Table, outcomes: Sequence[Outcome]) -> str:
 
 def _differences(table: Table) -> str:
     """List what each row overrides, so that it can be repeated by hand."""
-    lines = ["Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"]
+    lines = [_BY_HAND]
     for variant in table.variants:
         # of a key set twice, the last counts
         settings = dict(text.split("=", 1) for text in variant.overrides)
         overrides = " ".join(f"`{key}={value}`" for key, value in settings.items())
-        lines += ["", f"- **{variant.name}**: `{variant.config}`, {overrides}"]
+        lines += ["", prose(f"- **{variant.name}**: `{variant.config}`, {overrides}")]
     return "\n".join(lines)
 
 

@@ -1,10 +1,8 @@
-"""What is compared: each table is a list of variants of a configuration, after a table of a paper.
-
-*Consumes* nothing. *Produces* run files and overrides. *Waits for* nothing.
+"""The compared variants: each table is a list of variants of a configuration, after a table of a
+paper.
 
 All variants of a table share prompts, start model, number of updates and batch. A variant is named
-by what it adds or lacks, and is made by overrides alone, so that it can be repeated by hand with
-``headrace up``.
+by what it adds or lacks. It is made by overrides alone, so ``headrace up`` can repeat it by hand.
 """
 
 from __future__ import annotations
@@ -22,54 +20,65 @@ if TYPE_CHECKING:
 _CONFIGS: Final = Path("configs")
 
 _TASK: Final = """\
-**The task** is `ops/bench/ablation/long_chains.py`: a counter that is counted down (short chains, 42 tokens) or up (long
-ones, 257 tokens) over the end of its scale. Only right or wrong at the end is rewarded. What decides stands in the first 13
-tokens of a response, and the start policy mostly gets it wrong. What long chains need, short ones do not teach."""
+**The task** is `ops/bench/ablation/long_chains.py`: a counter passes the end of its scale, downwards in
+short chains (42 tokens) and upwards in long ones (257 tokens). Only right or wrong at the end
+is rewarded. The first 13 tokens of a response decide it, and the start policy mostly gets them
+wrong. The rule that long chains need is not taught by short ones."""
 
 _ABOUT_DAPO: Final = f"""\
-DAPO, table 1 (2503.14476), whose rows add to each other; here each row lacks one part. The paper's figures are AIME 2024
-avg@32 of a 32B model. No response is over-long here, so the two parts for over-long ones are left out everywhere.
+The table is DAPO's table 1 (2503.14476). Its rows add to each other; here each row lacks one part.
+The paper's figures are AIME 2024 avg@32 of a 32B model. No response is over-long here, so the two
+parts for over-long ones are left out everywhere.
 
 {_TASK}"""
 
 _ABOUT_VAPO: Final = f"""\
-VAPO, table 1 (2504.05118): each row lacks one part. The paper's figures are AIME 2024 avg@32 of a 32B model.
+The table is VAPO's table 1 (2504.05118): each row lacks one part. The paper's figures are AIME 2024
+avg@32 of a 32B model.
 
 {_TASK}
 
-**The critic** starts from a reward model, as the paper's does, with twice the policy's learning rate. Its scale is of its
-own, and of early tokens it says what was never taught. Value pretraining is 26 steps of 32 responses. Without decoupled GAE
-its targets are lambda-returns with 0.95, in these steps too.
+**The critic** starts from a reward model, as the paper's does, with twice the policy's learning
+rate. Its scale is its own, and its values of early tokens were never taught. Value pretraining is
+26 steps of 32 responses. Without decoupled GAE its targets are lambda-returns with 0.95, in these
+steps too.
 
-**The adaptive lambda.** The paper's 1 - 1 / (0.05 l) is 0.996 to 0.998 at 5,000 to 10,000 tokens, a horizon of 250 to 500
-tokens, where the fixed 0.95 has 20. At 257 tokens alpha = 0.05 would give 0.92, less than 0.95. So alpha is 1 here: 0.996 at
-257 tokens, a horizon of 257 against 20. That keeps the ratio of the two, not their shares of the chain."""
+**The adaptive lambda.** The paper's 1 - 1 / (0.05 l) is 0.996 to 0.998 at 5,000 to 10,000 tokens.
+Its horizon is 250 to 500 tokens there, and that of the fixed 0.95 is 20. At 257 tokens alpha = 0.05
+would give 0.92, less than 0.95. So alpha is 1 here: 0.996 at 257 tokens, a horizon of 257 against
+20. That keeps the ratio of the two, not their shares of the chain."""
 
 _ABOUT_WINDOWS: Final = f"""\
-T-PPO (2506.15050) trains on a window of a response as soon as it is sampled. PPO is T-PPO with a window as long as the cap,
-which is the same objective to the last bit; imitation of right responses is left out on both sides, or is there on both. An
-update trains on 128 windows of at most 90 tokens, or on 128 whole responses. Responses that are not finished go on in the next
-update, under its weights. Times are for [another table](tppo-vs-ppo.md).
+T-PPO (2506.15050) trains on a window of a response as soon as it is sampled. PPO is T-PPO with a
+window as long as the cap: the objective is the same to the last bit. Imitation of right responses
+is left out on both sides, or is there on both. An update trains on 128 windows of at most 90
+tokens, or on 128 whole responses. Responses that are not finished go on in the next update, under
+its weights. Times are for [another table](tppo-vs-ppo.md).
 
 {_TASK}
 
-**The critic** is as in VAPO's table: it starts from a reward model, has 26 steps before the policy, and Monte-Carlo targets."""
+**The critic** is as in VAPO's table. It starts from a reward model, has 26 steps before the policy,
+and Monte-Carlo targets."""
 
 _ABOUT_PACED: Final = """\
-T-PPO, abstract and figure 1 (2506.15050). Everything is learned for real, but decoding has the pace of an emulated
-accelerator: a step lasts at least 80 ms, and 0.6 ms more for each live sequence (reading a sequence's KV cache costs 1/133 of
-reading the weights: a 32B model in bf16 with contexts of about 1,800 tokens). Rollouts then dominate a synchronous update, as
-they do on accelerators (about 70 % in RollPacker, 2509.21009, over 90 % in OpenRLHF, 2405.11143), and the two cores, which
-stand in for the machines of all processes, have time to spare; at 40 ms they had none. Both sides have two generators, and 256
-responses or windows an update, one to a prompt, and the same number of updates. Synchronous PPO decodes all of them at once,
-128 on each; T-PPO keeps up to 256 live on each. Half of the right responses have 11 tokens or fewer, and of 256 the longest
-nearly always 55. The table `tppo-vs-ppo-cpu` is the same without that pace. Time counts from the opening of the critic's
-gate. T-PPO's imitation of right responses, which PPO lacks, is left out of the row that is compared with PPO, and shown in
-a row of its own."""
+The source is T-PPO (2506.15050), abstract and figure 1. Everything is learned for real, but
+decoding has the pace of an emulated accelerator. A step lasts at least 80 ms, and 0.6 ms more for
+each live sequence. Reading a sequence's KV cache costs 1/133 of reading the weights then, as for a
+32B model in bf16 with contexts of about 1,800 tokens. Rollouts dominate a synchronous update at
+this pace, as they do on accelerators: about 70 % in RollPacker (2509.21009), over 90 % in OpenRLHF
+(2405.11143). The two cores stand in for the machines of all processes. They have time to spare; at
+40 ms they had none.
+
+Both sides have two generators, 256 responses or windows an update, one to a prompt, and the same
+number of updates. Synchronous PPO decodes all of them at once, 128 on each; T-PPO keeps up to 256
+live on each. Half of the right responses have 11 tokens or fewer, and of 256 the longest nearly
+always 55. The table `tppo-vs-ppo-cpu` is the same without that pace. Time counts from the opening
+of the critic's gate. PPO lacks T-PPO's imitation of right responses. It is left out of the row that
+is compared with PPO, and shown in a row of its own."""
 
 _ABOUT_CPU: Final = """\
-As `tppo-vs-ppo`, with decoding as fast as the processor allows. Training a token here costs about as much as sampling it, and
-all processes share the cores, so that there is little waiting to save."""
+As `tppo-vs-ppo`, with decoding as fast as the processor allows. Training a token here costs about
+as much as sampling it, and all processes share the cores, so there is little waiting to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class Variant:
     """Run file, from the root of the project."""
     overrides: tuple[str, ...]
     is_headline: bool = False
-    """Run with every seed; other rows with the first few, unless told otherwise."""
+    """Run with every seed; other rows with the first few by default."""
     paper: str = ""
     """The paper's figure for its own task, as the paper gives it."""
 
@@ -93,7 +102,7 @@ class Table:
     name: str
     title: str
     about: str
-    """What the table repeats, and how it differs from the paper's."""
+    """Names the paper's table, and the differences from it."""
     variants: tuple[Variant, ...]
     tail_exponent: float = 2.0
     """Of the law of chain lengths; see ops.demo.task."""
@@ -107,7 +116,7 @@ class Table:
     every: int = 1
     """Updates from one examination of the policy to the next, in one process."""
     targets: tuple[float, ...] = ()
-    """Accuracies; how soon each is reached is told."""
+    """Accuracies; the page shows how soon each is reached."""
 
 
 _COMMON: Final = ("reference.always=false", "evaluation.every_updates=0", "evaluation.num_prompts=1")
@@ -129,7 +138,7 @@ _LONG: Final = (
     "learner.learning_rate=5e-4",
     "learner.warmup_updates=3",
 )
-"""What every row on long chains has."""
+"""Of every row on long chains."""
 
 _DAPO: Final = (*_LONG, "algorithm.group_size=8", "algorithm.groups_per_update=16")
 _NO_CLIP_HIGHER: Final = ("algorithm.clip_high=0.2",)

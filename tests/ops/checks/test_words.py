@@ -77,6 +77,19 @@ def test_the_messages_of_tests_may_be_anything() -> None:
     assert rules(source, "tests/test_module.py") == []
 
 
+def test_the_clauses_of_a_message_are_counted_apart() -> None:
+    clause = " ".join(["w"] * 20)
+    assert rules(f'raise ValueError("{clause}; {clause}: {clause}")\n') == []
+    assert rules(f'raise ValueError("{clause}, {clause}; {clause}")\n') == ["long"]
+    assert rules(f"# {clause}; {clause}\n") == ["long"]
+
+
+def test_settings_in_code_spans_are_a_list_and_no_sentence() -> None:
+    settings = " ".join(["`a.b=1`"] * 30)
+    assert rules(f"- **a row**: `file.toml`, {settings}\n", "page.md") == ["columns"]
+    assert rules("- *a* is b\n- c " + "`d` and " * 26 + "\n", "page.md") == ["columns", "long"]
+
+
 def test_an_indented_line_of_a_message_is_an_example_and_no_prose() -> None:
     assert rules('x = "Examples of this command:\\n  nobody reads this line"\n') == []
     assert rules('x = "Examples of this command:\\nnobody reads this line"\n') == ["pronoun"]
