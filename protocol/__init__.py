@@ -4,7 +4,7 @@
     arrays, codec                 messages to bytes and back, checked; limits and validate are its checks
     peek                          any message as readable text, even one that cannot be decoded
     channel                       the contract of mailboxes and links
-    memory, zeromq                its two implementations; only ``zeromq`` imports pyzmq
+    zeromq                        its implementation, and the only importer of pyzmq
     endpoints                     addresses, parsed and checked
     errors                        every error that one part may raise for another to handle
 

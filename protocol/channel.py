@@ -1,7 +1,7 @@
-"""The contract of mailboxes and links between actors, for every carrier of the bytes.
+"""The contract of mailboxes and links between actors, on one host and across hosts.
 
 A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and
-counts its messages. ``protocol.memory`` and ``protocol.zeromq`` pass one contract suite.
+counts its messages. ``protocol.zeromq`` has both.
 
 A link is fast and may lose any message when a process dies. The ledger holds all that must last.
 """

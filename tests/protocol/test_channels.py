@@ -1,4 +1,4 @@
-"""One contract, three carriers: the promises of mailboxes and links."""
+"""One contract, two carriers: the promises of mailboxes and links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_S = 10.0
 SHORT_S = 0.05
 
 
-@pytest.fixture(params=["memory", "ipc", "tcp-curve"])
+@pytest.fixture(params=["ipc", "tcp-curve"])
 def wires(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]:
     with carrier(request.param, tmp_path) as carried:
         yield carried

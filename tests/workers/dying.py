@@ -37,7 +37,8 @@ from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
-from tests.pipeline.runtime.fakes import memory_transport, small_config
+from tests.pipeline.runtime.fakes import small_config
+from tests.transports import zmq_transport
 from workers.engines.training.seam import StepResult
 from workers.learner.learner import Learner
 
@@ -246,7 +247,7 @@ class World:
                     who=who,
                     ledger=cast("Any", Mortal(_Sampled(self), "ledger", reaper)),
                     registry=cast("Any", Mortal(self.registry, "registry", reaper)),
-                    transport=memory_transport(4),
+                    transport=zmq_transport(),
                     log=cast("FilteringBoundLogger", Quiet()),
                     clock=RealClock(),
                     tasks=tasks,

@@ -17,7 +17,8 @@ from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.checkpoints import CheckpointFolder
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import make_spec
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.checkpoint_writer import CheckpointWriter
 
 _COPY = 300 << 20
@@ -27,7 +28,7 @@ async def test_a_disk_that_refuses_a_checkpoint_is_in_the_heartbeat_until_one_is
     clock = RealClock()
     async with asyncio.TaskGroup() as tasks:
         settings = (small_config(tmp_path), tmp_path, Role.LEARNER, "learner", tasks)
-        ctx = await context_of(*settings, MemoryRegistry(clock), memory_transport(4), clock)
+        ctx = await context_of(*settings, MemoryRegistry(clock), zmq_transport(), clock)
         await ctx.ledger.open(make_spec())
         folder = CheckpointFolder(tmp_path / "checkpoints", owner=str(ctx.who), keep=2)
         folder.take_over()
@@ -62,7 +63,7 @@ async def test_where_less_is_free_than_the_copy_took_nothing_is_begun_before_it_
     clock, may_write = RealClock(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         settings = (small_config(tmp_path), tmp_path, Role.LEARNER, "learner", tasks)
-        ctx = await context_of(*settings, MemoryRegistry(clock), memory_transport(4), clock)
+        ctx = await context_of(*settings, MemoryRegistry(clock), zmq_transport(), clock)
         await ctx.ledger.open(make_spec())
         folder = CheckpointFolder(tmp_path / "checkpoints", owner=str(ctx.who), keep=2)
         folder.take_over()

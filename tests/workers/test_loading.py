@@ -16,7 +16,8 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.generator.generator import Generator
 from workers.learner.learner import Learner
 from workers.scorers.reference import Reference
@@ -50,7 +51,7 @@ async def _heartbeat_while(
     seen: list[Heartbeat] = []
     async with asyncio.TaskGroup() as tasks:
         ctx = await context_of(
-            config, folder, kind.role, str(kind.role), tasks, MemoryRegistry(), memory_transport(4), RealClock()
+            config, folder, kind.role, str(kind.role), tasks, MemoryRegistry(), zmq_transport(), RealClock()
         )
 
         def build(*_: object) -> None:

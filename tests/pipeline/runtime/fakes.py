@@ -19,7 +19,6 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext, Transport
 from pipeline.runtime.registry.contract import Registry
 from protocol.ids import Role
-from protocol.memory import MemoryHub
 
 
 def small_config(folder: Path, *, drain_timeout_s: float = 5.0, outage_timeout_s: float = 20.0) -> RunConfig:
@@ -31,10 +30,6 @@ def small_config(folder: Path, *, drain_timeout_s: float = 5.0, outage_timeout_s
         ledger=LedgerSection(outage_timeout_s=outage_timeout_s),
         supervisor=SupervisorSection(drain_timeout_s=drain_timeout_s),
     )
-
-
-def memory_transport(high_water_mark: int) -> Transport:
-    return MemoryHub(high_water_mark=high_water_mark).transport("generator-0#1")
 
 
 async def context_of(

@@ -19,7 +19,8 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.threads import limit_threads, thread_environment
 from protocol.ids import Role
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 
 
 @asynccontextmanager
@@ -32,7 +33,7 @@ async def opened(folder: Path) -> AsyncIterator[ActorContext]:
             "reward-0",
             tasks,
             MemoryRegistry(),
-            memory_transport(4),
+            zmq_transport(),
             ManualClock(),
         )
         yield ctx

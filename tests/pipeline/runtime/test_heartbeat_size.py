@@ -29,15 +29,16 @@ from protocol.channel import LinkStats, Mailbox
 from protocol.codec import encode
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.protocol.samples import request
+from tests.transports import zmq_transport
 
 NUM_HOSTILE = 5_000
 
 
 async def opened(folder: Path, role: Role, worker: str, tasks: asyncio.TaskGroup) -> ActorContext:
     config, registry = small_config(folder), MemoryRegistry()
-    return await context_of(config, folder, role, worker, tasks, registry, memory_transport(4), ManualClock())
+    return await context_of(config, folder, role, worker, tasks, registry, zmq_transport(), ManualClock())
 
 
 def size_of(ctx: ActorContext) -> int:

@@ -23,7 +23,8 @@ from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.watchdog import Timeouts
 from pipeline.training.critic_gate import view_critic
 from protocol.ids import Incarnation, Role
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.generator.neighbours import Neighbours
 from workers.learner.weight_publisher import _lags
 
@@ -69,7 +70,7 @@ def for_a_neighbour(folder: Path, age_s: float) -> bool:
             clock = ManualClock()
             registry = MemoryRegistry(clock)
             settings = (small_config(folder), folder, Role.GENERATOR, "generator-0", tasks)
-            ctx = await context_of(*settings, registry, memory_transport(4), clock)
+            ctx = await context_of(*settings, registry, zmq_transport(), clock)
             await registry.register(Role.GENERATOR, "generator-7")
             assert registry.beat(beat_of(Role.GENERATOR, clock.time() - age_s))
             reaches = await Neighbours(ctx).reach_scorers()

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.context import ActorContext, Transport
+from pipeline.runtime.context import ActorContext
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -19,8 +19,8 @@ from pipeline.runtime.role_sender import RoleSender
 from protocol.channel import Mailbox
 from protocol.ids import Role
 from protocol.messages import WeightsPart
-from protocol.zeromq import ZmqTransport
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 
 HIGH_WATER_MARK = 2
 
@@ -33,15 +33,14 @@ def message(number: int) -> WeightsPart:
 class Bench:
     """A generator's outbox and as many reward mailboxes as a test opens."""
 
-    def __init__(self, kind: str, config: RunConfig, folder: Path, ctx: ActorContext, transport: Transport) -> None:
-        self.kind, self.config, self.folder, self.ctx, self.transport = kind, config, folder, ctx, transport
+    def __init__(self, config: RunConfig, folder: Path, ctx: ActorContext) -> None:
+        self.config, self.folder, self.ctx = config, folder, ctx
         self.sender = RoleSender(ctx, Role.REWARD)
         self.mailboxes: list[Mailbox] = []
 
     async def open_mailbox(self, worker: str, endpoint: str = "") -> Mailbox:
         who = await self.ctx.registry.register(Role.REWARD, worker)
-        scheme = "memory" if self.kind == "memory" else f"ipc://{self.folder}/"
-        mailbox = self.transport.mailbox(endpoint or f"{scheme}{who.worker}.{who.epoch}.sock")
+        mailbox = self.ctx.transport.mailbox(endpoint or f"ipc://{self.folder}/{who.worker}.{who.epoch}.sock")
         self.mailboxes.append(mailbox)
         await self.ctx.registry.set_endpoint(who, mailbox.endpoint)
         return mailbox
@@ -55,24 +54,20 @@ class Bench:
         return found
 
 
-@pytest.fixture(params=["memory", "zeromq"])
-async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     config = small_config(tmp_path)
-    if request.param == "memory":
-        transport: Transport = memory_transport(HIGH_WATER_MARK)
-    else:
-        transport = ZmqTransport("generator-0#1", high_water_mark=HIGH_WATER_MARK, max_message_bytes=1 << 20, keys=None)
+    transport = zmq_transport(high_water_mark=HIGH_WATER_MARK)
     async with asyncio.TaskGroup() as tasks:
         ctx = await context_of(
             config, tmp_path, Role.GENERATOR, "generator-0", tasks, MemoryRegistry(), transport, RealClock()
         )
-        bench = Bench(request.param, config, tmp_path, ctx, transport)
+        bench = Bench(config, tmp_path, ctx)
         yield bench
         bench.sender.close()
         for mailbox in bench.mailboxes:
             mailbox.close()
         ctx.close()
-        transport.close()  # type: ignore[attr-defined]
 
 
 async def test_messages_go_to_every_worker_of_the_role_in_turn(bench: Bench):
@@ -82,10 +77,11 @@ async def test_messages_go_to_every_worker_of_the_role_in_turn(bench: Bench):
     for number in range(4):
         assert await bench.sender.send(message(number), timeout_s=2.0)
     got = [await bench.received(first), await bench.received(second)]
-    assert sorted(got[0] + got[1]) == [0, 1, 2, 3]
-    # a ZeroMQ link may still be connecting when its turn comes
-    if bench.kind == "memory":
-        assert [len(part) for part in got] == [2, 2]
+    assert sorted(got[0] + got[1]) == [0, 1, 2, 3], "a link may still be connecting when its turn comes"
+    for number in range(4):
+        assert await bench.sender.send(message(number), timeout_s=2.0)
+    got = [await bench.received(first), await bench.received(second)]
+    assert [len(part) for part in got] == [2, 2], "both links are connected by now"
 
 
 async def test_a_full_mailbox_makes_the_sender_wait_and_say_for_whom(bench: Bench):
@@ -196,7 +192,7 @@ async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_ano
     async with asyncio.TaskGroup() as tasks:
         clock = RealClock()
         settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
-        ctx = await context_of(*settings, MemoryRegistry(clock), memory_transport(4), clock)
+        ctx = await context_of(*settings, MemoryRegistry(clock), zmq_transport(), clock)
         links: dict[str, Far] = {}
         monkeypatch.setattr(
             ctx.transport, "sender", lambda endpoint, server_key="": links.setdefault(endpoint, Far(endpoint))

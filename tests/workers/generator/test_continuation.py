@@ -22,7 +22,8 @@ from protocol.codec import from_blob
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Prompt, TrajectoryChunk
 from tests.pipeline.ledger.builders import make_spec
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.engines.build import build_generation_engine
 from workers.generator.generator import Generator
 
@@ -67,7 +68,7 @@ class Ledger:
     async def generator(self, name: str) -> Generator:
         ctx = await context_of(
             *(self.config, self.run_dir, Role.GENERATOR, name, self._tasks),
-            *(self._registry, memory_transport(4), ManualClock()),
+            *(self._registry, zmq_transport(), ManualClock()),
         )
         ctx.ledger = self.ledger
         generator = Generator(ctx)

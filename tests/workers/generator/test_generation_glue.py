@@ -24,10 +24,10 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.channel import Mailbox
 from protocol.ids import ChunkId, Role, TrajectoryId
-from protocol.memory import MemoryHub
 from protocol.trajectory import FinishReason, TrajectoryChunk
 from tests.pipeline.ledger.builders import LEARNER
 from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from tests.workers.recording import STOP, RecordingGeneration, sampled_logprobs
 from workers.engines.generation.seam import SampledWindow, SamplingParams
 from workers.generator.generator import Generator
@@ -87,15 +87,15 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
 
     engine = RecordingGeneration(response, on_window=note)
     monkeypatch.setattr(workers.generator.generator, "build_generation_engine", lambda _: engine)
-    hub, registry = MemoryHub(high_water_mark=64), MemoryRegistry(RealClock())
+    registry = MemoryRegistry(RealClock())
     mailboxes: dict[Role, Mailbox] = {}
     async with asyncio.TaskGroup() as tasks:
         for role in SCORERS:
-            mailboxes[role] = hub.transport(role).mailbox(role)
+            mailboxes[role] = zmq_transport(role, high_water_mark=64).mailbox(f"ipc://{tmp_path}/{role}.sock")
             await registry.set_endpoint(await registry.register(role, f"{role}-0"), mailboxes[role].endpoint)
         ctx = await context_of(
             *(config, tmp_path, Role.GENERATOR, "generator-0", tasks),
-            *(registry, hub.transport("generator-0#1"), RealClock()),
+            *(registry, zmq_transport(high_water_mark=64), RealClock()),
         )
         generator = Generator(ctx)
         await generator.setup()

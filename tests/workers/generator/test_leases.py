@@ -25,7 +25,8 @@ from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
 from tests.pipeline.ledger.builders import make_chunk, make_spec
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.generator.chunk_writer import ChunkWriter
 from workers.generator.generator import Generator
@@ -73,7 +74,7 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
             "generator-0",
             tasks,
             MemoryRegistry(clock),
-            memory_transport(4),
+            zmq_transport(),
             clock,
         )
         fields = frozenset({Field.REWARD, Field.VALUE})
@@ -104,7 +105,7 @@ async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_
     async with asyncio.TaskGroup() as tasks:
         clock, registry = ManualClock(), MemoryRegistry(ManualClock())
         ctx = await context_of(
-            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, zmq_transport(), clock
         )
         ledger, other = ctx.ledger, Incarnation(Role.GENERATOR, "generator-1", 1)
         assert isinstance(ledger, MemoryLedger)
@@ -165,7 +166,7 @@ async def test_a_response_that_ended_frees_its_slot_while_it_is_written_and_one_
     async with asyncio.TaskGroup() as tasks:
         clock, registry = ManualClock(), MemoryRegistry(ManualClock())
         ctx = await context_of(
-            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, zmq_transport(), clock
         )
         await ctx.ledger.open(make_spec(group_size=1, units_per_update=4))
         (lease,) = (await ctx.ledger.lease(ctx.who, max_trajectories=1)).leases
@@ -208,7 +209,7 @@ async def test_a_neighbour_that_reaches_scorers_is_alive_with_weights_and_reache
         clock = ManualClock()
         registry = MemoryRegistry(clock)
         settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
-        ctx = await context_of(*settings, registry, memory_transport(4), clock)
+        ctx = await context_of(*settings, registry, zmq_transport(), clock)
         neighbour = await registry.register(Role.GENERATOR, "generator-1")
         if other != "none":
             worker_state = WorkerState(neighbour, clock)
@@ -232,7 +233,7 @@ async def test_what_a_generator_holds_that_reaches_no_scorer_goes_on_where_score
         clock = ManualClock()
         registry = MemoryRegistry(clock)
         settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
-        ctx = await context_of(*settings, registry, memory_transport(4), clock)
+        ctx = await context_of(*settings, registry, zmq_transport(), clock)
         worker_state = WorkerState(await registry.register(Role.GENERATOR, "generator-1"), clock)
         worker_state.policy_version = 3
         registry.beat(worker_state.heartbeat())
@@ -259,7 +260,7 @@ async def test_leases_are_kept_through_a_turn_longer_than_they_last_and_run_out_
     async with asyncio.TaskGroup() as tasks:
         ctx = await context_of(
             small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, MemoryRegistry(clock),
-            memory_transport(4), clock,
+            zmq_transport(), clock,
         )  # fmt: skip
 
         async def renew(_who: Incarnation) -> None:

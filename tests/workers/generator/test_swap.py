@@ -18,7 +18,8 @@ from pipeline.weights.store import WeightsStore
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, Prompt
 from tests.pipeline.ledger.builders import make_spec
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
@@ -47,9 +48,7 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()
         registry = MemoryRegistry(clock)
-        ctx = await context_of(
-            config, tmp_path, Role.GENERATOR, "generator-0", tasks, registry, memory_transport(4), clock
-        )
+        ctx = await context_of(config, tmp_path, Role.GENERATOR, "generator-0", tasks, registry, zmq_transport(), clock)
         await ctx.ledger.open(make_spec(Unit.CHUNK, fields=frozenset({Field.REWARD}), eta=2, group_size=1))
         await ctx.ledger.advance(LEARNER, 0)
         generator = Generator(ctx)

@@ -21,9 +21,9 @@ from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.tensorfile import Publication
 from protocol.errors import DeadlineExceeded, ParityFailed, WeightsDamaged
 from protocol.ids import Role
-from protocol.memory import MemoryHub
 from protocol.messages import WeightsPart, WeightsRequest
 from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
@@ -130,14 +130,13 @@ async def opened(
     }
     sections = {"weights": WeightsSection(shared_memory=False, **settings), **(emulated if backend is None else {})}
     config = base.model_copy(update=sections)
-    hub = MemoryHub(high_water_mark=4)
     async with asyncio.TaskGroup() as tasks:
         surroundings = (tasks, registry)
         learner = await context_of(
-            config, tmp_path, Role.LEARNER, "learner", *surroundings, hub.transport("learner#1"), clock
+            config, tmp_path, Role.LEARNER, "learner", *surroundings, zmq_transport("learner#1"), clock
         )
         generator = await context_of(
-            config, tmp_path, Role.GENERATOR, "generator-0", *surroundings, hub.transport("generator-0#1"), clock
+            config, tmp_path, Role.GENERATOR, "generator-0", *surroundings, zmq_transport(), clock
         )
         world = World(learner, generator, clock, backend or Backend(), engine or Recorder())
         await world.publisher.start()

@@ -20,7 +20,8 @@ from pipeline.training.critic_gate import GATE_OPEN
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reward, value
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.learner.critic_watch import CriticWatch
 
 GENERATOR = Incarnation(Role.GENERATOR, "generator-0", 1)
@@ -31,7 +32,7 @@ SCORER = Incarnation(Role.REWARD, "reward-0", 1)
 async def learner(folder: Path, unit: Unit) -> AsyncIterator[ActorContext]:
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()
-        registry, transport = MemoryRegistry(clock), memory_transport(4)
+        registry, transport = MemoryRegistry(clock), zmq_transport()
         ctx = await context_of(small_config(folder), folder, Role.LEARNER, "learner", tasks, registry, transport, clock)
         fields = frozenset({Field.REWARD, Field.VALUE})
         await ctx.ledger.open(make_spec(unit, fields=fields, value_training=True, eta=0, group_size=1))

@@ -23,7 +23,8 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
-from tests.pipeline.runtime.fakes import memory_transport, small_config
+from tests.pipeline.runtime.fakes import small_config
+from tests.transports import zmq_transport
 from workers.learner.evaluations import Evaluations
 
 
@@ -64,7 +65,7 @@ async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
             who=LEARNER,
             ledger=ledger,
             registry=MemoryRegistry(clock),
-            transport=memory_transport(4),
+            transport=zmq_transport(),
             log=cast("FilteringBoundLogger", structlog.get_logger("test")),
             clock=clock,
             tasks=tasks,

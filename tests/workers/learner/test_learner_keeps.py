@@ -10,14 +10,15 @@ from pipeline.config.running import CheckpointSection
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.learner.learner import Learner
 
 
 async def _learner(folder: Path, clock: ManualClock, tasks: asyncio.TaskGroup) -> Learner:
     settings = CheckpointSection(every_updates=10, every_s=300.0)
     config = small_config(folder).model_copy(update={"checkpoint": settings})
-    transport = memory_transport(4)
+    transport = zmq_transport()
     ctx = await context_of(config, folder, Role.LEARNER, "learner", tasks, MemoryRegistry(clock), transport, clock)
     learner = Learner(ctx)
     learner._writer = SimpleNamespace(is_writing=False, last_s=0.0)  # pyright: ignore[reportAttributeAccessIssue]

@@ -22,7 +22,8 @@ from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights import TURNS
 from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.engines.training.publishing import TorchPublishing
 from workers.learner.weight_publisher import WeightPublisher
 
@@ -99,7 +100,7 @@ async def _opened(tmp_path: Path) -> AsyncIterator[Bench]:
     registry = MemoryRegistry(clock)
     async with asyncio.TaskGroup() as tasks:
         ctx = await context_of(
-            _config(tmp_path), tmp_path, Role.LEARNER, "learner", tasks, registry, memory_transport(4), clock
+            _config(tmp_path), tmp_path, Role.LEARNER, "learner", tasks, registry, zmq_transport(), clock
         )
         try:
             yield Bench(ctx, clock, registry)

@@ -15,7 +15,8 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.errors import WeightsDamaged
 from protocol.ids import Role
-from tests.pipeline.runtime.fakes import context_of, memory_transport, small_config
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from workers.learner.work_wait import Chore, NotYet, WorkWait
 
 
@@ -50,7 +51,7 @@ class Counted:
 async def context(folder: Path) -> AsyncIterator[tuple[ActorContext, ManualClock, asyncio.TaskGroup]]:
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()
-        registry, transport = MemoryRegistry(clock), memory_transport(4)
+        registry, transport = MemoryRegistry(clock), zmq_transport()
         ctx = await context_of(small_config(folder), folder, Role.LEARNER, "learner", tasks, registry, transport, clock)
         yield ctx, clock, tasks
         ctx.close()

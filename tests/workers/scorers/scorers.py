@@ -18,7 +18,7 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Incarnation, Role
 from tests.pipeline.ledger.builders import make_spec
-from tests.pipeline.runtime.fakes import memory_transport
+from tests.transports import zmq_transport
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
             who=who,
             ledger=ledger,
             registry=registry,
-            transport=memory_transport(4),
+            transport=zmq_transport(),
             log=cast("FilteringBoundLogger", structlog.get_logger("test")),
             clock=clock,
             tasks=tasks,

@@ -29,10 +29,10 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.complaints import LOG_EVERY_S, MAX_LOGGED
 from protocol.ids import ChunkId, Role, TrajectoryId
-from protocol.memory import MemoryHub
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
 from tests.workers.recording import (
     RecordingPool,
     RecordingRewardModel,
@@ -125,10 +125,8 @@ async def opened(
     for chunk in chunks:
         assert (await ledger.write_chunk(GENERATOR, chunk)).status.value == "stored"
     async with asyncio.TaskGroup() as tasks:
-        hub = MemoryHub(high_water_mark=64)
-        ctx = await context_of(
-            config, tmp_path, role, f"{role}-0", tasks, MemoryRegistry(clock), hub.transport(role), clock
-        )
+        transport = zmq_transport(role, high_water_mark=64)
+        ctx = await context_of(config, tmp_path, role, f"{role}-0", tasks, MemoryRegistry(clock), transport, clock)
         ctx.ledger = ledger
         try:
             yield Bench(ctx, ledger, [lease.trajectory for lease in grant.leases], chunks)

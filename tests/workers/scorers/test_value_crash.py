@@ -18,6 +18,7 @@ import workers.scorers.value
 from pipeline.training.checkpoints import VALUE_CHECKPOINTS, latest_checkpoint
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, value
+from tests.transports import zmq_transport
 from tests.workers.dying import Killed, Mortal, MortalContext, Quiet, Reaper, mortal_disk
 from tests.workers.scorers.test_value_worker import BATCH, Fleet, ScriptedEngine
 from workers.engines.value.seam import ValueSample, ValueStepResult
@@ -72,7 +73,7 @@ async def live(fleet: Fleet, reaper: Reaper) -> bool:
                 who=who,
                 ledger=cast("Any", Mortal(fleet.ledger, "ledger", reaper)),
                 registry=cast("Any", Mortal(fleet.registry, "registry", reaper)),
-                transport=fleet.hub.transport(str(who)),
+                transport=zmq_transport(str(who), high_water_mark=64),
                 log=cast("Any", Quiet()),
                 clock=fleet.clock,
                 tasks=tasks,

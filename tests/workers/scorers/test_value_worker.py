@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,12 +28,13 @@ from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
+from protocol.channel import Delivery
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
-from protocol.memory import MemoryHub
 from protocol.trajectory import Field, RewardScore, TrajectoryChunk
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
+from tests.transports import zmq_transport
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample, ValueStepResult
 from workers.scorers.value import Value
@@ -85,6 +87,20 @@ class ScriptedEngine:
         pass
 
 
+class Inbox:
+    """A mailbox with messages that have come over the wire: they are there at once."""
+
+    def __init__(self, mailbox: Any) -> None:
+        self.mailbox = mailbox
+        self.arrived: deque[Delivery | None] = deque()
+
+    async def receive(self, *, timeout_s: float) -> Delivery | None:
+        return self.arrived.popleft() if self.arrived else await self.mailbox.receive(timeout_s=timeout_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mailbox, name)
+
+
 class Fleet:
     """A ledger, a wire, and one value worker after another."""
 
@@ -94,7 +110,6 @@ class Fleet:
         self.clock = ManualClock()
         self.ledger = MemoryLedger(lambda worker: self.epochs.get(worker, 0), self.clock.time)
         self.registry = MemoryRegistry(self.clock)
-        self.hub = MemoryHub(high_water_mark=64)
         self.engine = ScriptedEngine()
         self.config: RunConfig = small_config(folder).model_copy(
             update={
@@ -128,7 +143,7 @@ class Fleet:
                 who=who,
                 ledger=self.ledger,
                 registry=self.registry,
-                transport=self.hub.transport(str(who)),
+                transport=zmq_transport(str(who), high_water_mark=64),
                 log=cast("FilteringBoundLogger", structlog.get_logger("test")),
                 clock=self.clock,
                 tasks=tasks,
@@ -155,9 +170,11 @@ class Fleet:
 
     async def deliver(self, worker: Value, chunks: Sequence[TrajectoryChunk]) -> None:
         address = (await self.registry.endpoints(Role.VALUE))[worker.ctx.who.worker][0]
-        sender = self.hub.transport(str(GENERATOR)).sender(address)
+        sender = zmq_transport(str(GENERATOR), high_water_mark=64).sender(address)
+        inbox = worker._mailbox = Inbox(worker._mailbox)
         for chunk in chunks:
-            assert await sender.send(chunk, timeout_s=0.0)
+            assert await sender.send(chunk, timeout_s=5.0)
+            inbox.arrived.append(await inbox.mailbox.receive(timeout_s=5.0))
 
     def rows(self) -> list[ValueRow]:
         return [row for row in read_history(self.folder / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
